@@ -1,0 +1,50 @@
+# Everything starts from a clean clone: `make demo` and `make test` make the environment they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One thread a process: two test workers on two cores must not fight over them.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: demo test test-slow lint bench docs clean
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "featlearn needs Python 3.11 or newer; call make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp a set of extras, so that a second run installs nothing.
+$(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[test,lint]'
+	touch $@ $(VENV)/run.stamp
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	touch $@
+
+demo: $(VENV)/run.stamp
+	$(BIN)/featlearn demo --out demo
+
+test: lint
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -q
+
+test-slow: $(VENV)/test.stamp
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/test.stamp
+	$(ONE_THREAD) $(BIN)/python -m benchmarks
+
+docs: $(VENV)/docs.stamp
+	$(BIN)/mkdocs build --strict --quiet
+
+clean:
+	rm -rf $(VENV) build site demo benchmarks/results

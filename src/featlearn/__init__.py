@@ -1,0 +1,1 @@
+"""featlearn: measure, predict and use feature learning."""

@@ -1,0 +1,22 @@
+"""The errors and warnings of featlearn.
+
+Every message says what went wrong, what was expected, what was given, and how to mend it.
+"""
+
+__all__ = ["FeatlearnError", "FeatlearnWarning", "InputError", "UnsupportedModelError"]
+
+
+class FeatlearnError(Exception):
+    """Base class of every error that featlearn raises on purpose."""
+
+
+class InputError(FeatlearnError, ValueError):
+    """An argument or a batch of data is not what the call needs."""
+
+
+class UnsupportedModelError(FeatlearnError, RuntimeError):
+    """The model does something under which the asked quantity cannot be measured correctly."""
+
+
+class FeatlearnWarning(UserWarning):
+    """A result is correct but likely not what was meant."""
