@@ -1,0 +1,183 @@
+"""The chain monomial: a target that reads a few coordinates of a Gaussian input, with an exact EGOP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.training.seeds import Seed, as_generator
+
+__all__ = [
+    "RegressionTask",
+    "chain_monomial",
+    "chain_monomial_egop",
+    "chain_monomial_task",
+    "decaying_covariance",
+]
+
+
+def _check_chain(d: int, r: int) -> None:
+    if not 2 <= r <= d:
+        raise InputError(f"the chain needs 2 <= r <= d coordinates, got r={r} with d={d}")
+
+
+def chain_monomial(X: Tensor, r: int = 5) -> Tensor:
+    """The chain monomial ``y(x) = sum_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` (NFA paper, equation 2).
+
+    It reads the first ``r`` coordinates in a ring. For standard normal inputs and r >= 3 its mean is 0 and
+    its variance r (for r=2 the two terms are one and the same: variance 4).
+
+    Args:
+        X: ``(..., d)`` with d >= r.
+        r: Length of the chain, at least 2.
+
+    Returns:
+        ``(..., 1)``, like a network with one output.
+
+    >>> chain_monomial(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), r=3)
+    tensor([[11.]])
+    """
+    _check_chain(X.shape[-1], r)
+    ring = X[..., :r]
+    return (ring * ring.roll(-1, -1)).sum(-1, keepdim=True)
+
+
+def chain_monomial_egop(d: int, r: int = 5, covariance: Tensor | None = None) -> Tensor:
+    """Exact expected gradient outer product of the chain monomial over ``x ~ N(0, covariance)``.
+
+    The target is a quadratic form with the constant Hessian ``H_ij = [i = j+1 mod r] + [i = j-1 mod r]``;
+    its gradient is ``H x``, so ``E[grad grad^T] = H covariance H``. For the identity and r >= 5 that is 2 on
+    the diagonal, 1 at cyclic distance 2 and 0 elsewhere, with eigenvalues ``4 cos^2(2 pi k / r)``: the rank
+    is r unless 4 divides r. Shorter chains wrap onto themselves: r=2 gives 4I, r=3 gives I + 11^T, and r=4
+    has 2 on the diagonal and between opposite coordinates.
+
+    Args:
+        d: Number of input coordinates.
+        r: Length of the chain.
+        covariance: ``(d, d)``, the identity by default.
+
+    Returns:
+        ``(d, d)`` in float64, zero outside the first r rows and columns.
+    """
+    _check_chain(d, r)
+    shift = torch.eye(r, dtype=torch.float64).roll(1, 0)
+    hessian = torch.zeros(d, d, dtype=torch.float64)
+    hessian[:r, :r] = shift + shift.mT
+    if covariance is None:
+        return hessian @ hessian
+    if covariance.shape != (d, d):
+        raise InputError(f"covariance must be ({d}, {d}), got {tuple(covariance.shape)}")
+    return hessian @ covariance.detach().to("cpu", torch.float64) @ hessian
+
+
+def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
+    """A covariance with eigenvalues ``1 / (1 + k^decay)``, k = 0 ... d-1, in a random basis (NFA appendix H).
+
+    A decay of 0 stands for the identity, the paper's first spectrum.
+
+    Args:
+        d: Number of coordinates.
+        decay: Exponent, 0 or more; the paper has 0, 1 and 2.
+        generator: Source of the Haar-distributed basis.
+
+    Returns:
+        ``(d, d)`` in float64.
+    """
+    if not decay >= 0:
+        raise InputError(f"the decay of the data spectrum must be 0 or more, got {decay}")
+    if decay == 0:
+        return torch.eye(d, dtype=torch.float64)
+    gaussian = torch.randn(d, d, generator=as_generator(generator, "covariance"), dtype=torch.float64)
+    q, triangle = torch.linalg.qr(gaussian)
+    # QR alone is not Haar: the signs of the triangle's diagonal belong to the basis.
+    q = q * triangle.diagonal().sign()
+    eigenvalues = 1 / (1 + torch.arange(d, dtype=torch.float64) ** decay)
+    covariance: Tensor = (q * eigenvalues) @ q.mT
+    return 0.5 * (covariance + covariance.mT)
+
+
+def chain_monomial_task(
+    n: int,
+    d: int,
+    r: int = 5,
+    n_test: int = 0,
+    generator: Seed = None,
+    dtype: torch.dtype | None = None,
+    covariance_decay: float = 0.0,
+) -> RegressionTask:
+    """Gaussian inputs with chain-monomial labels of standard deviation 1 (NFA paper, equation 2, appendix J).
+
+    Training labels are divided by their own standard deviation (over n, without centring); test labels and
+    ``target`` carry the same factor. Numbers are drawn in float64 and then rounded, so that a task has the
+    same points in every dtype.
+
+    Args:
+        n: Number of training points.
+        d: Number of input coordinates.
+        r: Length of the chain.
+        n_test: Number of test points.
+        generator: Generator or integer seed.
+        dtype: Of inputs and labels; torch's default if None.
+        covariance_decay: Exponent of the data spectrum, see `decaying_covariance`; 0 is isotropic.
+
+    Returns:
+        The task; its exact EGOP is ``task.scale**2 * chain_monomial_egop(d, r, task.covariance)``.
+    """
+    _check_chain(d, r)
+    if n < 2 or n_test < 0:
+        raise InputError(f"a task needs n >= 2 training points and n_test >= 0, got n={n}, n_test={n_test}")
+    generator = as_generator(generator, "chain_monomial")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    covariance = None
+    if covariance_decay != 0:
+        covariance = decaying_covariance(d, covariance_decay, generator)
+    # Test points are drawn after the training points, so that asking for some leaves the others as they are.
+    X, X_test = (_gaussian(m, d, covariance, generator) for m in (n, n_test))
+    scale = 1 / float(chain_monomial(X, r).std(correction=0))
+    target = partial(_scaled_chain_monomial, r=r, scale=scale)
+    return RegressionTask(
+        X=X.to(dtype),
+        y=target(X).to(dtype),
+        X_test=X_test.to(dtype),
+        y_test=target(X_test).to(dtype),
+        target=target,
+        scale=scale,
+        covariance=covariance,
+    )
+
+
+def _scaled_chain_monomial(X: Tensor, r: int, scale: float) -> Tensor:
+    return scale * chain_monomial(X, r)
+
+
+def _gaussian(n: int, d: int, covariance: Tensor | None, generator: torch.Generator) -> Tensor:
+    X = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return X if covariance is None else X @ torch.linalg.cholesky(covariance).mT
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionTask:
+    """Points, labels and the function behind them.
+
+    Attributes:
+        X: Training inputs, ``(n, d)``.
+        y: Training labels, ``(n, 1)``.
+        X_test: Test inputs, ``(n_test, d)``.
+        y_test: Test labels, ``(n_test, 1)``.
+        target: The function that labels obey, with their scale: ``target(X)`` is ``y``.
+        scale: Factor between the target as the paper writes it and the labels.
+        covariance: Of the inputs, in float64; None stands for the identity.
+    """
+
+    X: Tensor
+    y: Tensor
+    X_test: Tensor
+    y_test: Tensor
+    target: Callable[[Tensor], Tensor]
+    scale: float
+    covariance: Tensor | None = None
