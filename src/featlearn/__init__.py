@@ -1,1 +1,30 @@
 """featlearn: measure, predict and use feature learning."""
+
+import logging
+
+from featlearn.errors import FeatlearnError, FeatlearnWarning, InputError, UnsupportedModelError
+from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
+from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
+
+__all__ = [
+    # measure a model
+    "FeatureAccumulator",
+    "LayerFeatures",
+    "Report",
+    "egop",
+    "probe",
+    # compare and transform matrices
+    "corrupt",
+    "cosine",
+    "pearson",
+    "principal_angles",
+    "psd_power",
+    # errors
+    "FeatlearnError",
+    "FeatlearnWarning",
+    "InputError",
+    "NotMeasuredError",
+    "UnsupportedModelError",
+]  # fmt: skip
+
+logging.getLogger("featlearn").addHandler(logging.NullHandler())

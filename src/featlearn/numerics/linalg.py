@@ -32,7 +32,6 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
 
 
 def _ratio(inner: Tensor, first: Tensor, second: Tensor) -> float:
-    # Scale first: the squares of entries below 1e-154 would vanish.
     norms = first.norm() * second.norm()
     return float(inner / norms) if norms > 0 else float("nan")
 

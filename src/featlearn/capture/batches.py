@@ -1,0 +1,171 @@
+"""Data as the user has it, turned into batches and forward calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featlearn.errors import InputError
+
+__all__ = ["Batch", "Forward", "as_batch", "batches", "rows_of", "run_forward", "sliceable"]
+
+Forward = Callable[[nn.Module, Any], Any]
+
+_TARGETS = ("labels", "label", "targets", "target")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch: what the user handed over, on the right device, and its parts."""
+
+    raw: Any
+    inputs: Any
+    target: Tensor | None
+    size: int | None
+
+
+def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
+    """Raw batches of a data set.
+
+    A tensor, a tuple ``(X, y)`` and a dict are one data set, cut into ``batch_size`` rows; anything else that
+    can be iterated, a list or a DataLoader, gives batches by itself.
+    """
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    if sliceable(data):
+        data = _tensors(data)
+        n = rows_of(data)
+        if n == 0:
+            raise InputError("the data is empty: it has no samples")
+        step = n if batch_size is None else batch_size
+        for start in range(0, n, step):
+            yield _slice(data, start, min(start + step, n))
+        return
+    if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
+        data = torch.utils.data.DataLoader(data, batch_size=batch_size or 64)
+    if not isinstance(data, Iterable):
+        raise InputError(
+            "data must be a tensor, a tuple (X, y), a dict, a list of batches, a Dataset or a DataLoader, "
+            f"got {type(data).__name__}"
+        )
+    empty = True
+    for batch in data:
+        empty = False
+        yield batch
+    if empty:
+        raise InputError("the data is empty: it gave no batch")
+
+
+def sliceable(data: Any) -> bool:
+    """Whether the data is one data set whose rows can be cut into batches."""
+    return isinstance(data, Tensor | np.ndarray | tuple | Mapping)
+
+
+def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2) -> Batch:
+    """A raw batch with its tensors on a device, checked for NaN, and split into inputs and target.
+
+    Args:
+        raw: Tensor, tuple or list ``(inputs, target)``, or dict (labels under ``"labels"``).
+        device: Where the model is.
+        dtype: What floating-point tensors become; None leaves them.
+        parts: How many parts a tuple may have; None for any (the user's forward function reads it).
+    """
+    raw = _map(_tensors(raw), lambda t: _placed(t, device, dtype))
+    if isinstance(raw, Mapping):
+        key = next((k for k in _TARGETS if k in raw), None)
+        inputs = {k: v for k, v in raw.items() if k != key}
+        target = None if key is None else raw[key]
+    elif isinstance(raw, tuple | list):
+        if parts is not None and not 1 <= len(raw) <= parts:
+            raise InputError(
+                f"a batch must be inputs or (inputs, target), got {len(raw)} parts: "
+                "pass forward=lambda model, batch: ... to say how the model is called"
+            )
+        inputs, target = raw[0], raw[-1] if len(raw) > 1 else None
+    else:
+        inputs, target = raw, None
+    for what, part in (("inputs", inputs), ("target", target)):
+        _map(part, lambda t, what=what: _finite(t, what))
+    return Batch(raw, inputs, target, _rows_or_none(inputs))
+
+
+def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
+    """Call the model on a batch and pick the output tensor.
+
+    Without ``forward``: a tensor is the argument, a tuple of tensors the arguments, a dict the keyword
+    arguments; of a structured result the ``logits``, else ``last_hidden_state``, else the first tensor count.
+    """
+    if forward is not None:
+        return forward(model, batch.raw)
+    if isinstance(batch.inputs, Mapping):
+        result = model(**batch.inputs)
+    elif isinstance(batch.inputs, tuple | list):
+        result = model(*batch.inputs)
+    else:
+        result = model(batch.inputs)
+    for name in ("logits", "last_hidden_state"):
+        if isinstance(getattr(result, name, None), Tensor):
+            return getattr(result, name)
+    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
+        return result[0]
+    return result
+
+
+def rows_of(data: Any) -> int:
+    """Number of samples: the leading dimension, the same for every tensor in the data."""
+    sizes: list[int] = []
+    _map(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    if not sizes:
+        raise InputError("the data holds no tensor")
+    if min(sizes) < 0 or len(set(sizes)) > 1:
+        raise InputError(f"the parts of the data must have as many rows, got {sizes}")
+    return sizes[0]
+
+
+def _rows_or_none(inputs: Any) -> int | None:
+    sizes: list[int] = []
+    _map(inputs, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    return sizes[0] if sizes and sizes[0] >= 0 else None
+
+
+def _tensors(data: Any) -> Any:
+    if isinstance(data, np.ndarray):
+        return torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
+    if isinstance(data, Mapping):
+        return {k: _tensors(v) for k, v in data.items()}
+    if isinstance(data, tuple | list):
+        return type(data)(_tensors(v) for v in data) if type(data) in (tuple, list) else data
+    return data
+
+
+def _map(data: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to every tensor in nested tuples, lists and dicts."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if isinstance(data, Mapping):
+        return {k: _map(v, function) for k, v in data.items()}
+    if type(data) in (tuple, list):
+        return type(data)(_map(v, function) for v in data)
+    return data
+
+
+def _slice(data: Any, start: int, stop: int) -> Any:
+    return _map(data, lambda t: t[start:stop])
+
+
+def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    t = t.detach()
+    if t.is_inference():
+        t = t.clone()  # a tensor made in inference mode cannot be saved for a backward pass
+    return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
+
+
+def _finite(t: Tensor, what: str) -> None:
+    if t.is_floating_point() and not torch.isfinite(t).all():
+        bad = int((~torch.isfinite(t)).sum())
+        raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first")

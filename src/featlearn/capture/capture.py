@@ -1,0 +1,319 @@
+"""The only place that calls a model: inputs ``x`` and gradients ``J = df/dh`` of all its layers at once.
+
+One forward pass records where each layer's pre-activations sit in the autograd graph; each backward pass from
+the outputs then gives ``J`` for every layer together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.utils import parametrize
+
+from featlearn.capture.state import (
+    check_parameters,
+    check_training_mode,
+    eager,
+    preserved,
+    preserved_rng,
+)
+from featlearn.errors import InputError, UnsupportedModelError
+from featlearn.layers import Layer, attention_in_parts
+
+__all__ = ["Call", "Capture", "Trace"]
+
+
+@dataclass
+class Call:
+    """One call of a layer in a forward pass."""
+
+    edge: GradientEdge
+    shape: torch.Size
+    x: Tensor | None
+    version: int
+
+
+@dataclass
+class Trace:
+    """What one forward pass left: the output and, for each layer, where its calls sit in the graph.
+
+    Attributes:
+        output: The model's output, as the forward function returned it.
+        calls: The calls of each layer that gradients can reach.
+        weights: The weight tensor each called layer used (the computed one of a parametrised weight).
+        blocked: Layers that were called where autograd was off.
+    """
+
+    layers: Sequence[Layer]
+    output: Tensor
+    calls: dict[str, list[Call]]
+    weights: dict[str, Tensor]
+    blocked: set[str] = field(default_factory=set)
+
+    def inputs(self, layer: Layer) -> Tensor:
+        """Inputs x of a layer as (samples, positions, groups, k_in); its calls are further positions."""
+        return torch.cat([layer.inputs(_present(call.x)) for call in self.calls[layer.name]], dim=1)
+
+    def gradients(self, of: Tensor, cotangent: Tensor | None = None) -> dict[str, list[Tensor]]:
+        """Gradients of ``<of, cotangent>`` with respect to the pre-activations of each layer.
+
+        Returns:
+            For each layer one tensor a call, ``(samples, positions, groups, k_out)``; none where the
+            gradient is zero because ``of`` does not depend on the layer.
+        """
+        return self._pull(of, cotangent, weights=False)[0]
+
+    def gradients_and_weight_gradients(self, of: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+        """As `gradients` of a scalar, and its *total* gradient with respect to each weight tensor.
+
+        The total counts every use of a tied weight, as an optimiser does.
+        """
+        return self._pull(of, None, weights=True)
+
+    def _pull(
+        self, of: Tensor, cotangent: Tensor | None, weights: bool
+    ) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+        places = [(layer, call) for layer in self.layers for call in self.calls.get(layer.name, ())]
+        # Tied layers share a tensor, and autograd returns the total for it: ask once.
+        leaves = {id(w): w for w in self.weights.values() if w.requires_grad} if weights else {}
+        wanted: list[Any] = [call.edge for _, call in places] + list(leaves.values())
+        rows: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
+        if not of.requires_grad or not wanted:
+            return rows, {}
+        grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+        for (layer, _), grad in zip(places, grads, strict=False):
+            if grad is not None:
+                rows[layer.name].append(layer.outputs(grad))
+        totals = dict(zip(leaves, grads[len(places) :], strict=True))
+        return rows, {
+            name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None
+        }
+
+
+class Capture:
+    """A context in which a model's forward passes are traced; outside it the model is as it was found.
+
+    Args:
+        model: The model, without wrappers (`featlearn.layers.unwrap`).
+        layers: The layers to watch.
+        train_mode: ``"error"`` refuses modules that behave differently in training mode, ``"eval"`` switches
+            the model to evaluation for the time of the capture.
+        inputs: Whether to keep the inputs x.
+        weight_gradients: Whether gradients of weights will be asked for; frozen parameters then require
+            gradients for the time of the capture.
+        what: How to call the model in messages.
+
+    Time: hooks cost one Python call a layer. Memory: one forward graph, and the inputs if kept.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        *,
+        train_mode: str = "error",
+        inputs: bool = False,
+        weight_gradients: bool = False,
+        what: str = "the model",
+    ) -> None:
+        if train_mode not in ("error", "eval"):
+            raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        self._model, self._layers = model, list(layers)
+        self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
+        self._weight_gradients = weight_gradients
+        self._stack = ExitStack()
+        self._trace: Trace | None = None
+        self._cloned: set[str] = set()
+        self._checked: set[int] = set()
+        self._random_checked = False
+
+    def __enter__(self) -> Capture:
+        check_parameters(self._model, self._what)
+        if self._train_mode == "error":
+            check_training_mode(self._model)
+        with ExitStack() as stack:
+            stack.enter_context(preserved_rng())
+            stack.enter_context(preserved(self._model))
+            stack.enter_context(eager())
+            if self._train_mode == "eval":
+                self._model.eval()
+            if self._weight_gradients:
+                for parameter in self._model.parameters():
+                    if parameter.is_floating_point():
+                        parameter.requires_grad_(True)
+            self._attach(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._trace = None
+        self._stack.close()
+
+    def forward(self, call: Callable[[], Any]) -> Trace:
+        """Run ``call``, which must call the model once and return its output tensor, and trace it."""
+        trace, x_moved = self._run(call)
+        if x_moved:
+            # An operation after the layer wrote into its input (x += ...): the kept x is not what the layer
+            # saw. Take copies from now on, and run this batch again.
+            self._cloned |= x_moved
+            trace, _ = self._run(call)
+        self._check_output(trace)
+        return trace
+
+    def _run(self, call: Callable[[], Any]) -> tuple[Trace, set[str]]:
+        trace = Trace(self._layers, torch.empty(0), {}, {})
+        before = None if self._random_checked else torch.get_rng_state()
+        self._trace = trace
+        try:
+            # One computed weight a forward pass, so that its gradient can be asked for by identity.
+            with parametrize.cached():
+                output = call()
+        finally:
+            # Checkpointed regions run again in the backward pass: those calls must not be recorded.
+            self._trace = None
+        if before is not None:
+            self._random_checked = True
+            if any(m.training for m in self._model.modules()) and not torch.equal(before, torch.get_rng_state()):
+                raise InputError(
+                    f"{self._what} draws random numbers in its forward pass while in training mode (dropout?): "
+                    'call model.eval() first, or pass train_mode="eval"'
+                )
+        if not isinstance(output, Tensor):
+            raise InputError(
+                f"the forward pass must give a tensor, got {type(output).__name__}: "
+                "pass forward=lambda model, batch: ... that returns the output to differentiate"
+            )
+        trace.output = output
+        moved = {
+            name
+            for name, calls in trace.calls.items()
+            if any(c.x is not None and c.x._version != c.version for c in calls)
+        }
+        return trace, moved
+
+    def _check_output(self, trace: Trace) -> None:
+        if trace.blocked and _has_reentrant_checkpoint(trace.output):
+            raise UnsupportedModelError(
+                f"{self._what} uses reentrant checkpointing, which hides layers such as "
+                f"{min(trace.blocked)!r} from autograd: call checkpoint(..., use_reentrant=False)"
+            )
+        if not trace.output.is_floating_point():
+            raise InputError(
+                f"the output must be floating point to be differentiated, got {trace.output.dtype}; "
+                "pass forward= to return logits rather than predicted labels"
+            )
+        if not trace.output.requires_grad:
+            raise UnsupportedModelError(
+                f"the output of {self._what} carries no gradient: no layer was called with autograd on "
+                "(is its forward decorated with torch.no_grad, or does it detach its result?)"
+            )
+        if not torch.isfinite(trace.output.detach()).all():
+            raise InputError(f"the output of {self._what} has NaN or infinite entries")
+
+    def _attach(self, stack: ExitStack) -> None:
+        parts: dict[int, tuple[nn.Module, dict[str, Layer]]] = {}
+        for layer in self._layers:
+            if layer.part is None:
+                handle = layer.module.register_forward_hook(self._hook(layer), with_kwargs=True, prepend=True)
+                stack.callback(handle.remove)
+            else:
+                parts.setdefault(id(layer.module), (layer.module, {}))[1][layer.part] = layer
+        for module, by_part in parts.values():
+            assert isinstance(module, nn.MultiheadAttention)
+            stack.enter_context(self._in_parts(module, by_part))
+
+    def _hook(self, layer: Layer) -> Callable[..., Tensor | None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor | None:
+            if self._trace is None:
+                return None
+            x = args[0] if args else next(iter(kwargs.values()))
+            return self._record(layer, x, h)
+
+        return hook
+
+    @contextmanager
+    def _in_parts(self, module: nn.MultiheadAttention, by_part: dict[str, Layer]) -> Iterator[None]:
+        def record(part: str, x: Tensor, h: Tensor) -> Tensor:
+            return self._record(by_part[part], x, h) if self._trace is not None and part in by_part else h
+
+        in_parts = attention_in_parts(module, record)
+        own = module.__dict__.get("forward")
+        original = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            result = in_parts(*args, **kwargs)
+            if id(module) not in self._checked:
+                self._checked.add(id(module))
+                with torch.no_grad():
+                    expected = original(*args, **kwargs)[0]
+                _check_same(result[0].detach(), expected)
+            return result
+
+        module.forward = forward  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.forward = own  # type: ignore[method-assign]
+
+    def _record(self, layer: Layer, x: Tensor, h: Tensor) -> Tensor:
+        assert self._trace is not None
+        if not torch.is_grad_enabled():
+            self._trace.blocked.add(layer.name)
+            return h
+        if not h.requires_grad:
+            # Frozen parameters below, token ids as input: start the graph here. The clone is not a leaf, so
+            # an in-place activation after the layer may write into it.
+            h = h.detach().requires_grad_().clone()
+        kept = None
+        if self._keep_inputs:
+            kept = x.detach().clone() if layer.name in self._cloned else x.detach()
+        # The edge is taken now: after an in-place activation h itself would stand for what follows it.
+        call = Call(get_gradient_edge(h), h.shape, kept, 0 if kept is None else kept._version)
+        self._trace.calls.setdefault(layer.name, []).append(call)
+        if self._weight_gradients:
+            self._trace.weights[layer.name] = layer.weight()
+        return h
+
+
+def _check_same(result: Tensor, expected: Tensor) -> None:
+    eps = torch.finfo(result.dtype).eps
+    scale = expected.abs().amax().clamp_min(1.0) if expected.numel() else expected.new_ones(())
+    if not torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True):
+        gap = float((result - expected).abs().max())
+        raise UnsupportedModelError(
+            f"a MultiheadAttention computed through separate projections differs from its own output by {gap:.2g}: "
+            "leave it out with layers="
+        )
+
+
+def _has_reentrant_checkpoint(output: Tensor) -> bool:
+    """Whether the graph of the output holds a reentrant checkpoint, whose inside autograd does not see."""
+    seen: set[Any] = set()
+    todo = [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        todo += [following for following, _ in node.next_functions]
+    return False
+
+
+def _present(x: Tensor | None) -> Tensor:
+    if x is None:
+        raise RuntimeError("inputs were not kept: open Capture(..., inputs=True)")
+    return x

@@ -1,0 +1,539 @@
+"""Feature matrices summed batch by batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture import Batch, Capture, Forward, Trace, as_batch, batches, preserved, run_forward
+from featlearn.errors import InputError
+from featlearn.features.decay import WeightDecay, decay_of_layers
+from featlearn.features.layer_features import LayerFeatures
+from featlearn.features.measures import Plan, parse_memory, plan_sums, resolve_measure
+from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
+from featlearn.features.report import Report
+from featlearn.features.sums import BatchSums, empty_sums
+from featlearn.layers import Layer, coverage, find_layers, select_layers, unwrap
+
+__all__ = ["FeatureAccumulator", "Loss"]
+
+Loss = Callable[[Tensor, Any], Tensor]
+
+
+class FeatureAccumulator:
+    """Sums of a model's feature matrices over batches: update, merge, reduce over processes, compute.
+
+    The arguments are those of `featlearn.probe`. The model must not change between updates. Between calls it
+    is as it was found: hooks live only while a batch is measured.
+
+    Time of an update: one forward pass, one backward pass an output (or sketch) and a product of
+    ``rows * k_out^2`` a layer and output; twice that with `initial` if J0 is needed. Memory: one batch's graph, and
+    for each layer float64 matrices on its smaller side, whatever the number of samples.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+        >>> total = fl.FeatureAccumulator(model)
+        >>> for batch in torch.randn(4, 8, 3):
+        ...     total.update(batch)
+        >>> total.compute().samples
+        32
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        initial: nn.Module | Mapping[str, Tensor] | None = None,
+        loss: Loss | None = None,
+        loss_reduction: str = "mean",
+        weight_decay: WeightDecay | None = None,
+        layers: str | Iterable[str] | None = None,
+        outputs: str | int = "auto",
+        measure: str | Iterable[str] | None = None,
+        forward: Forward | None = None,
+        train_mode: str = "error",
+        max_memory: int | float | str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | int | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if loss_reduction not in ("mean", "sum"):
+            raise InputError(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
+        if train_mode not in ("error", "eval"):
+            raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        if weight_decay is not None and loss is None:
+            raise InputError("weight_decay is the lambda of FACT, which needs loss= as well")
+        check_outputs(outputs)
+        # Read from the user's own model: a copy would have other parameters than the optimiser holds.
+        decay = decay_of_layers(weight_decay, select_layers(find_layers(unwrap(model)), layers))
+        self._model = _placed(unwrap(model), device, dtype)
+        self._all_layers = find_layers(self._model)
+        self._layers = select_layers(self._all_layers, layers)
+        self._decay = decay
+        wanted = resolve_measure(measure, initial=initial is not None, loss=loss is not None, decay=bool(decay))
+        self._wanted = wanted
+        self._initial = None if initial is None else _initial_model(initial, self._model, unwrap(model))
+        self._initial_layers = [] if self._initial is None else _match(self._layers, self._initial)
+        self._loss = loss if wanted & {"B", "D"} else None
+        self._loss_reduction, self._outputs_argument = loss_reduction, outputs
+        self._forward, self._train_mode, self._dtype = forward, train_mode, dtype
+        self._memory = parse_memory(max_memory)
+        self._plans: dict[str, Plan] = plan_sums(
+            self._layers, wanted, 1 if outputs == "exact" else GROUPS, self._memory
+        )
+        self._generator = _generator(generator)
+        self._weights: dict[str, dict[str, Tensor]] = {}
+        self._versions: list[int] = []
+        self._sums: dict[str, dict[str, Tensor]] = {}
+        self._outputs: Outputs | None = None
+        self._samples = 0
+        self._seen: set[str] = set()
+        self._blocked: set[str] = set()
+        self._outside: set[str] = set()
+        self._captures: tuple[Capture, Capture | None] | None = None
+        self._synced = False
+
+    @property
+    def samples(self) -> int:
+        """Samples measured so far."""
+        return self._samples
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and the data must go."""
+        return next(self._model.parameters()).device
+
+    @contextmanager
+    def session(self) -> Iterator[FeatureAccumulator]:
+        """Keep the hooks attached over several updates, which saves setting them up for each batch."""
+        with ExitStack() as stack:
+            current = stack.enter_context(
+                Capture(
+                    self._model,
+                    self._layers,
+                    train_mode=self._train_mode,
+                    weight_gradients="D" in self._wanted,
+                )
+            )
+            initial = None
+            if self._initial is not None and "Kb" in self._wanted:
+                initial = stack.enter_context(
+                    Capture(
+                        self._initial,
+                        self._initial_layers,
+                        train_mode=self._train_mode,
+                        what="the initial model",
+                    )
+                )
+            self._captures = (current, initial)
+            stack.callback(setattr, self, "_captures", None)
+            yield self
+
+    def suggest_batch_size(self, data: Any) -> int:
+        """Rows of a batch for data given as tensors, from the activations of a single sample.
+
+        A batch's graph holds the pre-activations and about as much again for what lies between layers; it
+        may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
+        """
+        assert self._captures is not None
+        first = next(iter(batches(data, 1)))
+        batch = as_batch(first, self.device, self._dtype, parts=2 if self._forward is None else None)
+        self._check_dtype(batch)
+        trace = self._captures[0].forward(lambda: run_forward(self._model, batch, self._forward))
+        numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
+        each = 4 * trace.output.element_size() * max(numbers, trace.output.numel())
+        return max(1, min(1024, min(self._memory // 8, 2**28) // each))
+
+    def update(self, batch: Any) -> None:
+        """Measure one batch and add it; a batch that fails leaves the sums as they were.
+
+        Args:
+            batch: A tensor of inputs, a tuple or list ``(inputs, target)``, or a dict of keyword arguments
+                with its target under ``"labels"``.
+        """
+        if self._synced:
+            raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
+        if self._captures is None:
+            with self.session():
+                self._update(batch)
+        else:
+            self._update(batch)
+
+    def merge_state(self, other: FeatureAccumulator) -> None:
+        """Add the sums of an accumulator of the same model and arguments, exactly as if it had seen its data."""
+        if other._samples == 0:
+            return
+        if self._samples == 0:
+            self._read_weights()
+        same = self._plans == other._plans and self._decay == other._decay
+        if not same or [x.name for x in self._layers] != [x.name for x in other._layers]:
+            raise InputError("only accumulators of the same layers and quantities can be merged")
+        for name, weights in self._weights.items():
+            for key, value in weights.items():
+                if not torch.equal(value.cpu(), other._weights[name][key].cpu()):
+                    raise InputError(f"the accumulators measured different weights of layer {name!r}")
+        assert other._outputs is not None
+        self._start(other._outputs)
+        for name, sums in self._sums.items():
+            for key, value in sums.items():
+                value += other._sums[name][key].to(value.device)
+        self._samples += other._samples
+        self._seen |= other._seen
+        self._blocked |= other._blocked
+        self._outside |= other._outside
+
+    def sync(self) -> None:
+        """Add up the sums of all processes of ``torch.distributed``; each then holds the whole.
+
+        Does nothing in a single process. A process that got no batch must call it as well.
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()) or self._synced:
+            return
+        reduce = torch.distributed.all_reduce
+        plan = self._outputs or Outputs(0, 0, 0)
+        header = torch.tensor([plan.count, plan.sketches, plan.groups], device=self.device)
+        reduce(header, torch.distributed.ReduceOp.MAX)
+        if int(header[2]) == 0:
+            raise InputError("no process has measured a batch yet: call update() before sync()")
+        if self._outputs is None:
+            self._read_weights()
+        self._start(Outputs(*(int(v) for v in header)))
+        samples = torch.tensor([self._samples], device=self.device)
+        reduce(samples)
+        self._samples = int(samples)
+        marks = torch.tensor(
+            [[x.name in found for x in self._layers] for found in (self._seen, self._blocked, self._outside)],
+            dtype=torch.int32,
+            device=self.device,
+        )
+        reduce(marks, torch.distributed.ReduceOp.MAX)
+        self._seen, self._blocked, self._outside = (
+            {x.name for x, mark in zip(self._layers, row, strict=True) if mark} for row in marks.tolist()
+        )
+        for sums in self._sums.values():
+            for value in sums.values():
+                reduce(value)
+        self._synced = True
+
+    def compute(self) -> Report:
+        """The report of all that has been added; the accumulator may go on."""
+        if self._samples == 0 or self._outputs is None:
+            raise InputError("nothing has been measured yet: call update(batch) first")
+        outside = self._outside - self._seen
+        features = {
+            layer.name: self._features(layer, self._outputs)
+            for layer in self._layers
+            if layer.name not in outside
+        }
+        rows = coverage(self._model, [x for x in self._layers if x.name not in outside])
+        reason = "its weight is used without calling the module, where no pre-activation can be seen"
+        unseen = {x.name for x in self._layers if x.name in outside}
+        hidden = {row.parameter for row in coverage(self._model, [x for x in self._layers if x.name in unseen]) if row.taken}
+        rows = [replace(row, reason=reason) if not row.taken and row.parameter in hidden else row for row in rows]
+        return Report(features, rows, samples=self._samples, outputs=self._outputs)
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def _update(self, raw: Any) -> None:
+        assert self._captures is not None
+        capture, initial_capture = self._captures
+        self._read_weights()
+        batch = as_batch(raw, self.device, self._dtype, parts=2 if self._forward is None else None)
+        self._check_dtype(batch)
+        trace = capture.forward(lambda: run_forward(self._model, batch, self._forward))
+        n = self._count_samples(trace.output, batch)
+        plan = self._outputs or plan_outputs(self._outputs_argument, trace.output.numel() // n)
+        plan = replace(plan, count=trace.output.numel() // n)
+        dtype = torch.float64 if trace.output.dtype == torch.float64 else torch.float32
+        new = {
+            layer.name: BatchSums(self._plans[layer.name], plan.groups, self._weights[layer.name], dtype)
+            for layer in self._layers
+        }
+        if self._wanted & {"K", "Kb"}:
+            initial_trace = None
+            if initial_capture is not None and self._initial is not None:
+                initial = self._initial
+                initial_trace = initial_capture.forward(lambda: run_forward(initial, batch, self._forward))
+                if initial_trace.output.shape != trace.output.shape:
+                    raise InputError(
+                        f"the initial model gives outputs {tuple(initial_trace.output.shape)}, "
+                        f"the model {tuple(trace.output.shape)}"
+                    )
+            self._add_output_gradients(plan, trace, initial_trace, new)
+            del initial_trace
+        if self._loss is not None:
+            self._add_loss_gradients(self._loss, batch, n, trace, new)
+        for name, sums in new.items():
+            if not sums.finite():
+                raise InputError(f"the gradients of layer {name!r} are NaN or infinite on this batch")
+        outside = self._used_outside(trace)
+        # From here on nothing fails: the batch is added as a whole.
+        self._start(plan)
+        for name, sums in new.items():
+            sums.fold_into(self._sums[name])
+        self._samples += n
+        self._seen |= set(trace.calls)
+        self._blocked |= trace.blocked
+        self._outside |= outside
+
+    def _add_output_gradients(
+        self, plan: Outputs, trace: Trace, initial: Trace | None, new: Mapping[str, BatchSums]
+    ) -> None:
+        for group, v in cotangents(plan, trace.output, self._generator):
+            rows = trace.gradients(trace.output, v)
+            initial_rows = None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
+            for layer in self._layers:
+                found = rows.pop(layer.name)
+                start: list[Tensor | None] = [None] * len(found)
+                if initial_rows is not None:
+                    found, start = _paired(layer, found, initial_rows.pop(layer.name))
+                for j, j0 in zip(found, start, strict=True):
+                    new[layer.name].add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
+
+    def _add_loss_gradients(
+        self, loss: Loss, batch: Batch, n: int, trace: Trace, new: Mapping[str, BatchSums]
+    ) -> None:
+        total = _summed_loss(loss, trace.output, batch.target, n, self._loss_reduction)
+        if "D" in self._wanted:
+            rows, gradients = trace.gradients_and_weight_gradients(total)
+        else:
+            rows, gradients = trace.gradients(total), {}
+        for layer in self._layers:
+            for g in rows.pop(layer.name):
+                new[layer.name].add_loss_gradients(_flat(g))
+            if layer.name in gradients:
+                new[layer.name].add_weight_gradient(layer.matrix(gradients[layer.name]))
+
+    def _used_outside(self, trace: Trace) -> set[str]:
+        """Layers whose module was not called but whose weight the output depends on all the same."""
+        idle = [x for x in self._layers if x.name not in trace.calls and x.name not in trace.blocked]
+        weights = [x.weight() for x in idle]
+        idle_weights = [(x, w) for x, w in zip(idle, weights, strict=True) if w.requires_grad]
+        if not idle_weights:
+            return set()
+        grads = torch.autograd.grad(
+            trace.output.sum(), [w for _, w in idle_weights], retain_graph=True, allow_unused=True
+        )
+        # A weight tied to a layer that was called is accounted for there.
+        called = {id(x.weight()) for x in self._layers if x.name in trace.calls}
+        return {
+            x.name
+            for (x, w), g in zip(idle_weights, grads, strict=True)
+            if g is not None and id(w) not in called
+        }
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def _read_weights(self) -> None:
+        """Copy the weights before the first batch; later, refuse weights that have changed since."""
+        models = [self._model] if self._initial is None else [self._model, self._initial]
+        versions = [p._version for model in models for p in model.parameters()]
+        if self._weights:
+            if versions != self._versions:
+                raise InputError(
+                    "the model's weights changed between two batches: make a new FeatureAccumulator after a "
+                    "training step"
+                )
+            return
+        self._versions = versions
+        self._weights = {name: {"W": w} for name, w in self._copies(self._model, self._layers).items()}
+        if self._initial is not None and "initial" in self._wanted:
+            for name, w in self._copies(self._initial, self._initial_layers).items():
+                self._weights[name]["W0"] = w
+
+    def _copies(self, model: nn.Module, layers: Iterable[Layer]) -> dict[str, Tensor]:
+        with preserved(model), torch.no_grad():
+            if self._train_mode == "eval":
+                model.eval()
+            return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in layers}
+
+    def _start(self, plan: Outputs) -> None:
+        if self._outputs is not None:
+            if (plan.sketches, plan.groups) != (self._outputs.sketches, self._outputs.groups):
+                raise InputError("the accumulators took the outputs in different ways: pass the same outputs=")
+            return
+        self._outputs = plan
+        self._sums = {
+            layer.name: empty_sums(self._plans[layer.name], plan.groups, torch.float64, self.device)
+            for layer in self._layers
+        }
+
+    def _features(self, layer: Layer, outputs: Outputs) -> LayerFeatures:
+        averages = {}
+        for key, value in self._sums[layer.name].items():
+            if key == "D":
+                averages[key] = value / self._samples if self._loss_reduction == "mean" else value.clone()
+            elif value.ndim == 4:
+                averages[key] = value / (self._samples * outputs.scale(1))
+            else:
+                averages[key] = value / self._samples
+        flags = [layer.note] if layer.note else []
+        if layer.name not in self._seen:
+            flags.append(
+                "called with autograd off" if layer.name in self._blocked else "not called in the forward pass"
+            )
+        elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
+            flags.append("the output does not depend on this layer")
+        if outputs.sketches and outputs.groups == 1:
+            flags.append("sketched in one group")
+        return LayerFeatures(
+            layer.name,
+            layer.kind,
+            layer.shape,
+            self._weights[layer.name],
+            averages,
+            self._decay.get(layer.name),
+            tuple(flags),
+        )
+
+    # --- checks ----------------------------------------------------------------------------------
+
+    def _check_dtype(self, batch: Batch) -> None:
+        own = {p.dtype for p in self._model.parameters() if p.is_floating_point()}
+        x = batch.inputs
+        if (
+            self._forward is None
+            and len(own) == 1
+            and isinstance(x, Tensor)
+            and x.is_floating_point()
+            and x.dtype not in own
+            and not torch.is_autocast_enabled(x.device.type)
+        ):
+            (dtype,) = own
+            raise InputError(
+                f"the inputs are {x.dtype} and the model's parameters {dtype}: cast the data, or pass "
+                f"dtype={x.dtype} to measure a copy of the model in that precision"
+            )
+
+    def _count_samples(self, output: Tensor, batch: Batch) -> int:
+        if output.ndim == 0:
+            raise InputError(
+                "the output must have a leading dimension of samples, got a scalar: pass forward= to return the "
+                "outputs rather than a loss"
+            )
+        if output.numel() == 0:
+            raise InputError(f"the output is empty: it has shape {tuple(output.shape)}")
+        n = output.shape[0]
+        if self._forward is None and batch.size is not None and batch.size != n:
+            raise InputError(
+                f"the batch has {batch.size} rows and the output {n}: samples must come first in both; "
+                "pass forward= to rearrange"
+            )
+        return n
+
+
+def _flat(rows: Tensor) -> Tensor:
+    """(samples, positions, groups, k) as (rows, groups, k)."""
+    return rows.flatten(0, 1)
+
+
+def _paired(
+    layer: Layer, rows: list[Tensor], initial: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Match the gradients at initialisation with those now; one that is missing is zero."""
+    if not rows:
+        return [torch.zeros_like(j0) for j0 in initial], list(initial)
+    if not initial:
+        return rows, [torch.zeros_like(j) for j in rows]
+    if [j.shape for j in rows] != [j.shape for j in initial]:
+        raise InputError(
+            f"layer {layer.name!r} is called on other rows in the initial model, so J - J0 has no meaning: "
+            "leave double_centered_nfc and ptk_centered_nfc out of measure="
+        )
+    return rows, list(initial)
+
+
+def _summed_loss(loss: Loss, output: Tensor, target: Any, n: int, reduction: str) -> Tensor:
+    """The sum of the per-sample losses of a batch, whichever way the user's function reduces them."""
+    if target is None:
+        raise InputError(
+            'loss= needs a target for every batch: give data as (inputs, target), or as a dict with "labels"'
+        )
+    value = loss(output, target)
+    if not isinstance(value, Tensor):
+        raise InputError(f"loss must return a tensor, got {type(value).__name__}")
+    if value.shape == (n,):
+        total = value.sum()
+    elif value.ndim == 0:
+        total = value * n if reduction == "mean" else value
+    else:
+        raise InputError(
+            f"loss must return one value per sample, shape ({n},), or a scalar (reduced as loss_reduction says), "
+            f"got shape {tuple(value.shape)}: average or sum over the other dimensions"
+        )
+    if not torch.isfinite(total):
+        raise InputError("the loss is NaN or infinite on this batch")
+    if not total.requires_grad:
+        raise InputError("the loss does not depend on the output in a differentiable way")
+    return total
+
+
+def _generator(generator: torch.Generator | int | None) -> torch.Generator:
+    if isinstance(generator, torch.Generator):
+        return generator
+    return torch.Generator().manual_seed(0 if generator is None else generator)
+
+
+def _placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
+    """The model itself, or a copy where another device or precision is asked for."""
+    parameters = list(model.parameters())
+    if not parameters:
+        raise InputError("the model has no parameters")
+    moved = device is not None and any(p.device != torch.device(device) for p in parameters)
+    cast = dtype is not None and any(p.is_floating_point() and p.dtype != dtype for p in parameters)
+    if not (moved or cast):
+        return model
+    return copy.deepcopy(model).to(device=device, dtype=dtype)
+
+
+def _initial_model(
+    initial: nn.Module | Mapping[str, Tensor], model: nn.Module, original: nn.Module
+) -> nn.Module:
+    """The initial model, on the device and in the precision of the model."""
+    reference = next(model.parameters())
+    live = {p.data_ptr() for p in original.parameters() if p.numel()}
+    if isinstance(initial, nn.Module):
+        start = unwrap(initial)
+        tensors: Iterable[Tensor] = start.parameters()
+    elif isinstance(initial, Mapping):
+        tensors = [t for t in initial.values() if isinstance(t, Tensor)]
+    else:
+        raise InputError(f"initial must be a module or a state_dict, got {type(initial).__name__}")
+    if any(t.data_ptr() in live for t in tensors if t.numel()):
+        raise InputError(
+            "initial shares its weights with the model, so that nothing would have changed: keep "
+            "copy.deepcopy(model) or copy.deepcopy(model.state_dict()) from before training"
+        )
+    if not isinstance(initial, nn.Module):
+        start = copy.deepcopy(model)
+        try:
+            start.load_state_dict(initial)
+        except RuntimeError as error:
+            raise InputError(f"initial is of another architecture than the model: {error}") from error
+        return start
+    return _placed(start, reference.device, reference.dtype)
+
+
+def _match(layers: Iterable[Layer], initial: nn.Module) -> list[Layer]:
+    """The layers of the initial model that correspond to those of the model."""
+    by_name = {layer.name: layer for layer in find_layers(initial)}
+    matched = []
+    for layer in layers:
+        other = by_name.get(layer.name)
+        if other is None or other.shape != layer.shape:
+            found = "it has none" if other is None else f"there it is {other.shape[1]} x {other.shape[2]}"
+            raise InputError(
+                f"initial is of another architecture: layer {layer.name!r} is {layer.shape[1]} x {layer.shape[2]} "
+                f"in the model, and {found}"
+            )
+        matched.append(other)
+    return matched

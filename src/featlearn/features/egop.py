@@ -1,0 +1,84 @@
+"""The expected gradient outer product of a function of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.errors import InputError
+from featlearn.features.outputs import check_outputs, cotangents, plan_outputs
+from featlearn.features.sums import add_gram, mirrored
+
+__all__ = ["egop"]
+
+
+def egop(
+    target: Callable[[Tensor], Tensor],
+    X: Any,
+    *,
+    outputs: str | int = "auto",
+    batch_size: int = 4096,
+    generator: torch.Generator | int | None = None,
+) -> Tensor:
+    """Expected gradient outer product ``(1/n) sum_i sum_c grad y_c(x_i) grad y_c(x_i)^T`` (NFA paper, section 2.1).
+
+    For a target function it is the structure that a network should find; for a model it is the total input
+    gradient's AGOP, which agrees with `featlearn.probe`'s AGOP of a first layer where that layer is the only
+    path from the input.
+
+    Args:
+        target: Maps (n, ...) inputs to (n,) or (n, c) outputs, differentiably, each row by itself.
+        X: Inputs, (n, d) or (n, ...), which are flattened to d coordinates.
+        outputs: As in `featlearn.probe`.
+        batch_size: Rows at a time.
+        generator: Generator or seed of an output sketch.
+
+    Returns:
+        (d, d) in float64.
+
+    Time: one backward pass an output; memory O(batch d + d^2).
+
+    Example:
+        >>> import torch
+        >>> egop(lambda x: x[:, 0] * 3, torch.randn(10, 2))
+        tensor([[9., 0.],
+                [0., 0.]], dtype=torch.float64)
+    """
+    X = torch.as_tensor(X)
+    if X.ndim < 2 or X.shape[0] == 0:
+        raise InputError(f"X must be (n, d) with n of at least 1, got shape {tuple(X.shape)}")
+    if not X.is_floating_point():
+        X = X.to(torch.get_default_dtype())
+    if not torch.isfinite(X).all():
+        raise InputError("X has NaN or infinite entries")
+    check_outputs(outputs)
+    if not isinstance(generator, torch.Generator):
+        generator = torch.Generator().manual_seed(generator or 0)
+    n, d = X.shape[0], X[0].numel()
+    total = torch.zeros(1, d, d, dtype=torch.float64, device=X.device)
+    scale = 1.0
+    was_training = isinstance(target, nn.Module) and target.training
+    if was_training:
+        raise InputError("the model is in training mode: call model.eval() first")
+    for rows in X.split(batch_size):
+        with torch.inference_mode(False), torch.enable_grad():
+            x = rows.detach().clone().requires_grad_()
+            y = target(x)
+            if not isinstance(y, Tensor) or y.ndim == 0 or y.shape[0] != len(x):
+                shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+                raise InputError(f"target must return a value for each of the {len(x)} rows, got {shape}")
+            if not y.requires_grad:
+                raise InputError("target must be differentiable: write it with torch operations on its argument")
+            plan = plan_outputs(outputs, y.numel() // len(x))
+            scale = plan.scale()
+            part = torch.zeros(1, d, d, dtype=x.dtype, device=x.device)
+            for _, v in cotangents(plan, y, generator):
+                (gradient,) = torch.autograd.grad(y, x, v, retain_graph=True)
+                add_gram(part, gradient.reshape(len(x), 1, d))
+        total += mirrored(part)
+    if not torch.isfinite(total).all():
+        raise InputError("the gradients of target are NaN or infinite on X")
+    return total[0] / (n * scale)

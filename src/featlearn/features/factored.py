@@ -1,0 +1,152 @@
+"""Feature matrices kept as products, so that a number never needs a k_in x k_in matrix.
+
+Every feature matrix of a layer is ``M = L^T C R`` with thin factors: the NFM is ``W^T W``, the AGOP
+``W^T K W``, FACT ``-(1/lambda) W^T dL/dW``. Inner products, norms, means, diagonals and powers follow from the
+small Gram matrices of the factors.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from featlearn.numerics.linalg import psd_power
+
+__all__ = ["Factor", "Factored", "correlation", "factored", "gram_matrix"]
+
+
+class Factor:
+    """A thin factor (blocks, r, k), which remembers its products with other factors."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._grams: dict[int, tuple[Factor, Tensor]] = {}
+
+    def gram(self, other: Factor) -> Tensor:
+        """``self other^T``, (blocks, r, r'); computed once a pair."""
+        if id(other) not in self._grams:
+            product = self.tensor @ other.tensor.mT
+            # The other factor is kept beside the product: its id must not be taken by a new object.
+            self._grams[id(other)] = (other, product)
+            if other is not self:
+                other._grams[id(self)] = (self, product.mT)
+        return self._grams[id(other)][1]
+
+
+def gram_matrix(rows: Tensor) -> Tensor:
+    """``rows^T rows`` of (blocks, r, k)."""
+    return rows.mT @ rows
+
+
+class Factored:
+    """A matrix ``L^T C R``, or the dense matrix ``C`` where both factors are None.
+
+    Args:
+        left: Factor L, (blocks, r, k).
+        core: C, (blocks, r, r'), or None for the identity.
+        right: Factor R.
+    """
+
+    def __init__(self, left: Factor | None, core: Tensor | None, right: Factor | None) -> None:
+        self.left, self.core, self.right = left, core, right
+
+    def dense(self) -> Tensor:
+        """The matrix itself, (blocks, k, k')."""
+        if self.left is None or self.right is None:
+            assert self.core is not None
+            return self.core
+        return self.left.tensor.mT @ _times(self.core, self.right.tensor)
+
+    def inner(self, other: Factored) -> float:
+        """``<M, N> = tr(M^T N)``, summed over the blocks."""
+        if self.left is None and other.left is None:
+            assert self.core is not None and other.core is not None
+            return float((self.core * other.core).sum())
+        if self.left is None or other.left is None:
+            thin, dense = (other, self) if self.left is None else (self, other)
+            assert thin.left is not None and thin.right is not None and dense.core is not None
+            seen = thin.left.tensor @ dense.core @ thin.right.tensor.mT
+            return float((seen * thin.core).sum() if thin.core is not None else _trace(seen))
+        assert self.right is not None and other.right is not None
+        lefts, rights = self.left.gram(other.left), self.right.gram(other.right)
+        if other.core is not None:
+            lefts = lefts @ other.core
+        if self.core is not None:
+            lefts = self.core.mT @ lefts
+        return float((lefts * rights).sum())
+
+    def norm(self) -> float:
+        """Frobenius norm."""
+        return math.sqrt(max(self.inner(self), 0.0))
+
+    def size(self) -> int:
+        """Number of entries on the block diagonal."""
+        if self.left is None or self.right is None:
+            assert self.core is not None
+            return self.core.numel()
+        return self.left.tensor.shape[0] * self.left.tensor.shape[2] * self.right.tensor.shape[2]
+
+    def total(self) -> float:
+        """Sum of the entries."""
+        if self.left is None or self.right is None:
+            assert self.core is not None
+            return float(self.core.sum())
+        left, right = self.left.tensor.sum(-1, keepdim=True), self.right.tensor.sum(-1, keepdim=True)
+        return float((left * _times(self.core, right)).sum())
+
+    def diagonal(self) -> Tensor:
+        """Diagonals of the blocks, (blocks, k)."""
+        if self.left is None or self.right is None:
+            assert self.core is not None
+            return self.core.diagonal(dim1=-2, dim2=-1)
+        return (self.left.tensor * _times(self.core, self.right.tensor)).sum(-2)
+
+    def power(self, exponent: float) -> Factored:
+        """Power of a positive semi-definite ``L^T C L``, in the same factors.
+
+        With ``Q = C^{1/2}`` and ``Q L L^T Q = V t V^T`` the power is ``L^T [Q V t^{p-1} V^T Q] L``.
+        """
+        if exponent == 1:
+            return self
+        if self.left is None:
+            assert self.core is not None
+            return Factored(None, psd_power(self.core, exponent), None)
+        if self.left is not self.right:
+            raise ValueError("only a symmetric product L^T C L has powers")
+        gram = self.left.gram(self.left)
+        if self.core is None:
+            return Factored(self.left, psd_power(gram, exponent - 1), self.right)
+        root = psd_power(self.core, 0.5)
+        return Factored(self.left, root @ psd_power(root @ gram @ root, exponent - 1) @ root, self.right)
+
+
+def factored(left: Factor, core: Tensor | None, right: Factor) -> Factored:
+    """The product ``L^T C R``, multiplied out where the factors are not thin."""
+    product = Factored(left, core, right)
+    if left.tensor.shape[1] < left.tensor.shape[2]:
+        return product
+    return Factored(None, product.dense(), None)
+
+
+def correlation(a: Factored, b: Factored, kind: str = "cosine", diagonal: bool = False) -> float:
+    """Cosine or Pearson correlation of two matrices, or of their diagonals; NaN where one has no size."""
+    if diagonal:
+        a, b = (Factored(None, m.diagonal().unsqueeze(-1), None) for m in (a, b))
+    inner, first, second = a.inner(b), a.inner(a), b.inner(b)
+    if kind == "pearson":
+        total_a, total_b, entries = a.total(), b.total(), a.size()
+        inner -= total_a * total_b / entries
+        first -= total_a**2 / entries
+        second -= total_b**2 / entries
+    scale = math.sqrt(max(first, 0.0)) * math.sqrt(max(second, 0.0))
+    return inner / scale if scale > 0 else math.nan
+
+
+def _times(core: Tensor | None, right: Tensor) -> Tensor:
+    return right if core is None else core @ right
+
+
+def _trace(blocks: Tensor) -> Tensor:
+    return torch.einsum("gii->", blocks)

@@ -1,0 +1,160 @@
+"""What can be measured, what each quantity needs, and in which form a layer's sums are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from featlearn.errors import InputError
+from featlearn.layers import Layer
+
+__all__ = ["QUANTITIES", "Plan", "parse_memory", "plan_sums", "resolve_measure"]
+
+# Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
+# (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
+# k_out x k_out matrix itself, where a correlation would do with the smaller side.
+QUANTITIES: Mapping[str, frozenset[str]] = {
+    "nfm": frozenset(),
+    "weight_change": frozenset({"initial"}),
+    "nfc": frozenset({"K"}),
+    "agop": frozenset({"K"}),
+    "ptk_covariance": frozenset({"K", "outer"}),
+    "bagop": frozenset({"K", "outer"}),
+    "centered_nfc": frozenset({"K", "centered", "initial"}),
+    "centered_ratio": frozenset({"K", "centered", "initial"}),
+    "double_centered_nfc": frozenset({"Kb", "double", "initial"}),
+    "double_centered_ratio": frozenset({"K", "centered", "Kb", "double", "initial"}),
+    "ptk_centered_nfc": frozenset({"Kb", "ptk", "initial"}),
+    "enfa": frozenset({"B"}),
+    "benfa": frozenset({"B", "outer"}),
+    "fact": frozenset({"D", "decay"}),
+    "bfact": frozenset({"D", "decay"}),
+    "fact_symmetric": frozenset({"D", "decay"}),
+    "bfact_symmetric": frozenset({"D", "decay"}),
+    "relgrad": frozenset({"D", "decay"}),
+}
+
+# Up to this many outputs a layer keeps its k_out x k_out matrices even where k_in is smaller: 32 MB each.
+_OUTER_UP_TO = 2048
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sums that one layer keeps.
+
+    Attributes:
+        outer: Whether they are ``k_out x k_out`` (of J itself) or ``k_in x k_in`` (of J W).
+        sums: Name of each sum and its shape; those of J get a leading dimension of groups later.
+    """
+
+    outer: bool
+    sums: Mapping[str, tuple[int, int, int]]
+
+
+def resolve_measure(
+    measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool
+) -> frozenset[str]:
+    """What to accumulate for the asked quantities; None takes all that the other arguments allow."""
+    available = frozenset({"K"})
+    if initial:
+        available |= {"initial", "centered", "Kb", "double", "ptk"}
+    if loss:
+        available |= {"B", "D"}
+    if decay:
+        available |= {"decay"}
+    if measure is None:
+        return available if decay else available - {"D"}
+    names = [measure] if isinstance(measure, str) else list(measure)
+    if not names:
+        raise InputError("measure names no quantity")
+    wanted: frozenset[str] = frozenset()
+    for name in names:
+        if name not in QUANTITIES:
+            raise InputError(f"measure={name!r} is no quantity: choose from {', '.join(QUANTITIES)}")
+        needs = QUANTITIES[name]
+        for need, argument in (
+            ("initial", "initial= (the model, or its state_dict, before training)"),
+            ("B", "loss="),
+            ("D", "loss="),
+            ("decay", "weight_decay= (greater than 0)"),
+        ):
+            if need in needs - available:
+                raise InputError(f"{name} needs {argument}")
+        wanted |= needs
+    return wanted
+
+
+def parse_memory(max_memory: int | float | str | None) -> int:
+    """A number of bytes from a number, from text as ``"2 GB"``, or, for None, half of the machine's memory."""
+    if max_memory is None:
+        try:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        except (AttributeError, ValueError, OSError):
+            return 4 * 2**30
+    if isinstance(max_memory, str):
+        text = max_memory.strip().upper().removesuffix("B").removesuffix("I").strip()
+        units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+        factor = units.get(text[-1:], 1)
+        try:
+            max_memory = float(text.rstrip("KMGT").strip()) * factor
+        except ValueError:
+            raise InputError(f'max_memory must be bytes or text such as "2 GB", got {max_memory!r}') from None
+    if not max_memory > 0:
+        raise InputError(f"max_memory must be positive, got {max_memory!r}")
+    return int(max_memory)
+
+
+def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int) -> dict[str, Plan]:
+    """Choose for each layer the side on which its sums are kept, within the memory given.
+
+    A correlation needs only the smaller side: with ``A = W W^T``, ``<F, G> = tr(A^2 K)`` and
+    ``|G|^2 = tr((A K)^2)``; where k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
+    """
+    must_be_outer = "outer" in wanted
+    outer = {
+        layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers
+    }
+
+    def plans() -> dict[str, Plan]:
+        return {layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
+
+    def used(chosen: Mapping[str, Plan]) -> int:
+        return sum(_bytes(plan, groups) for plan in chosen.values())
+
+    chosen = plans()
+    if used(chosen) > memory and not must_be_outer:
+        for layer in layers:
+            outer[layer.name] = layer.k_out <= layer.k_in
+        chosen = plans()
+    if used(chosen) > memory:
+        largest = max(layers, key=lambda layer: _bytes(chosen[layer.name], groups))
+        raise InputError(
+            f"the sums of {len(layers)} layers take {used(chosen) / 2**30:.2f} GiB, more than max_memory = "
+            f"{memory / 2**30:.2f} GiB; the largest are those of {largest.name!r} "
+            f"({largest.k_out} x {largest.k_in}): ask for fewer layers (layers=) or quantities (measure=)"
+        )
+    return chosen
+
+
+def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[int, int, int]]:
+    side = layer.k_out if outer else layer.k_in
+    square = (layer.groups, side, side)
+    if outer:
+        names = [name for name in ("K", "Kb", "B") if name in wanted]
+    else:
+        kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
+        names = [name for need, name in kinds.items() if need in wanted]
+    sums = dict.fromkeys(names, square)
+    if "D" in wanted:
+        sums["D"] = layer.shape
+    return sums
+
+
+def _bytes(plan: Plan, groups: int) -> int:
+    """Bytes of a layer's float64 sums and of the batch's own, half as wide."""
+    total = 0
+    for name, (blocks, rows, columns) in plan.sums.items():
+        copies = groups if name not in ("B", "D", "enfa") else 1
+        total += copies * blocks * rows * columns * (8 + 4)
+    return total

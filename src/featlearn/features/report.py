@@ -1,0 +1,176 @@
+"""The result of a probe: numbers in a table, matrices on request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from featlearn.errors import InputError
+from featlearn.features.layer_features import LayerFeatures, NotMeasuredError
+from featlearn.features.outputs import Outputs
+from featlearn.layers import ParameterCoverage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Report"]
+
+# Column of the table -> the feature matrix whose correlation it shows.
+_CORRELATIONS = {
+    "nfc": "agop",
+    "centered_nfc": "centered_agop",
+    "double_centered_nfc": "double_centered_agop",
+    "ptk_centered_nfc": "ptk_centered_agop",
+    "fact": "fact",
+    "fact_symmetric": "fact_symmetric",
+    "enfa": "enfa",
+    "bagop": "bagop",
+    "bfact": "bfact",
+    "bfact_symmetric": "bfact_symmetric",
+    "benfa": "benfa",
+}
+_NUMBERS = ("centered_ratio", "double_centered_ratio", "weight_change", "relgrad")
+# Matrices that are powers of outer products; FACT is not symmetric and has no power.
+_PSD = {"agop", "centered_agop", "double_centered_agop", "ptk_centered_agop", "enfa", "bagop", "benfa"}
+_PLOTTED = {"nfc": "NFC", "centered_nfc": "centred NFC", "fact": "FACT", "enfa": "eNFA"}
+
+
+class Report(Mapping[str, LayerFeatures]):
+    """What a probe found, a `LayerFeatures` for each layer name.
+
+    Attributes:
+        samples: Number of samples measured.
+        outputs: How the sum over outputs was taken.
+    """
+
+    def __init__(
+        self,
+        features: Mapping[str, LayerFeatures],
+        parameters: Sequence[ParameterCoverage],
+        *,
+        samples: int,
+        outputs: Outputs,
+    ) -> None:
+        self._features = dict(features)
+        self.parameters = list(parameters)
+        self.samples, self.outputs = samples, outputs
+
+    def __getitem__(self, name: str) -> LayerFeatures:
+        try:
+            return self._features[name]
+        except KeyError:
+            raise KeyError(f"no layer {name!r} in this report; it has {', '.join(self._features)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._features)
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __repr__(self) -> str:
+        how = (
+            f"{self.outputs.sketches} random vectors for {self.outputs.count} outputs"
+            if self.outputs.sketches
+            else f"{self.outputs.count} output{'s' if self.outputs.count != 1 else ''}"
+        )
+        table = self.table().drop(columns="flags").to_string(float_format=lambda v: f"{v:.3f}", na_rep="-")
+        left_out = sum(not row.taken for row in self.parameters)
+        tail = f"\n{left_out} parameters are not layers: see report.coverage" if left_out else ""
+        return f"Report of {len(self)} layers, {self.samples} samples, {how}\n{table}{tail}"
+
+    @property
+    def coverage(self) -> pd.DataFrame:
+        """Every parameter of two or more dimensions: the layers it was taken as, or why it was not."""
+        return pd.DataFrame(
+            [
+                {
+                    "parameter": row.parameter,
+                    "shape": "x".join(map(str, row.shape)),
+                    "taken": row.taken,
+                    "layers": ", ".join(row.layers),
+                    "reason": row.reason,
+                    "tied_to": ", ".join(row.tied_to),
+                }
+                for row in self.parameters
+            ],
+            columns=["parameter", "shape", "taken", "layers", "reason", "tied_to"],
+        )
+
+    def table(self, kind: str = "cosine", power: float = 1.0, diagonal: bool = False) -> pd.DataFrame:
+        """A row a layer: correlations with the neural feature matrix, ratios, weight change, flags.
+
+        Args:
+            kind: ``"cosine"`` or ``"pearson"``.
+            power: Power of the AGOP and eNFA matrices before they are compared (1/2 in the FACT paper).
+            diagonal: Compare the diagonals alone.
+
+        Quantities that were not measured have no column. With sketched outputs ``nfc_se`` is the standard
+        error of ``nfc`` that the sketch causes (cosines at power 1 only).
+        """
+        rows = {name: self._row(features, kind, power, diagonal) for name, features in self._features.items()}
+        table = pd.DataFrame.from_dict(rows, orient="index")
+        order = ["kind", "shape", *_columns(plain=kind == "cosine" and power == 1 and not diagonal), "flags"]
+        table = table.reindex(columns=[column for column in order if column in table.columns])
+        table.index.name = "layer"
+        return table
+
+    def plot(self, quantities: Sequence[str] | None = None, *, kind: str = "cosine") -> Figure:
+        """A picture of the correlations, a row a layer.
+
+        Args:
+            quantities: Columns of `table`; by default the NFC, centred NFC, FACT and eNFA, where measured.
+            kind: ``"cosine"`` or ``"pearson"``.
+        """
+        from featlearn.plots import layer_bars
+
+        table = self.table(kind)
+        shown = [q for q in _PLOTTED if q in table.columns] if quantities is None else list(quantities)
+        for quantity in shown:
+            if quantity not in table.columns or quantity in ("kind", "shape", "flags"):
+                raise InputError(f"{quantity!r} is not in this report's table: {', '.join(table.columns)}")
+        errors = {"NFC": table["nfc_se"].tolist()} if "nfc_se" in table and "nfc" in shown else None
+        values = {_PLOTTED.get(q, q): table[q].astype(float).tolist() for q in shown}
+        return layer_bars(list(table.index), values, errors, xlabel=f"{kind} with the neural feature matrix")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report to a folder: ``report.json`` and a safetensors file. An older report is replaced."""
+        from featlearn.features.saving import save_report
+
+        save_report(self, path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read a report that `save` wrote."""
+        from featlearn.features.saving import load_report
+
+        return load_report(path)
+
+    def _row(self, features: LayerFeatures, kind: str, power: float, diagonal: bool) -> dict[str, object]:
+        groups, k_out, k_in = features.shape
+        size = f"{k_out}x{k_in}"
+        row: dict[str, object] = {
+            "kind": features.kind,
+            "shape": size if groups == 1 else f"{groups} x {size}",
+            "flags": "; ".join(features.flags),
+        }
+        for column, matrix in _CORRELATIONS.items():
+            exponent = power if matrix in _PSD else 1.0
+            with suppress(NotMeasuredError):
+                row[column] = features.correlation(matrix, kind=kind, power=exponent, diagonal=diagonal)
+        for column in _NUMBERS:
+            with suppress(NotMeasuredError):
+                row[column] = getattr(features, column)
+        if self.outputs.sketches and kind == "cosine" and power == 1 and not diagonal and "nfc" in row:
+            row["nfc_se"] = features.standard_error("nfc")
+        return row
+
+
+def _columns(plain: bool) -> list[str]:
+    names = [*_CORRELATIONS, *_NUMBERS]
+    if plain:
+        names.insert(1, "nfc_se")
+    return names

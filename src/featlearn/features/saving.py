@@ -1,0 +1,126 @@
+"""Reports on disk: numbers as JSON, matrices as safetensors.
+
+The folder holds ``report.json``, which names the tensor file it belongs to. A new report writes a new tensor
+file first and replaces the JSON last, in one rename: a process killed at any instant leaves the old report or
+the new one, never a mixture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.features.layer_features import LayerFeatures
+from featlearn.features.outputs import Outputs
+from featlearn.features.report import Report
+from featlearn.layers import ParameterCoverage
+
+__all__ = ["SCHEMA_VERSION", "load_report", "save_report"]
+
+SCHEMA_VERSION = 1
+
+
+def save_report(report: Report, path: str | os.PathLike[str]) -> None:
+    """Write a report to a folder, which is made if need be."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"a report is a folder, and {str(path)!r} is a file")
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    layers = []
+    for index, (name, features) in enumerate(report.items()):
+        for part, values in (("weights", features.weights), ("sums", features.sums)):
+            for key, value in values.items():
+                tensors[f"{index}/{part}/{key}"] = value.detach().cpu().contiguous().clone()
+        layers.append(
+            {
+                "name": name,
+                "kind": features.kind,
+                "shape": features.shape,
+                "weight_decay": features.weight_decay,
+                "flags": features.flags,
+            }
+        )
+    tensor_file = f"matrices-{uuid.uuid4().hex[:12]}.safetensors"
+    described = {
+        "schema_version": SCHEMA_VERSION,
+        "samples": report.samples,
+        "outputs": asdict(report.outputs),
+        "tensors": tensor_file,
+        "layers": layers,
+        "coverage": [asdict(row) for row in report.parameters],
+        "table": [
+            {"layer": name, **{str(k): _plain(v) for k, v in row.items()}}
+            for name, row in report.table().to_dict(orient="index").items()
+        ],
+    }
+    temporary = folder / f".{tensor_file}.tmp"
+    safetensors.torch.save_file(tensors, str(temporary))
+    _settle(temporary, folder / tensor_file)
+    temporary = folder / f".report-{uuid.uuid4().hex[:12]}.tmp"
+    temporary.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
+    _settle(temporary, folder / "report.json")
+    for old in [*folder.glob("matrices-*.safetensors"), *folder.glob(".*.tmp")]:
+        if old.name != tensor_file:
+            old.unlink(missing_ok=True)
+
+
+def load_report(path: str | os.PathLike[str]) -> Report:
+    """Read a report from its folder."""
+    folder = Path(path)
+    try:
+        described = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{str(path)!r} holds no report: there is no report.json in it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
+        raise InputError(f"{str(path)!r} holds no readable report: {error}") from error
+    if not isinstance(described, dict) or described.get("schema_version") != SCHEMA_VERSION:
+        version = described.get("schema_version") if isinstance(described, dict) else None
+        raise InputError(
+            f"the report in {str(path)!r} has schema_version {version}; this featlearn reads {SCHEMA_VERSION}"
+        )
+    tensors = safetensors.torch.load_file(str(folder / Path(described["tensors"]).name))
+    features = {}
+    for index, layer in enumerate(described["layers"]):
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "sums": {}}
+        for key, value in tensors.items():
+            owner, part, name = key.split("/")
+            if int(owner) == index:
+                parts[part][name] = value
+        features[layer["name"]] = LayerFeatures(
+            layer["name"],
+            layer["kind"],
+            tuple(layer["shape"]),
+            parts["weights"],
+            parts["sums"],
+            layer["weight_decay"],
+            tuple(layer["flags"]),
+        )
+    rows = [
+        ParameterCoverage(
+            row["parameter"], tuple(row["shape"]), tuple(row["layers"]), row["reason"], tuple(row["tied_to"])
+        )
+        for row in described["coverage"]
+    ]
+    return Report(features, rows, samples=described["samples"], outputs=Outputs(**described["outputs"]))
+
+
+def _settle(temporary: Path, final: Path) -> None:
+    """Move a finished file to its name, on disk before it is seen."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(final)
+
+
+def _plain(value: Any) -> Any:
+    """A cell of the table as JSON knows it: NaN becomes null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
