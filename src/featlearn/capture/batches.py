@@ -100,14 +100,16 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     Without ``forward``: a tensor is the argument, a tuple of tensors the arguments, a dict the keyword
     arguments; of a structured result the ``logits``, else ``last_hidden_state``, else the first tensor count.
     """
+    # Copies, because a model may write into its input, and the batch is the user's data.
     if forward is not None:
-        return forward(model, batch.raw)
-    if isinstance(batch.inputs, Mapping):
-        result = model(**batch.inputs)
-    elif isinstance(batch.inputs, tuple | list):
-        result = model(*batch.inputs)
+        return forward(model, _map(batch.raw, Tensor.clone))
+    inputs = _map(batch.inputs, Tensor.clone)
+    if isinstance(inputs, Mapping):
+        result = model(**inputs)
+    elif isinstance(inputs, tuple | list):
+        result = model(*inputs)
     else:
-        result = model(batch.inputs)
+        result = model(inputs)
     for name in ("logits", "last_hidden_state"):
         if isinstance(getattr(result, name, None), Tensor):
             return getattr(result, name)

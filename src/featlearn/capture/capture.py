@@ -162,8 +162,8 @@ class Capture:
         """Run ``call``, which must call the model once and return its output tensor, and trace it."""
         trace, x_moved = self._run(call)
         if x_moved:
-            # An operation after the layer wrote into its input (x += ...): the kept x is not what the layer
-            # saw. Take copies from now on, and run this batch again.
+            # An operation after the layer wrote into its input (x += ...): what was kept, by us or by
+            # autograd, is not what the layer saw. Give the layer copies from now on, and run this batch again.
             self._cloned |= x_moved
             trace, _ = self._run(call)
         self._check_output(trace)
@@ -193,11 +193,13 @@ class Capture:
                 "pass forward=lambda model, batch: ... that returns the output to differentiate"
             )
         trace.output = output
-        moved = {
-            name
-            for name, calls in trace.calls.items()
-            if any(c.x is not None and c.x._version != c.version for c in calls)
-        }
+        moved = set()
+        for name, calls in trace.calls.items():
+            for record in calls:
+                if record.x is not None and record.x._version != record.version:
+                    moved.add(name)
+                if not self._keep_inputs:
+                    record.x = None
         return trace, moved
 
     def _check_output(self, trace: Trace) -> None:
@@ -223,13 +225,22 @@ class Capture:
         parts: dict[int, tuple[nn.Module, dict[str, Layer]]] = {}
         for layer in self._layers:
             if layer.part is None:
-                handle = layer.module.register_forward_hook(self._hook(layer), with_kwargs=True, prepend=True)
-                stack.callback(handle.remove)
+                module = layer.module
+                before = module.register_forward_pre_hook(self._pre_hook(layer), with_kwargs=True)
+                stack.callback(before.remove)
+                after = module.register_forward_hook(self._hook(layer), with_kwargs=True, prepend=True)
+                stack.callback(after.remove)
             else:
                 parts.setdefault(id(layer.module), (layer.module, {}))[1][layer.part] = layer
         for module, by_part in parts.values():
             assert isinstance(module, nn.MultiheadAttention)
             stack.enter_context(self._in_parts(module, by_part))
+
+    def _pre_hook(self, layer: Layer) -> Callable[..., tuple[Any, Any] | None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+            return _cloned(args, kwargs) if layer.name in self._cloned else None
+
+        return hook
 
     def _hook(self, layer: Layer) -> Callable[..., Tensor | None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor | None:
@@ -250,6 +261,8 @@ class Capture:
         original = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if any(layer.name in self._cloned for layer in by_part.values()):
+                args, kwargs = _cloned(args, kwargs)
             result = in_parts(*args, **kwargs)
             if id(module) not in self._checked:
                 self._checked.add(id(module))
@@ -276,15 +289,19 @@ class Capture:
             # Frozen parameters below, token ids as input: start the graph here. The clone is not a leaf, so
             # an in-place activation after the layer may write into it.
             h = h.detach().requires_grad_().clone()
-        kept = None
-        if self._keep_inputs:
-            kept = x.detach().clone() if layer.name in self._cloned else x.detach()
         # The edge is taken now: after an in-place activation h itself would stand for what follows it.
-        call = Call(get_gradient_edge(h), h.shape, kept, 0 if kept is None else kept._version)
+        call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version)
         self._trace.calls.setdefault(layer.name, []).append(call)
         if self._weight_gradients:
             self._trace.weights[layer.name] = layer.weight()
         return h
+
+
+def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def own(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
 
 
 def _check_same(result: Tensor, expected: Tensor) -> None:
