@@ -1,1 +1,8 @@
-"""Placeholder."""
+"""Figures from arrays; nothing here knows of networks."""
+
+from featlearn.plots.layers import layer_bars
+from featlearn.plots.matrices import matrix_row
+from featlearn.plots.spectrum import spectrum
+from featlearn.plots.style import MARKERS, PALETTE, new_figure, save_figure, style
+
+__all__ = ["MARKERS", "PALETTE", "layer_bars", "matrix_row", "new_figure", "save_figure", "spectrum", "style"]
