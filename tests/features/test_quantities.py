@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, perturbed
-from oracles import BACKWARD, FORWARD, reference
 from torch import Tensor
 
 import featlearn as fl
+from cases import CASES, Case, perturbed
+from oracles import BACKWARD, FORWARD, reference
 
 DECAY = 0.37
 TOLERANCE = 1e-9
@@ -64,7 +64,18 @@ def test_finds_exactly_the_layers_of_the_case(case: Case) -> None:
 @EACH_CASE
 @pytest.mark.parametrize(
     "name",
-    ["nfm", "ptk_covariance", "agop", "bagop", "fact", "bfact", "fact_symmetric", "bfact_symmetric", "enfa", "benfa"],
+    [
+        "nfm",
+        "ptk_covariance",
+        "agop",
+        "bagop",
+        "fact",
+        "bfact",
+        "fact_symmetric",
+        "bfact_symmetric",
+        "enfa",
+        "benfa",
+    ],
 )
 def test_matrices(case: Case, name: str) -> None:
     report, expected = measured(case)

@@ -2,7 +2,7 @@
 
 from featlearn.capture.batches import Batch, Forward, as_batch, batches, rows_of, run_forward, sliceable
 from featlearn.capture.capture import Call, Capture, Trace
-from featlearn.capture.state import preserved, preserved_rng
+from featlearn.capture.state import check_training_mode, preserved, preserved_rng
 
 __all__ = [
     "Batch",
@@ -12,6 +12,7 @@ __all__ = [
     "Trace",
     "as_batch",
     "batches",
+    "check_training_mode",
     "preserved",
     "preserved_rng",
     "rows_of",

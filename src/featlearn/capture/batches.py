@@ -66,7 +66,9 @@ def sliceable(data: Any) -> bool:
     return isinstance(data, Tensor | np.ndarray | tuple | Mapping)
 
 
-def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2) -> Batch:
+def as_batch(
+    raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2
+) -> Batch:
     """A raw batch with its tensors on a device, checked for NaN, and split into inputs and target.
 
     Args:
@@ -170,4 +172,6 @@ def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
 def _finite(t: Tensor, what: str) -> None:
     if t.is_floating_point() and not torch.isfinite(t).all():
         bad = int((~torch.isfinite(t)).sum())
-        raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first")
+        raise InputError(
+            f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first"
+        )

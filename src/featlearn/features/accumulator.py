@@ -20,6 +20,7 @@ from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangent
 from featlearn.features.report import Report
 from featlearn.features.sums import BatchSums, empty_sums
 from featlearn.layers import Layer, coverage, find_layers, select_layers, unwrap
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator", "Loss"]
 
@@ -62,7 +63,7 @@ class FeatureAccumulator:
         max_memory: int | float | str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        generator: torch.Generator | int | None = None,
+        generator: Seed = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -79,7 +80,9 @@ class FeatureAccumulator:
         self._all_layers = find_layers(self._model)
         self._layers = select_layers(self._all_layers, layers)
         self._decay = decay
-        wanted = resolve_measure(measure, initial=initial is not None, loss=loss is not None, decay=bool(decay))
+        wanted = resolve_measure(
+            measure, initial=initial is not None, loss=loss is not None, decay=bool(decay)
+        )
         self._wanted = wanted
         self._initial = None if initial is None else _initial_model(initial, self._model, unwrap(model))
         self._initial_layers = [] if self._initial is None else _match(self._layers, self._initial)
@@ -90,7 +93,7 @@ class FeatureAccumulator:
         self._plans: dict[str, Plan] = plan_sums(
             self._layers, wanted, 1 if outputs == "exact" else GROUPS, self._memory
         )
-        self._generator = _generator(generator)
+        self._generator = as_generator(generator, "sketch")
         self._weights: dict[str, dict[str, Tensor]] = {}
         self._versions: list[int] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
@@ -161,7 +164,9 @@ class FeatureAccumulator:
                 with its target under ``"labels"``.
         """
         if self._synced:
-            raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
+            raise InputError(
+                "the sums were reduced over the processes: make a new accumulator for further data"
+            )
         if self._captures is None:
             with self.session():
                 self._update(batch)
@@ -237,8 +242,14 @@ class FeatureAccumulator:
         rows = coverage(self._model, [x for x in self._layers if x.name not in outside])
         reason = "its weight is used without calling the module, where no pre-activation can be seen"
         unseen = {x.name for x in self._layers if x.name in outside}
-        hidden = {row.parameter for row in coverage(self._model, [x for x in self._layers if x.name in unseen]) if row.taken}
-        rows = [replace(row, reason=reason) if not row.taken and row.parameter in hidden else row for row in rows]
+        hidden = {
+            row.parameter
+            for row in coverage(self._model, [x for x in self._layers if x.name in unseen])
+            if row.taken
+        }
+        rows = [
+            replace(row, reason=reason) if not row.taken and row.parameter in hidden else row for row in rows
+        ]
         return Report(features, rows, samples=self._samples, outputs=self._outputs)
 
     # --- one batch -------------------------------------------------------------------------------
@@ -290,7 +301,9 @@ class FeatureAccumulator:
     ) -> None:
         for group, v in cotangents(plan, trace.output, self._generator):
             rows = trace.gradients(trace.output, v)
-            initial_rows = None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
+            initial_rows = (
+                None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
+            )
             for layer in self._layers:
                 found = rows.pop(layer.name)
                 start: list[Tensor | None] = [None] * len(found)
@@ -359,7 +372,9 @@ class FeatureAccumulator:
     def _start(self, plan: Outputs) -> None:
         if self._outputs is not None:
             if (plan.sketches, plan.groups) != (self._outputs.sketches, self._outputs.groups):
-                raise InputError("the accumulators took the outputs in different ways: pass the same outputs=")
+                raise InputError(
+                    "the accumulators took the outputs in different ways: pass the same outputs="
+                )
             return
         self._outputs = plan
         self._sums = {
@@ -379,7 +394,9 @@ class FeatureAccumulator:
         flags = [layer.note] if layer.note else []
         if layer.name not in self._seen:
             flags.append(
-                "called with autograd off" if layer.name in self._blocked else "not called in the forward pass"
+                "called with autograd off"
+                if layer.name in self._blocked
+                else "not called in the forward pass"
             )
         elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
             flags.append("the output does not depend on this layer")
@@ -475,12 +492,6 @@ def _summed_loss(loss: Loss, output: Tensor, target: Any, n: int, reduction: str
     if not total.requires_grad:
         raise InputError("the loss does not depend on the output in a differentiable way")
     return total
-
-
-def _generator(generator: torch.Generator | int | None) -> torch.Generator:
-    if isinstance(generator, torch.Generator):
-        return generator
-    return torch.Generator().manual_seed(0 if generator is None else generator)
 
 
 def _placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:

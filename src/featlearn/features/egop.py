@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
 from featlearn.features.outputs import check_outputs, cotangents, plan_outputs
 from featlearn.features.sums import add_gram, mirrored
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["egop"]
 
@@ -21,7 +23,7 @@ def egop(
     *,
     outputs: str | int = "auto",
     batch_size: int = 4096,
-    generator: torch.Generator | int | None = None,
+    generator: Seed = None,
 ) -> Tensor:
     """Expected gradient outer product ``(1/n) sum_i sum_c grad y_c(x_i) grad y_c(x_i)^T`` (NFA paper, section 2.1).
 
@@ -55,14 +57,12 @@ def egop(
     if not torch.isfinite(X).all():
         raise InputError("X has NaN or infinite entries")
     check_outputs(outputs)
-    if not isinstance(generator, torch.Generator):
-        generator = torch.Generator().manual_seed(generator or 0)
+    source = as_generator(generator, "sketch")
     n, d = X.shape[0], X[0].numel()
     total = torch.zeros(1, d, d, dtype=torch.float64, device=X.device)
     scale = 1.0
-    was_training = isinstance(target, nn.Module) and target.training
-    if was_training:
-        raise InputError("the model is in training mode: call model.eval() first")
+    if isinstance(target, nn.Module):
+        check_training_mode(target)
     for rows in X.split(batch_size):
         with torch.inference_mode(False), torch.enable_grad():
             x = rows.detach().clone().requires_grad_()
@@ -71,11 +71,13 @@ def egop(
                 shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
                 raise InputError(f"target must return a value for each of the {len(x)} rows, got {shape}")
             if not y.requires_grad:
-                raise InputError("target must be differentiable: write it with torch operations on its argument")
+                raise InputError(
+                    "target must be differentiable: write it with torch operations on its argument"
+                )
             plan = plan_outputs(outputs, y.numel() // len(x))
             scale = plan.scale()
             part = torch.zeros(1, d, d, dtype=x.dtype, device=x.device)
-            for _, v in cotangents(plan, y, generator):
+            for _, v in cotangents(plan, y, source):
                 (gradient,) = torch.autograd.grad(y, x, v, retain_graph=True)
                 add_gram(part, gradient.reshape(len(x), 1, d))
         total += mirrored(part)

@@ -101,7 +101,9 @@ class LayerFeatures:
         return value.mean(0) if value.ndim == 4 else value
 
     def _gram(self, weight: str) -> Factored:
-        return self._cached(f"{weight}^T{weight}", lambda: factored(self._factor(weight), None, self._factor(weight)))
+        return self._cached(
+            f"{weight}^T{weight}", lambda: factored(self._factor(weight), None, self._factor(weight))
+        )
 
     def _conjugate(self, weight: str, core: str) -> Factored:
         def build() -> Factored:
@@ -257,7 +259,9 @@ class LayerFeatures:
             The correlation, NaN where a matrix is zero.
         """
         if name not in _PARTNERS:
-            raise InputError(f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}")
+            raise InputError(
+                f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}"
+            )
         if kind not in ("cosine", "pearson"):
             raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
         other = self._matrix(name)
@@ -288,7 +292,8 @@ class LayerFeatures:
     def centered_ratio(self) -> float:
         """C/UC ratio ``tr(Wb^T Wb Wb^T K Wb) / tr(W^T W W^T K W)`` (NFA paper, section 5)."""
         return _ratio(
-            self._gram("Wb").inner(self._conjugate("Wb", "K")), self._gram("W").inner(self._conjugate("W", "K"))
+            self._gram("Wb").inner(self._conjugate("Wb", "K")),
+            self._gram("W").inner(self._conjugate("W", "K")),
         )
 
     @cached_property

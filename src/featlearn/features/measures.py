@@ -112,12 +112,12 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
     ``|G|^2 = tr((A K)^2)``; where k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
     """
     must_be_outer = "outer" in wanted
-    outer = {
-        layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers
-    }
+    outer = {layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers}
 
     def plans() -> dict[str, Plan]:
-        return {layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
+        return {
+            layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers
+        }
 
     def used(chosen: Mapping[str, Plan]) -> int:
         return sum(_bytes(plan, groups) for plan in chosen.values())

@@ -71,5 +71,5 @@ def cotangents(plan: Outputs, output: Tensor, generator: torch.Generator) -> Ite
             yield 0, v
         return
     for s in range(plan.sketches):
-        bits = torch.randint(0, 2, output.shape, generator=generator, device=generator.device, dtype=torch.int8)
+        bits = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8)
         yield s % plan.groups, bits.to(output.device, output.dtype).mul_(2).sub_(1)

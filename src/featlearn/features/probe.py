@@ -14,6 +14,7 @@ from featlearn.features.accumulator import FeatureAccumulator, Loss
 from featlearn.features.decay import WeightDecay
 from featlearn.features.report import Report
 from featlearn.numerics.progress import progress_bar
+from featlearn.numerics.seeds import Seed
 
 __all__ = ["probe"]
 
@@ -34,7 +35,7 @@ def probe(
     max_memory: int | float | str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    generator: torch.Generator | int | None = None,
+    generator: Seed = None,
     progress: bool = False,
 ) -> Report:
     """Measure, in one pass over the data, the feature matrices and correlations of every weight matrix.

@@ -149,9 +149,7 @@ def _additive_mask(
 
     def additive(mask: Tensor) -> Tensor:
         if mask.dtype == torch.bool:
-            return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(
-                mask, -math.inf
-            )
+            return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, -math.inf)
         return mask.to(like.dtype)
 
     if attn_mask is None and is_causal:

@@ -69,6 +69,8 @@ def _patches(module: Conv, x: Tensor) -> Tensor:
     n, channels = x.shape[:2]
     places = math.prod(x.shape[2 : 2 + dims])
     order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-    return x.permute(order).reshape(n, places, module.groups, -1).reshape(
-        n, places, module.groups, channels // module.groups * math.prod(module.kernel_size)
+    return (
+        x.permute(order)
+        .reshape(n, places, module.groups, -1)
+        .reshape(n, places, module.groups, channels // module.groups * math.prod(module.kernel_size))
     )

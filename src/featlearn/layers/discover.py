@@ -183,7 +183,9 @@ def _factory(module: nn.Module) -> Factory | None:
 
 def _refuse_lazy(name: str, module: nn.Module) -> None:
     if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-        raise InputError(f"layer {name!r} has no weights yet: run the model once so that lazy layers take shape")
+        raise InputError(
+            f"layer {name!r} has no weights yet: run the model once so that lazy layers take shape"
+        )
 
 
 def _owner(layer: Layer) -> tuple[nn.Module, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["as_float64", "corrupt", "cosine", "pearson", "principal_angles", "psd_power", "symmetric_eigh"]
 
@@ -68,7 +69,9 @@ def symmetric_eigh(matrix: Any, what: str = "the matrix") -> tuple[Tensor, Tenso
         raise InputError(f"{what} has NaN or infinite entries")
     skew = (a - a.mT).abs().max() if a.numel() else a.new_zeros(())
     if skew > 1e-6 * a.abs().max():
-        raise InputError(f"{what} must be symmetric: it differs from its transpose by up to {float(skew):.2g}")
+        raise InputError(
+            f"{what} must be symmetric: it differs from its transpose by up to {float(skew):.2g}"
+        )
     values, vectors = torch.linalg.eigh((a + a.mT) / 2)
     return values, vectors
 
@@ -127,7 +130,7 @@ def principal_angles(u: Any, v: Any) -> Tensor:
     return torch.where(cosines**2 > 0.5, torch.asin(sines), torch.acos(cosines))
 
 
-def corrupt(matrix: Any, generator: torch.Generator | None = None) -> Tensor:
+def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
     """A matrix with the same eigenvalues and random eigenvectors (figure 1 of the NFA paper).
 
     Replacing K by ``corrupt(K)`` keeps its spectrum and destroys its alignment with the weights; what is
@@ -135,11 +138,11 @@ def corrupt(matrix: Any, generator: torch.Generator | None = None) -> Tensor:
 
     Args:
         matrix: Symmetric, ``(k, k)`` or ``(blocks, k, k)``.
-        generator: Source of the Haar-distributed rotation; a fresh one seeded with 0 by default.
+        generator: Generator or seed of the Haar-distributed rotation.
     """
     values, vectors = symmetric_eigh(matrix)
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
-    gaussian = torch.randn(vectors.shape, generator=generator, dtype=torch.float64, device=generator.device)
+    source = as_generator(generator, "corrupt")
+    gaussian = torch.randn(vectors.shape, generator=source, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian.to(vectors.device))
     # QR alone is not Haar: the sign of each column of R must be given back to Q.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)

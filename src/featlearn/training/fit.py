@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.numerics.progress import progress_bar
-from featlearn.training.seeds import Seed, as_generator
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["DivergenceError", "History", "fit", "relative_gradient"]
 

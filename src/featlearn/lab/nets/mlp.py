@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from featlearn.errors import InputError
 from featlearn.lab.nets.activations import Activation, activation_module
 from featlearn.lab.nets.initialisation import ScaleOf, scale_weights
-from featlearn.training.seeds import Seed, as_generator
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["mlp"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.training.seeds import Seed, as_generator
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = [
     "RegressionTask",

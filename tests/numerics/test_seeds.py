@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.training import as_generator
+from featlearn.numerics.seeds import as_generator
 
 
 def draw(generator):
