@@ -262,9 +262,7 @@ def covariance(rows: list[Tensor]) -> Tensor:
     total = torch.zeros(rows[0].shape[2], rows[0].shape[3], rows[0].shape[3], dtype=torch.float64)
     for sample in rows:
         for output in sample:
-            for position in output:
-                for group, row in enumerate(position):
-                    total[group] += torch.outer(row, row)
+            total += torch.einsum("pgi,pgj->gij", output, output)
     return total / len(rows)
 
 
@@ -352,13 +350,14 @@ def reference(
     jacobian = jacobians(case, model)
     jacobian_before = None if initial is None else jacobians(case, initial)
     gradients = None if weight_decay is None else loss_gradients(case, model)
+    after, before = plain(model), None if initial is None else plain(initial)
     layers = {}
     for name in case.layers:
-        module = plain(model).get_submodule(name)
+        module = after.get_submodule(name)
         weight = as_matrix(module, module.weight.detach())
         values = _forward_values(weight, jacobian[name])
-        if initial is not None and jacobian_before is not None:
-            module = plain(initial).get_submodule(name)
+        if before is not None and jacobian_before is not None:
+            module = before.get_submodule(name)
             values |= _centered_values(
                 weight, as_matrix(module, module.weight.detach()), jacobian[name], jacobian_before[name]
             )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from torch.nn import functional as F
 
 from cases import CASES, Case, call, perturbed, samples, target
 from oracles import (
+    BACKWARD,
+    CONVOLUTIONS,
+    FORWARD,
     PlainAttention,
     as_matrix,
     as_positions,
@@ -241,33 +246,64 @@ def test_agop_of_a_first_layer_is_the_input_gradient_unless_there_is_a_skip() ->
     assert not close(reference(skip_case, model)["fc1"]["agop"][0], total, 0.1)
 
 
-def test_conv_weight_gradient_is_the_pairing_of_patches_with_gradients() -> None:
-    """The rows of the matrix are in unfold's order, and so are the positions."""
-    case = BY_NAME["conv2d-strided"]
+def patches(module: nn.Module, x: Tensor) -> Tensor:
+    """The inputs of a layer for one sample as (positions, groups, k_in), a convolution's cut one by one."""
+    if not isinstance(module, CONVOLUTIONS):
+        return x.reshape(-1, 1, x.shape[-1])
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    # torch keeps the amounts in F.pad's order, resolved for "same" too
+    x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)[0]
+    geometry = list(zip(x.shape[1:], module.kernel_size, module.stride, module.dilation, strict=True))
+    starts = [range(0, size - dilation * (kernel - 1), stride) for size, kernel, stride, dilation in geometry]
+    cut = []
+    for start in itertools.product(*starts):
+        window = (slice(s, s + d * (k - 1) + 1, d) for s, (_, k, _, d) in zip(start, geometry, strict=True))
+        cut.append(x[(slice(None), *window)].reshape(module.groups, -1))
+    return torch.stack(cut)
+
+
+@every_case
+def test_a_layer_is_its_matrix(case: Case) -> None:
+    """h = W x + b at every position of every call, and the loss's gradient by W is the sum of g x^T."""
     model, _ = perturbed(case)
-    first = model[0]
-    total = torch.zeros(4, 18, dtype=torch.float64)
-    for sample in samples(case.batch()):
-        h = first(sample[0])
-        patches = F.unfold(sample[0], 3, stride=2, padding=1)[0]
-        assert close(
-            (first.weight.reshape(4, -1) @ patches + first.bias[:, None]).detach(), h.detach()[0].flatten(1)
-        )
-        (grad,) = torch.autograd.grad(case.loss(model[1:](h), sample[1]).sum(), h)
-        total += grad[0].flatten(1) @ patches.T / 5
-    assert close(reference(case, model, weight_decay=0.1)["0"]["dW"][0], total)
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in case.layers}
+
+    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        return lambda module, inputs, output: seen[name].append((inputs[0].clone(), output.clone()))
+
+    total = dict.fromkeys(case.layers, 0.0)
+    by_output, by_weight = loss_gradients(case, model)
+    for number, sample in enumerate(samples(case.batch())):
+        copied = plain(model)
+        for name in case.layers:
+            seen[name].clear()
+            copied.get_submodule(name).register_forward_hook(record(name))
+        with torch.no_grad():
+            call(case, copied, sample)
+        for name in case.layers:
+            module = copied.get_submodule(name)
+            weight = as_matrix(module, module.weight.detach())
+            x = torch.cat([patches(module, given) for given, _ in seen[name]])
+            h = torch.cat([as_positions(module, output) for _, output in seen[name]])
+            bias = 0 if module.bias is None else module.bias.detach().reshape(len(weight), -1)
+            assert close(torch.einsum("gij,pgj->pgi", weight, x) + bias, h), name
+            total[name] = total[name] + torch.einsum("pgi,pgj->gij", by_output[name][number][0], x)
+    for name in case.layers:
+        if case.name not in ("tied-layers", "tied-embedding") and name != "lm_head":
+            assert close(torch.stack(by_weight[name]).sum(0), total[name]), name
 
 
 @every_case
 def test_weight_gradient_is_that_of_the_batch_loss(case: Case) -> None:
     """The total gradient of back-propagation, ties and all, where the parameter itself is the weight."""
     model, _ = perturbed(case)
-    if case.name == "input-changed-in-place":
-        pytest.skip("autograd refuses the gradient of a weight whose saved input was changed")
-    model.requires_grad_(True)
-    case.loss(call(case, model, case.batch()), target(case.batch())).sum().backward()
     _, by_weight = loss_gradients(case, model)
     copied = plain(model)
+    if case.name == "input-changed-in-place":
+        # autograd refuses the gradient of a weight whose saved input was changed
+        model.forward = lambda x: model.head(torch.tanh((h := model.inp(x)) + torch.tanh(model.fc(h))))
+    model.requires_grad_(True)
+    case.loss(call(case, model, case.batch()), target(case.batch())).sum().backward()
     for name, path in case.layers.items():
         weight = read(model, path)
         if not weight.is_leaf:
@@ -333,25 +369,54 @@ def test_formulas_of_section_one(case: Case) -> None:
         )
         assert v["nfc"] == v["cos_agop"] or math.isnan(v["nfc"])
 
-        # the smaller side gives the same numbers: <F, G> = tr(A^2 K), |G|^2 = tr((A K)^2), A = W W^T
+        change = float((moved**2).sum() ** 0.5)
+        assert v["weight_change"] == pytest.approx(change / float((w0**2).sum() ** 0.5), rel=1e-12)
+        assert v["weight_change_relative"] == pytest.approx(change / float((w**2).sum() ** 0.5), rel=1e-12)
+        stationary = (v["dW"] / decay + w).norm() / w.norm()
+        assert v["relgrad"] == pytest.approx(float(stationary), rel=1e-12)
+
         def trace(a: Tensor) -> float:
             return float(a.diagonal(dim1=1, dim2=2).sum())
 
-        a, b = w @ wt, moved @ moved.transpose(1, 2)
+        def small_side(a: Tensor, k: Tensor) -> float:
+            """cos(V^T V, V^T K V) from A = V V^T alone."""
+            return trace(a @ a @ k) / trace(a @ a) ** 0.5 / trace(a @ k @ a @ k) ** 0.5
+
+        # <F, G> = tr(A^2 K), |F|^2 = tr(A^2), |G|^2 = tr((A K)^2)
+        a, b, c = w @ wt, moved @ moved.transpose(1, 2), w0 @ w0.transpose(1, 2)
         if norm(k):
-            assert math.isclose(
-                v["nfc"], trace(a @ a @ k) / norm(a) / trace(a @ k @ a @ k) ** 0.5, rel_tol=1e-11
-            )
+            assert math.isclose(v["nfc"], small_side(a, k), rel_tol=1e-11)
+            assert math.isclose(v["centered_nfc"], small_side(b, k), rel_tol=1e-11)
+            assert math.isclose(v["cos_enfa"], small_side(a, v["benfa"]), rel_tol=1e-11)
             assert math.isclose(v["centered_ratio"], trace(b @ b @ k) / trace(a @ a @ k), rel_tol=1e-11)
-            assert 0 < v["centered_nfc"] <= 1 + 1e-12
         if norm(kb):
             assert norm(kb) > 1e-12 * norm(k)  # really moved, no rounding
-            assert math.isclose(
-                v["double_centered_ratio"], trace(b @ b @ kb) / trace(b @ b @ k), rel_tol=1e-11
-            )
+            assert math.isclose(v["double_centered_nfc"], small_side(b, kb), rel_tol=1e-11)
+            assert math.isclose(v["ptk_centered_nfc"], small_side(c, kb), rel_tol=1e-11)
+            expected = trace(b @ b @ kb) / trace(b @ b @ k)
+            assert math.isclose(v["double_centered_ratio"], expected, rel_tol=1e-11)
         else:
             assert math.isnan(v["double_centered_nfc"])
             assert math.isnan(v["ptk_centered_nfc"])
+
+
+def test_correlations_of_an_ungrouped_layer_by_torch() -> None:
+    case = BY_NAME["mlp-tanh-bias"]
+    model, _ = perturbed(case)
+    v = reference(case, model, weight_decay=0.1)["2"]
+
+    def by_torch(a: Tensor, b: Tensor) -> tuple[float, float]:
+        a, b = a.flatten(), b.flatten()
+        return F.cosine_similarity(a, b, dim=0).item(), torch.corrcoef(torch.stack([a, b]))[0, 1].item()
+
+    for names, against in ((FORWARD, v["W"].mT @ v["W"]), (BACKWARD, v["W"] @ v["W"].mT)):
+        for name in names:
+            assert (v[f"cos_{name}"], v[f"pearson_{name}"]) == pytest.approx(
+                by_torch(v[name], against), rel=1e-11
+            )
+    assert (v["nfc"], v["nfc_pearson"]) == pytest.approx(by_torch(v["nfm"], v["agop"]), rel=1e-11)
+    diagonals = by_torch(v["nfm"][0].diag(), v["agop"][0].diag())
+    assert (v["nfc_diagonal"], v["nfc_pearson_diagonal"]) == pytest.approx(diagonals, rel=1e-11)
 
 
 @every_case
