@@ -122,9 +122,7 @@ def built(factory: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Mo
     return make
 
 
-def real(
-    n: int, *shape: int, out: tuple[int, ...] = (), classes: int = 0
-) -> Callable[[], tuple[Tensor, Tensor]]:
+def real(n: int, *shape: int, out: tuple[int, ...] = (), classes: int = 0) -> Callable[[], tuple[Tensor, Tensor]]:
     """A batch of Gaussian inputs with Gaussian targets of shape `(n, *out)`, or with class labels."""
 
     def batch() -> tuple[Tensor, Tensor]:
@@ -156,8 +154,7 @@ def weights(*names: str) -> dict[str, str]:
 def attention(path: str, separate: bool = False) -> dict[str, str]:
     """The four layers of an nn.MultiheadAttention at `path`."""
     layers = {
-        f"{path}.{part}": f"{path}.{part}_proj_weight" if separate else f"{path}.in_proj_weight"
-        for part in "qkv"
+        f"{path}.{part}": f"{path}.{part}_proj_weight" if separate else f"{path}.in_proj_weight" for part in "qkv"
     }
     return layers | {f"{path}.out": f"{path}.out_proj.weight"}
 
@@ -293,9 +290,7 @@ class MaskedAttention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.attn = nn.MultiheadAttention(
-            4, 2, bias=False, add_bias_kv=True, add_zero_attn=True, batch_first=True
-        )
+        self.attn = nn.MultiheadAttention(4, 2, bias=False, add_bias_kv=True, add_zero_attn=True, batch_first=True)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -502,9 +497,7 @@ CASES: list[Case] = [
     ),
     Case(
         name="mlp-tanh-bias",
-        make=built(
-            lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-        ),
+        make=built(lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))),
         batch=real(6, 4, out=(3,)),
         loss=mean_squared,
         layers=weights("0", "2", "4"),
@@ -512,9 +505,7 @@ CASES: list[Case] = [
     ),
     Case(
         name="mlp-wide-narrow",
-        make=built(
-            lambda: nn.Sequential(nn.Linear(3, 9), nn.GELU(), nn.Linear(9, 2), nn.GELU(), nn.Linear(2, 6))
-        ),
+        make=built(lambda: nn.Sequential(nn.Linear(3, 9), nn.GELU(), nn.Linear(9, 2), nn.GELU(), nn.Linear(2, 6))),
         batch=real(5, 3, classes=6),
         loss=cross_entropy,
         layers=weights("0", "2", "4"),

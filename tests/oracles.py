@@ -43,9 +43,7 @@ class PlainAttention(nn.Module):
         self.bias_k, self.bias_v = copy.deepcopy(original.bias_k), copy.deepcopy(original.bias_v)
         self.num_heads, self.add_zero_attn = original.num_heads, original.add_zero_attn
         self.batch_first = original.batch_first
-        self.in_proj_bias = (
-            None  # tells nn.TransformerEncoderLayer not to take its fused path past the modules
-        )
+        self.in_proj_bias = None  # tells nn.TransformerEncoderLayer not to take its fused path past the modules
 
     def forward(
         self,
@@ -204,15 +202,11 @@ def _zeros(name: str, number: int, output: Tensor) -> Tensor:
     return torch.zeros_like(output, requires_grad=True)
 
 
-def gradients_at_layers(
-    value: Tensor, model: nn.Module, offsets: dict[str, list[Tensor]]
-) -> dict[str, Tensor]:
+def gradients_at_layers(value: Tensor, model: nn.Module, offsets: dict[str, list[Tensor]]) -> dict[str, Tensor]:
     """The derivative of one number by each layer's output, as (positions of all calls, groups, k_out)."""
     result = {}
     for name, tensors in offsets.items():
-        grads = torch.autograd.grad(
-            value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+        grads = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
         module = model.get_submodule(name)
         result[name] = torch.cat([as_positions(module, grad) for grad in grads])
     return result
@@ -268,9 +262,7 @@ def covariance(rows: list[Tensor]) -> Tensor:
 
 def through(rows: list[Tensor], weight: Tensor) -> list[Tensor]:
     """The rows times the weight of their group: gradients by the layer's input, through this weight."""
-    return [
-        torch.stack([sample[..., g, :] @ weight[g] for g in range(len(weight))], dim=-2) for sample in rows
-    ]
+    return [torch.stack([sample[..., g, :] @ weight[g] for g in range(len(weight))], dim=-2) for sample in rows]
 
 
 def root_of_covariance(rows: list[Tensor]) -> Tensor:
@@ -395,9 +387,7 @@ def _forward_values(weight: Tensor, jacobian: list[Tensor]) -> Values:
     }
 
 
-def _centered_values(
-    weight: Tensor, weight0: Tensor, jacobian: list[Tensor], jacobian0: list[Tensor]
-) -> Values:
+def _centered_values(weight: Tensor, weight0: Tensor, jacobian: list[Tensor], jacobian0: list[Tensor]) -> Values:
     """The quantities of the change since initialisation, at the same inputs."""
     moved = weight - weight0
     jacobian_moved = [after - before for after, before in zip(jacobian, jacobian0, strict=True)]

@@ -78,9 +78,7 @@ def test_samples_do_not_interact(case: Case) -> None:
     assert close(whole.detach(), single.detach())
     loss = case.loss(whole, target(batch))
     assert loss.shape == (len(parts),)
-    assert close(
-        loss.detach(), torch.cat([case.loss(call(case, model, s), target(s)) for s in parts]).detach()
-    )
+    assert close(loss.detach(), torch.cat([case.loss(call(case, model, s), target(s)) for s in parts]).detach())
 
 
 @every_case
@@ -411,9 +409,7 @@ def test_correlations_of_an_ungrouped_layer_by_torch() -> None:
 
     for names, against in ((FORWARD, v["W"].mT @ v["W"]), (BACKWARD, v["W"] @ v["W"].mT)):
         for name in names:
-            assert (v[f"cos_{name}"], v[f"pearson_{name}"]) == pytest.approx(
-                by_torch(v[name], against), rel=1e-11
-            )
+            assert (v[f"cos_{name}"], v[f"pearson_{name}"]) == pytest.approx(by_torch(v[name], against), rel=1e-11)
     assert (v["nfc"], v["nfc_pearson"]) == pytest.approx(by_torch(v["nfm"], v["agop"]), rel=1e-11)
     diagonals = by_torch(v["nfm"][0].diag(), v["agop"][0].diag())
     assert (v["nfc_diagonal"], v["nfc_pearson_diagonal"]) == pytest.approx(diagonals, rel=1e-11)
@@ -435,9 +431,7 @@ def test_a_discarded_layer_has_no_correlation() -> None:
     v = reference(case, model, initial, weight_decay=0.1)["unused"]
     assert v["J"][0].shape == (2, 1, 1, 3)
     assert norm(v["K"]) == norm(v["fact"]) == 0
-    assert all(
-        math.isnan(v[key]) for key in ("nfc", "centered_nfc", "centered_ratio", "cos_fact", "cos_enfa")
-    )
+    assert all(math.isnan(v[key]) for key in ("nfc", "centered_nfc", "centered_ratio", "cos_fact", "cos_enfa"))
     assert v["relgrad"] == pytest.approx(1)
     assert v["weight_change"] > 0
 
@@ -480,9 +474,7 @@ def test_fact_is_the_nfm_at_a_minimum_of_the_decayed_loss(reduction: str) -> Non
     )
     model = case.make()
     samples_in_loss = n if reduction == "mean" else 1
-    solution = torch.linalg.solve(
-        x.T @ x + samples_in_loss * decay * torch.eye(4, dtype=torch.float64), x.T @ y
-    )
+    solution = torch.linalg.solve(x.T @ x + samples_in_loss * decay * torch.eye(4, dtype=torch.float64), x.T @ y)
     with torch.no_grad():
         model[0].weight.copy_(solution.T)
     v = reference(case, model, weight_decay=decay, loss_reduction=reduction)["0"]

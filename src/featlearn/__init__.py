@@ -6,7 +6,7 @@ from featlearn.errors import FeatlearnError, FeatlearnWarning, InputError, Unsup
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
 from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
 
-__all__ = [
+__all__ = [  # noqa: RUF022  # grouped by use
     # measure a model
     "FeatureAccumulator",
     "LayerFeatures",
@@ -25,6 +25,6 @@ __all__ = [
     "InputError",
     "NotMeasuredError",
     "UnsupportedModelError",
-]  # fmt: skip
+]
 
 logging.getLogger("featlearn").addHandler(logging.NullHandler())

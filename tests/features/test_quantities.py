@@ -148,7 +148,7 @@ def test_projected_sums_give_the_same_correlations(case: Case, monkeypatch: pyte
         outputs="exact",
         forward=case.forward,
     )
-    full, expected = measured(case)
+    _, expected = measured(case)
     for layer, values in expected.items():
         _, k_out, k_in = report[layer].shape
         assert ("K" in report[layer].sums) == (k_out <= k_in)

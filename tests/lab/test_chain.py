@@ -45,9 +45,7 @@ def test_egop_special_cases_and_spectrum():
     assert egop[5:].abs().max() == 0
     assert egop[:, 5:].abs().max() == 0
     for r, rank in ((5, 5), (6, 6), (8, 6)):
-        expected = torch.tensor(
-            [4 * math.cos(2 * math.pi * k / r) ** 2 for k in range(r)], dtype=torch.float64
-        )
+        expected = torch.tensor([4 * math.cos(2 * math.pi * k / r) ** 2 for k in range(r)], dtype=torch.float64)
         values = torch.linalg.eigvalsh(chain_monomial_egop(r, r))
         torch.testing.assert_close(values, expected.sort().values, atol=1e-12, rtol=1e-12)
         assert torch.linalg.matrix_rank(chain_monomial_egop(r, r)) == rank

@@ -69,9 +69,7 @@ def test_subtract_initial_trains_the_model_and_never_the_copy():
     wrapped = subtract_initial(model)
     fit(wrapped, (X, y), lr=0.05, steps=20, weight_decay=1e-2)
     assert wrapped.model is model
-    assert all(
-        torch.equal(p, q) for p, q in zip(wrapped.initial.parameters(), start.parameters(), strict=True)
-    )
+    assert all(torch.equal(p, q) for p, q in zip(wrapped.initial.parameters(), start.parameters(), strict=True))
     assert not torch.equal(model[0].weight, start[0].weight)
     torch.testing.assert_close(wrapped(X), model(X) - start(X))
 

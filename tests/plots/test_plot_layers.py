@@ -68,9 +68,7 @@ def test_error_bars():
 
 
 def test_sixty_long_names_fit_without_touching():
-    names = [
-        f"transformer.h.{i}.{part}" for i in range(15) for part in ("attn.c_attn", "attn.c_proj", "fc", "x")
-    ]
+    names = [f"transformer.h.{i}.{part}" for i in range(15) for part in ("attn.c_attn", "attn.c_proj", "fc", "x")]
     values = {m: np.linspace(0, 1, 60) for m in ("NFC", "centred NFC", "corrupted")}
     fig = layer_bars(names, values, title="GPT-2")
     canvas = FigureCanvasAgg(fig)

@@ -7,9 +7,7 @@ from featlearn.plots import spectrum
 
 
 def test_sorted_on_a_logarithmic_axis():
-    fig = spectrum(
-        {"K": torch.tensor([1.0, 100.0, 10.0]), "F": [0.5, 0.0, 2.0, -1e-18, 1e-16]}, title="Spectra"
-    )
+    fig = spectrum({"K": torch.tensor([1.0, 100.0, 10.0]), "F": [0.5, 0.0, 2.0, -1e-18, 1e-16]}, title="Spectra")
     (ax,) = fig.axes
     first, second = ax.lines
     assert first.get_data()[0].tolist() == [1, 2, 3]

@@ -118,9 +118,7 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order():
 
 
 def dropout_net():
-    return nn.Sequential(
-        *mlp([5, 30], dtype=torch.float64), nn.Dropout(0.5), *mlp([30, 2], dtype=torch.float64)
-    )
+    return nn.Sequential(*mlp([5, 30], dtype=torch.float64), nn.Dropout(0.5), *mlp([30, 2], dtype=torch.float64))
 
 
 def test_runs_repeat_and_leave_the_global_generator_alone():

@@ -66,9 +66,7 @@ def sliceable(data: Any) -> bool:
     return isinstance(data, Tensor | np.ndarray | tuple | Mapping)
 
 
-def as_batch(
-    raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2
-) -> Batch:
+def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2) -> Batch:
     """A raw batch with its tensors on a device, checked for NaN, and split into inputs and target.
 
     Args:
@@ -91,8 +89,8 @@ def as_batch(
         inputs, target = raw[0], raw[-1] if len(raw) > 1 else None
     else:
         inputs, target = raw, None
-    for what, part in (("inputs", inputs), ("target", target)):
-        _map(part, lambda t, what=what: _finite(t, what))
+    _map(inputs, lambda t: _check_finite(t, "inputs"))
+    _map(target, lambda t: _check_finite(t, "targets"))
     return Batch(raw, inputs, target, _rows_or_none(inputs))
 
 
@@ -169,9 +167,7 @@ def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
     return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
 
 
-def _finite(t: Tensor, what: str) -> None:
+def _check_finite(t: Tensor, what: str) -> None:
     if t.is_floating_point() and not torch.isfinite(t).all():
         bad = int((~torch.isfinite(t)).sum())
-        raise InputError(
-            f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first"
-        )
+        raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first")

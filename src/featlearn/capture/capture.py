@@ -92,9 +92,7 @@ class Trace:
             if grad is not None:
                 rows[layer.name].append(layer.outputs(grad))
         totals = dict(zip(leaves, grads[len(places) :], strict=True))
-        return rows, {
-            name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None
-        }
+        return rows, {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
 
 
 class Capture:
@@ -182,9 +180,7 @@ class Capture:
             self._trace = None
         if before is not None:
             self._random_checked = True
-            if any(m.training for m in self._model.modules()) and not torch.equal(
-                before, torch.get_rng_state()
-            ):
+            if any(m.training for m in self._model.modules()) and not torch.equal(before, torch.get_rng_state()):
                 raise InputError(
                     f"{self._what} draws random numbers in its forward pass while in training mode (dropout?): "
                     'call model.eval() first, or pass train_mode="eval"'
@@ -245,9 +241,7 @@ class Capture:
         return hook
 
     def _hook(self, layer: Layer) -> Callable[..., Tensor | None]:
-        def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor
-        ) -> Tensor | None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor | None:
             if self._trace is None:
                 return None
             x = args[0] if args else next(iter(kwargs.values()))
@@ -311,9 +305,7 @@ def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
 def _check_same(result: Tensor, expected: Tensor) -> None:
     eps = torch.finfo(result.dtype).eps
     scale = expected.abs().amax().clamp_min(1.0) if expected.numel() else expected.new_ones(())
-    if not torch.allclose(
-        result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True
-    ):
+    if not torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True):
         gap = float((result - expected).abs().max())
         raise UnsupportedModelError(
             f"a MultiheadAttention computed through separate projections differs from its own output by {gap:.2g}: "

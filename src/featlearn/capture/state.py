@@ -21,7 +21,7 @@ __all__ = ["check_parameters", "check_training_mode", "eager", "preserved", "pre
 def preserved_rng() -> Iterator[None]:
     """Give every global random generator (torch, its accelerators, numpy, python) its state back."""
     cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the legacy global generator is meant
     try:
         yield

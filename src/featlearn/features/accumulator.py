@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,16 +14,16 @@ from featlearn.capture import Batch, Capture, Forward, Trace, as_batch, batches,
 from featlearn.errors import InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
+from featlearn.features.losses import Loss, summed_loss
 from featlearn.features.measures import Plan, parse_memory, plan_sums, resolve_measure
+from featlearn.features.models import initial_model, matching_layers, placed
 from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
 from featlearn.features.report import Report
 from featlearn.features.sums import BatchSums, empty_sums
 from featlearn.layers import Layer, coverage, find_layers, select_layers, unwrap
 from featlearn.numerics.seeds import Seed, as_generator
 
-__all__ = ["FeatureAccumulator", "Loss"]
-
-Loss = Callable[[Tensor, Any], Tensor]
+__all__ = ["FeatureAccumulator"]
 
 
 class FeatureAccumulator:
@@ -76,16 +75,14 @@ class FeatureAccumulator:
         check_outputs(outputs)
         # Read from the user's own model: a copy would have other parameters than the optimiser holds.
         decay = decay_of_layers(weight_decay, select_layers(find_layers(unwrap(model)), layers))
-        self._model = _placed(unwrap(model), device, dtype)
+        self._model = placed(unwrap(model), device, dtype)
         self._all_layers = find_layers(self._model)
         self._layers = select_layers(self._all_layers, layers)
         self._decay = decay
-        wanted = resolve_measure(
-            measure, initial=initial is not None, loss=loss is not None, decay=bool(decay)
-        )
+        wanted = resolve_measure(measure, initial=initial is not None, loss=loss is not None, decay=bool(decay))
         self._wanted = wanted
-        self._initial = None if initial is None else _initial_model(initial, self._model, unwrap(model))
-        self._initial_layers = [] if self._initial is None else _match(self._layers, self._initial)
+        self._initial = None if initial is None else initial_model(initial, self._model, unwrap(model))
+        self._initial_layers = [] if self._initial is None else matching_layers(self._layers, self._initial)
         self._loss = loss if wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
         self._forward, self._train_mode, self._dtype = forward, train_mode, dtype
@@ -164,9 +161,7 @@ class FeatureAccumulator:
                 with its target under ``"labels"``.
         """
         if self._synced:
-            raise InputError(
-                "the sums were reduced over the processes: make a new accumulator for further data"
-            )
+            raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
         if self._captures is None:
             with self.session():
                 self._update(batch)
@@ -235,21 +230,11 @@ class FeatureAccumulator:
             raise InputError("nothing has been measured yet: call update(batch) first")
         outside = self._outside - self._seen
         features = {
-            layer.name: self._features(layer, self._outputs)
-            for layer in self._layers
-            if layer.name not in outside
+            layer.name: self._features(layer, self._outputs) for layer in self._layers if layer.name not in outside
         }
-        rows = coverage(self._model, [x for x in self._layers if x.name not in outside])
         reason = "its weight is used without calling the module, where no pre-activation can be seen"
-        unseen = {x.name for x in self._layers if x.name in outside}
-        hidden = {
-            row.parameter
-            for row in coverage(self._model, [x for x in self._layers if x.name in unseen])
-            if row.taken
-        }
-        rows = [
-            replace(row, reason=reason) if not row.taken and row.parameter in hidden else row for row in rows
-        ]
+        measured = [layer for layer in self._layers if layer.name not in outside]
+        rows = coverage(self._model, measured, dict.fromkeys(outside, reason))
         return Report(features, rows, samples=self._samples, outputs=self._outputs)
 
     # --- one batch -------------------------------------------------------------------------------
@@ -301,9 +286,7 @@ class FeatureAccumulator:
     ) -> None:
         for group, v in cotangents(plan, trace.output, self._generator):
             rows = trace.gradients(trace.output, v)
-            initial_rows = (
-                None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
-            )
+            initial_rows = None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
             for layer in self._layers:
                 found = rows.pop(layer.name)
                 start: list[Tensor | None] = [None] * len(found)
@@ -312,10 +295,8 @@ class FeatureAccumulator:
                 for j, j0 in zip(found, start, strict=True):
                     new[layer.name].add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
 
-    def _add_loss_gradients(
-        self, loss: Loss, batch: Batch, n: int, trace: Trace, new: Mapping[str, BatchSums]
-    ) -> None:
-        total = _summed_loss(loss, trace.output, batch.target, n, self._loss_reduction)
+    def _add_loss_gradients(self, loss: Loss, batch: Batch, n: int, trace: Trace, new: Mapping[str, BatchSums]) -> None:
+        total = summed_loss(loss, trace.output, batch.target, n, self._loss_reduction)
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
         else:
@@ -338,11 +319,7 @@ class FeatureAccumulator:
         )
         # A weight tied to a layer that was called is accounted for there.
         called = {id(x.weight()) for x in self._layers if x.name in trace.calls}
-        return {
-            x.name
-            for (x, w), g in zip(idle_weights, grads, strict=True)
-            if g is not None and id(w) not in called
-        }
+        return {x.name for (x, w), g in zip(idle_weights, grads, strict=True) if g is not None and id(w) not in called}
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -372,9 +349,7 @@ class FeatureAccumulator:
     def _start(self, plan: Outputs) -> None:
         if self._outputs is not None:
             if (plan.sketches, plan.groups) != (self._outputs.sketches, self._outputs.groups):
-                raise InputError(
-                    "the accumulators took the outputs in different ways: pass the same outputs="
-                )
+                raise InputError("the accumulators took the outputs in different ways: pass the same outputs=")
             return
         self._outputs = plan
         self._sums = {
@@ -394,9 +369,7 @@ class FeatureAccumulator:
         flags = [layer.note] if layer.note else []
         if layer.name not in self._seen:
             flags.append(
-                "called with autograd off"
-                if layer.name in self._blocked
-                else "not called in the forward pass"
+                "called with autograd off" if layer.name in self._blocked else "not called in the forward pass"
             )
         elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
             flags.append("the output does not depend on this layer")
@@ -453,9 +426,7 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _paired(
-    layer: Layer, rows: list[Tensor], initial: list[Tensor]
-) -> tuple[list[Tensor], list[Tensor | None]]:
+def _paired(layer: Layer, rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
     """Match the gradients at initialisation with those now; one that is missing is zero."""
     if not rows:
         return [torch.zeros_like(j0) for j0 in initial], list(initial)
@@ -467,84 +438,3 @@ def _paired(
             "leave double_centered_nfc and ptk_centered_nfc out of measure="
         )
     return rows, list(initial)
-
-
-def _summed_loss(loss: Loss, output: Tensor, target: Any, n: int, reduction: str) -> Tensor:
-    """The sum of the per-sample losses of a batch, whichever way the user's function reduces them."""
-    if target is None:
-        raise InputError(
-            'loss= needs a target for every batch: give data as (inputs, target), or as a dict with "labels"'
-        )
-    value = loss(output, target)
-    if not isinstance(value, Tensor):
-        raise InputError(f"loss must return a tensor, got {type(value).__name__}")
-    if value.shape == (n,):
-        total = value.sum()
-    elif value.ndim == 0:
-        total = value * n if reduction == "mean" else value
-    else:
-        raise InputError(
-            f"loss must return one value per sample, shape ({n},), or a scalar (reduced as loss_reduction says), "
-            f"got shape {tuple(value.shape)}: average or sum over the other dimensions"
-        )
-    if not torch.isfinite(total):
-        raise InputError("the loss is NaN or infinite on this batch")
-    if not total.requires_grad:
-        raise InputError("the loss does not depend on the output in a differentiable way")
-    return total
-
-
-def _placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
-    """The model itself, or a copy where another device or precision is asked for."""
-    parameters = list(model.parameters())
-    if not parameters:
-        raise InputError("the model has no parameters")
-    moved = device is not None and any(p.device != torch.device(device) for p in parameters)
-    cast = dtype is not None and any(p.is_floating_point() and p.dtype != dtype for p in parameters)
-    if not (moved or cast):
-        return model
-    return copy.deepcopy(model).to(device=device, dtype=dtype)
-
-
-def _initial_model(
-    initial: nn.Module | Mapping[str, Tensor], model: nn.Module, original: nn.Module
-) -> nn.Module:
-    """The initial model, on the device and in the precision of the model."""
-    reference = next(model.parameters())
-    live = {p.data_ptr() for p in original.parameters() if p.numel()}
-    if isinstance(initial, nn.Module):
-        start = unwrap(initial)
-        tensors: Iterable[Tensor] = start.parameters()
-    elif isinstance(initial, Mapping):
-        tensors = [t for t in initial.values() if isinstance(t, Tensor)]
-    else:
-        raise InputError(f"initial must be a module or a state_dict, got {type(initial).__name__}")
-    if any(t.data_ptr() in live for t in tensors if t.numel()):
-        raise InputError(
-            "initial shares its weights with the model, so that nothing would have changed: keep "
-            "copy.deepcopy(model) or copy.deepcopy(model.state_dict()) from before training"
-        )
-    if not isinstance(initial, nn.Module):
-        start = copy.deepcopy(model)
-        try:
-            start.load_state_dict(initial)
-        except RuntimeError as error:
-            raise InputError(f"initial is of another architecture than the model: {error}") from error
-        return start
-    return _placed(start, reference.device, reference.dtype)
-
-
-def _match(layers: Iterable[Layer], initial: nn.Module) -> list[Layer]:
-    """The layers of the initial model that correspond to those of the model."""
-    by_name = {layer.name: layer for layer in find_layers(initial)}
-    matched = []
-    for layer in layers:
-        other = by_name.get(layer.name)
-        if other is None or other.shape != layer.shape:
-            found = "it has none" if other is None else f"there it is {other.shape[1]} x {other.shape[2]}"
-            raise InputError(
-                f"initial is of another architecture: layer {layer.name!r} is {layer.shape[1]} x {layer.shape[2]} "
-                f"in the model, and {found}"
-            )
-        matched.append(other)
-    return matched

@@ -33,12 +33,7 @@ def decay_of_layers(weight_decay: WeightDecay | None, layers: Sequence[Layer]) -
     else:
         decays = {layer.name: weight_decay for layer in layers}
     for name, value in decays.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value < 0
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             raise InputError(f"weight_decay of layer {name!r} must be a number of at least 0, got {value!r}")
     positive = {name: float(value) for name, value in decays.items() if value > 0}
     if not positive:
@@ -73,9 +68,7 @@ def _from_optimizer(optimizer: torch.optim.Optimizer, layers: Sequence[Layer]) -
         of_parameter |= {id(p): float(decay) for p in group["params"]}
     found = {}
     for layer in layers:
-        own = [
-            of_parameter[id(p)] for p in layer.module.parameters() if id(p) in of_parameter and p.ndim >= 2
-        ]
+        own = [of_parameter[id(p)] for p in layer.module.parameters() if id(p) in of_parameter and p.ndim >= 2]
         weight = dict(layer.module.named_parameters()).get(layer.parameter)
         if weight is not None and id(weight) in of_parameter:
             found[layer.name] = of_parameter[id(weight)]

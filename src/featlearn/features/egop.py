@@ -71,9 +71,7 @@ def egop(
                 shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
                 raise InputError(f"target must return a value for each of the {len(x)} rows, got {shape}")
             if not y.requires_grad:
-                raise InputError(
-                    "target must be differentiable: write it with torch operations on its argument"
-                )
+                raise InputError("target must be differentiable: write it with torch operations on its argument")
             plan = plan_outputs(outputs, y.numel() // len(x))
             scale = plan.scale()
             part = torch.zeros(1, d, d, dtype=x.dtype, device=x.device)
@@ -83,4 +81,5 @@ def egop(
         total += mirrored(part)
     if not torch.isfinite(total).all():
         raise InputError("the gradients of target are NaN or infinite on X")
-    return total[0] / (n * scale)
+    mean: Tensor = total[0] / (n * scale)
+    return mean

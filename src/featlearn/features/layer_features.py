@@ -82,9 +82,7 @@ class LayerFeatures:
                     f"FACT of layer {self.name!r} was not measured: probe with loss= and a weight_decay= "
                     "greater than 0 for this layer"
                 )
-            raise NotMeasuredError(
-                f"layer {self.name!r} was probed without initial=, so it has no centred quantity"
-            )
+            raise NotMeasuredError(f"layer {self.name!r} was probed without initial=, so it has no centred quantity")
         return self._factors[name]
 
     def _core(self, name: str) -> Tensor:
@@ -101,9 +99,7 @@ class LayerFeatures:
         return value.mean(0) if value.ndim == 4 else value
 
     def _gram(self, weight: str) -> Factored:
-        return self._cached(
-            f"{weight}^T{weight}", lambda: factored(self._factor(weight), None, self._factor(weight))
-        )
+        return self._cached(f"{weight}^T{weight}", lambda: factored(self._factor(weight), None, self._factor(weight)))
 
     def _conjugate(self, weight: str, core: str) -> Factored:
         def build() -> Factored:
@@ -259,9 +255,7 @@ class LayerFeatures:
             The correlation, NaN where a matrix is zero.
         """
         if name not in _PARTNERS:
-            raise InputError(
-                f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}"
-            )
+            raise InputError(f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}")
         if kind not in ("cosine", "pearson"):
             raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
         other = self._matrix(name)
@@ -346,9 +340,7 @@ class LayerFeatures:
             key: torch.cat([value[:j], value[j + 1 :]]) if value.ndim == 4 else value
             for key, value in self.sums.items()
         }
-        rest = LayerFeatures(
-            self.name, self.kind, self.shape, self.weights, sums, self.weight_decay, self.flags
-        )
+        rest = LayerFeatures(self.name, self.kind, self.shape, self.weights, sums, self.weight_decay, self.flags)
         rest.__dict__["_factors"] = self._factors  # the weights, and their products, are the same
         return rest
 

@@ -52,9 +52,7 @@ class Plan:
     sums: Mapping[str, tuple[int, int, int]]
 
 
-def resolve_measure(
-    measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool
-) -> frozenset[str]:
+def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool) -> frozenset[str]:
     """What to accumulate for the asked quantities; None takes all that the other arguments allow."""
     available = frozenset({"K"})
     if initial:
@@ -115,9 +113,7 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
     outer = {layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers}
 
     def plans() -> dict[str, Plan]:
-        return {
-            layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers
-        }
+        return {layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
 
     def used(chosen: Mapping[str, Plan]) -> int:
         return sum(_bytes(plan, groups) for plan in chosen.values())
@@ -141,11 +137,10 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
     side = layer.k_out if outer else layer.k_in
     square = (layer.groups, side, side)
     if outer:
-        names = [name for name in ("K", "Kb", "B") if name in wanted]
+        kinds = {"K": "K", "Kb": "Kb", "B": "B"}
     else:
         kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
-        names = [name for need, name in kinds.items() if need in wanted]
-    sums = dict.fromkeys(names, square)
+    sums = {name: square for need, name in kinds.items() if need in wanted}
     if "D" in wanted:
         sums["D"] = layer.shape
     return sums

@@ -43,9 +43,7 @@ def check_outputs(outputs: str | int) -> None:
     if outputs in ("auto", "exact"):
         return
     if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
-        raise InputError(
-            f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}'
-        )
+        raise InputError(f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}')
 
 
 def plan_outputs(outputs: str | int, count: int) -> Outputs:

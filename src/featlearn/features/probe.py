@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Forward, batches, rows_of, sliceable
-from featlearn.features.accumulator import FeatureAccumulator, Loss
+from featlearn.features.accumulator import FeatureAccumulator
 from featlearn.features.decay import WeightDecay
+from featlearn.features.losses import Loss
 from featlearn.features.report import Report
 from featlearn.numerics.progress import progress_bar
 from featlearn.numerics.seeds import Seed

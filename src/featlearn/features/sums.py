@@ -44,9 +44,7 @@ def mirrored(total: Tensor) -> Tensor:
 def empty_sums(plan: Plan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Zeros for the sums of a layer; those of J with a leading dimension of sketch groups."""
     return {
-        name: torch.zeros(
-            shape if name in ("B", "D", "enfa") else (groups, *shape), dtype=dtype, device=device
-        )
+        name: torch.zeros(shape if name in ("B", "D", "enfa") else (groups, *shape), dtype=dtype, device=device)
         for name, shape in plan.sums.items()
     }
 

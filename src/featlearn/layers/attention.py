@@ -78,11 +78,13 @@ def attention_in_parts(module: nn.MultiheadAttention, record: Record) -> Callabl
             matrices = list(module.in_proj_weight.chunk(3))
         else:
             matrices = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-        biases = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
+        biases: list[Tensor | None] = [None] * 3
+        if module.in_proj_bias is not None:
+            biases = list(module.in_proj_bias.chunk(3))
         return matrices, biases
 
     def split_heads(t: Tensor) -> Tensor:
-        return t.unflatten(-1, (module.num_heads, module.head_dim)).transpose(-2, -3)
+        return t.reshape(*t.shape[:-1], module.num_heads, module.head_dim).transpose(-2, -3)
 
     def forward(
         query: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -131,8 +131,16 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
     return [layer for layer in layers if any(fnmatchcase(layer.name, p) for p in wanted)]
 
 
-def coverage(model: nn.Module, taken: Sequence[Layer]) -> list[ParameterCoverage]:
-    """What becomes of each parameter of two or more dimensions: none is skipped silently."""
+def coverage(
+    model: nn.Module, taken: Iterable[Layer], reasons: Mapping[str, str] | None = None
+) -> list[ParameterCoverage]:
+    """What becomes of each parameter of two or more dimensions: none is skipped silently.
+
+    Args:
+        model: The model.
+        taken: The layers that were measured.
+        reasons: Layer name -> why it was not measured, where that is not the user's choice.
+    """
     names_of: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     owner: dict[int, tuple[nn.Module, str]] = {}
@@ -144,16 +152,16 @@ def coverage(model: nn.Module, taken: Sequence[Layer]) -> list[ParameterCoverage
                 owner.setdefault(id(parameter), (module, skip))
     layers_of: dict[int, list[str]] = {}
     for layer in taken:
-        for parameter in _tensors_behind(layer):
-            layers_of.setdefault(id(parameter), []).append(layer.name)
-    found = {id(p) for layer in find_layers(model) for p in _tensors_behind(layer)}
+        for tensor in _tensors_behind(layer):
+            layers_of.setdefault(id(tensor), []).append(layer.name)
+    found = {id(p): layer.name for layer in find_layers(model) for p in _tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
         if layers:
             reason = "taken"
         elif key in found:
-            reason = "left out by the layers argument"
+            reason = (reasons or {}).get(found[key], "left out by the layers argument")
         else:
             reason = _reason(*owner[key])
         rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:])))
@@ -176,16 +184,14 @@ def _factory(module: nn.Module) -> Factory | None:
         return transposed_layers
     for base in kind.__mro__:
         if base in _FACTORIES:
-            same = kind.forward is base.forward  # type: ignore[attr-defined]
+            same = kind.forward is base.forward
             return _FACTORIES[base] if same else None
     return None
 
 
 def _refuse_lazy(name: str, module: nn.Module) -> None:
     if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-        raise InputError(
-            f"layer {name!r} has no weights yet: run the model once so that lazy layers take shape"
-        )
+        raise InputError(f"layer {name!r} has no weights yet: run the model once so that lazy layers take shape")
 
 
 def _owner(layer: Layer) -> tuple[nn.Module, str]:
@@ -198,7 +204,7 @@ def _tensors_behind(layer: Layer) -> list[Tensor]:
     """The parameters a layer's weight is made of: one, or those of its parametrisation."""
     module, local = _owner(layer)
     if parametrize.is_parametrized(module, local):
-        return list(module.parametrizations[local].parameters())  # type: ignore[union-attr,operator,index]
+        return list(module.parametrizations[local].parameters())  # type: ignore[union-attr,index]
     own = dict(module.named_parameters(recurse=False))
     if local in own:
         return [own[local]]
@@ -227,6 +233,5 @@ def _reason(module: nn.Module, skip: str) -> str:
             "register it with featlearn.layers.register_layer"
         )
     return (
-        f"a parameter of {type(module).__name__} used in its own code; "
-        "register it with featlearn.layers.register_layer"
+        f"a parameter of {type(module).__name__} used in its own code; register it with featlearn.layers.register_layer"
     )

@@ -69,9 +69,7 @@ def symmetric_eigh(matrix: Any, what: str = "the matrix") -> tuple[Tensor, Tenso
         raise InputError(f"{what} has NaN or infinite entries")
     skew = (a - a.mT).abs().max() if a.numel() else a.new_zeros(())
     if skew > 1e-6 * a.abs().max():
-        raise InputError(
-            f"{what} must be symmetric: it differs from its transpose by up to {float(skew):.2g}"
-        )
+        raise InputError(f"{what} must be symmetric: it differs from its transpose by up to {float(skew):.2g}")
     values, vectors = torch.linalg.eigh((a + a.mT) / 2)
     return values, vectors
 
@@ -146,5 +144,5 @@ def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
     q, r = torch.linalg.qr(gaussian.to(vectors.device))
     # QR alone is not Haar: the sign of each column of R must be given back to Q.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-    rotated = (q * values.unsqueeze(-2)) @ q.mT
+    rotated: Tensor = (q * values.unsqueeze(-2)) @ q.mT
     return (rotated + rotated.mT) / 2

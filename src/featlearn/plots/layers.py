@@ -41,9 +41,7 @@ def layer_bars(
     if not names or not values:
         raise InputError(f"layer_bars needs layers and measures, got {len(names)} and {len(values)}")
     if len(values) > len(PALETTE):
-        raise InputError(
-            f"layer_bars has colours for {len(PALETTE)} measures, got {len(values)}: draw two figures"
-        )
+        raise InputError(f"layer_bars has colours for {len(PALETTE)} measures, got {len(values)}: draw two figures")
     numbers = {label: _row(label, v, names) for label, v in values.items()}
     spreads = {label: _row(label, v, names) for label, v in (errors or {}).items()}
     if unknown := set(spreads) - set(numbers):
@@ -66,9 +64,7 @@ def layer_bars(
             _draw_measure(ax, label, v, spreads.get(label), offset, i, limits)
         if len(numbers) > 1:
             # The title goes with the legend: beside one, matplotlib would draw it on top.
-            fig.legend(
-                loc="outside upper center", ncols=columns, handletextpad=0.2, title=title, title_fontsize=10
-            )
+            fig.legend(loc="outside upper center", ncols=columns, handletextpad=0.2, title=title, title_fontsize=10)
         elif title:
             fig.suptitle(title, fontsize=10)
     return fig
@@ -123,9 +119,7 @@ def _draw_measure(
     ax.hlines(y[known], zero, values[known], color=colour, linewidth=1.0, alpha=0.4)
     if errors is not None:
         told = known & np.isfinite(errors)
-        ax.errorbar(
-            values[told], y[told], xerr=errors[told], fmt="none", ecolor=colour, elinewidth=1.0, capsize=2
-        )
+        ax.errorbar(values[told], y[told], xerr=errors[told], fmt="none", ecolor=colour, elinewidth=1.0, capsize=2)
     ax.plot(values[known], y[known], mark, color=colour, markersize=size, label=label)
     if not known.all():
         at = np.full((~known).sum(), zero)

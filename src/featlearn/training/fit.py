@@ -183,8 +183,7 @@ def _check_data(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     X, y = data
     if X.ndim == 0 or y.ndim == 0 or len(X) != len(y) or len(X) == 0:
         raise InputError(
-            "X and y must have as many samples, at least one: "
-            f"their shapes are {tuple(X.shape)} and {tuple(y.shape)}"
+            f"X and y must have as many samples, at least one: their shapes are {tuple(X.shape)} and {tuple(y.shape)}"
         )
     return X, y
 
@@ -212,9 +211,7 @@ def _loss_function(loss: str | LossFunction) -> LossFunction:
         return _half_mse
     if loss == "cross_entropy":
         return functional.cross_entropy
-    raise InputError(
-        f"no loss is called {loss!r}: choose from mse, half_mse, cross_entropy, or pass a function"
-    )
+    raise InputError(f"no loss is called {loss!r}: choose from mse, half_mse, cross_entropy, or pass a function")
 
 
 def _mse(output: Tensor, target: Tensor) -> Tensor:
@@ -240,9 +237,7 @@ def _make_optimizer(
 ) -> Optimizer:
     if callable(optimizer):
         if lr is not None or momentum != 0 or weight_decay != 0:
-            raise InputError(
-                "an optimizer factory sets its own lr, momentum and weight_decay: leave them out of fit"
-            )
+            raise InputError("an optimizer factory sets its own lr, momentum and weight_decay: leave them out of fit")
         return optimizer(parameters)
     if lr is None or not lr > 0:
         raise InputError(f"lr must be a positive number, got {lr}")
@@ -256,14 +251,10 @@ def _make_optimizer(
         return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
     if optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    raise InputError(
-        f"no optimizer is called {optimizer!r}: choose from sgd, gd, adam, adagrad, or pass a factory"
-    )
+    raise InputError(f"no optimizer is called {optimizer!r}: choose from sgd, gd, adam, adagrad, or pass a factory")
 
 
-def _make_schedule(
-    schedule: str | ScheduleFactory | None, optimizer: Optimizer, total: int
-) -> LRScheduler | None:
+def _make_schedule(schedule: str | ScheduleFactory | None, optimizer: Optimizer, total: int) -> LRScheduler | None:
     if schedule is None:
         return None
     if callable(schedule):
@@ -276,9 +267,7 @@ def _make_schedule(
 def _check_decay(optimizer: Optimizer) -> None:
     groups = optimizer.param_groups
     if isinstance(optimizer, torch.optim.AdamW) or any(g.get("decoupled_weight_decay") for g in groups):
-        raise InputError(
-            "stop_relgrad needs a weight decay that is part of the gradient; AdamW's is decoupled from it"
-        )
+        raise InputError("stop_relgrad needs a weight decay that is part of the gradient; AdamW's is decoupled from it")
     if not any(g.get("weight_decay", 0.0) > 0 for g in groups):
         raise InputError("stop_relgrad divides by lambda |theta|: give a weight_decay > 0, or leave it out")
 

@@ -45,9 +45,7 @@ def activation_module(activation: Activation) -> nn.Module:
     """
     if isinstance(activation, str):
         if activation not in _NAMED:
-            raise InputError(
-                f"no activation is called {activation!r}: choose from {', '.join(sorted(_NAMED))}"
-            )
+            raise InputError(f"no activation is called {activation!r}: choose from {', '.join(sorted(_NAMED))}")
         return _NAMED[activation]()
     if isinstance(activation, nn.Module):
         return copy.deepcopy(activation)
