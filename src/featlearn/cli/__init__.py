@@ -1,1 +1,5 @@
-"""Placeholder."""
+"""The command ``featlearn``."""
+
+from featlearn.cli.app import app
+
+__all__ = ["app"]

@@ -1,0 +1,86 @@
+"""Commands; each one prints for people and leaves the work to the library."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from featlearn.errors import FeatlearnError
+from featlearn.features import Report
+from featlearn.lab.experiments import ChainAlignment, chain_alignment
+from featlearn.plots import save_figure
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Measure, predict and use feature learning.", no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def main() -> None:
+    """Keep ``demo`` a command of its own while it is the only one."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of data, network and rotations.")] = 0,
+) -> None:
+    """Train a network on the chain monomial, probe it before and after, and draw what it learnt."""
+    began = time.perf_counter()
+    try:
+        result = chain_alignment(seed=seed, progress=True)
+        features = save_figure(result.plot(), out / "features.png")
+        layers = save_figure(result.after.plot(["nfc", "centered_nfc"]), out / "layers.png")
+        result.after.save(out / "report")
+    except (FeatlearnError, OSError) as error:
+        raise SystemExit(f"featlearn: {error}") from error
+    seconds = time.perf_counter() - began
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print("\n[bold]The chain monomial[/bold], y = x1 x2 + x2 x3 + ... + x5 x1, in 32 dimensions")
+    console.print(
+        f"{result.after.samples} points, two hidden ReLU layers, {len(result.history.step)} steps of gradient "
+        f"descent: loss {result.history.final_loss:.0e}, test {result.test_loss:.2f}\n"
+    )
+    console.print(_layer_table(result.before, result.after))
+    console.print(_reading(result))
+    console.print(f"  {features}  [dim]EGOP, NFM, AGOP and corrupted AGOP[/dim]")
+    console.print(f"  {layers}    [dim]correlations by layer[/dim]")
+    console.print(f"  {out / 'report'}        [dim]featlearn.Report.load reads it[/dim]")
+    console.print(f"[dim]{seconds:.1f} s[/dim]")
+
+
+def _reading(result: ChainAlignment) -> str:
+    """What the numbers say, in words."""
+    low, high = min(result.corrupted_nfc), max(result.corrupted_nfc)
+    return (
+        f"\nThe first layer's weights align with the gradients through them: NFC {result.after['0'].nfc:.2f}.\n"
+        f"With random eigenvectors in place of K's own it falls to {result.mean_corrupted_nfc:.2f} "
+        f"({low:.2f} to {high:.2f}).\n"
+        f"K is far from the identity: its eigenvalues deviate by {result.spread:.1f} times their mean.\n"
+    )
+
+
+def _layer_table(before: Report, after: Report) -> Table:
+    """A row a layer: correlations before and after training."""
+    table = Table(header_style="bold")
+    for column in ("layer", "shape"):
+        table.add_column(column)
+    for column in ("NFC before", "after", "centred", "C/UC", "moved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, features in after.items():
+        numbers = (
+            f"{before[name].nfc:.3f}",
+            f"{features.nfc:.3f}",
+            f"{features.centered_nfc:.3f}",
+            f"{features.centered_ratio:.3f}",
+            f"{features.weight_change:.2f}",
+        )
+        table.add_row(name, f"{features.shape[1]} x {features.shape[2]}", *numbers)
+    table.caption = "C/UC: share of the change in the NFC; moved: |W - W0| / |W0|"
+    return table
