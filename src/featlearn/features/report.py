@@ -17,7 +17,7 @@ from featlearn.layers import ParameterCoverage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Report"]
+__all__ = ["COLUMNS", "Report"]
 
 # Column of the table -> the feature matrix whose correlation it shows.
 _CORRELATIONS = {
@@ -33,7 +33,21 @@ _CORRELATIONS = {
     "bfact_symmetric": "bfact_symmetric",
     "benfa": "benfa",
 }
-_NUMBERS = ("centered_ratio", "double_centered_ratio", "weight_change", "relgrad")
+_NUMBERS = ("centered_ratio", "double_centered_ratio", "weight_change", "weight_change_relative", "relgrad")
+# What a table shows unless more is asked for: enough to read a line, nothing that needs a decomposition.
+_USUAL = (
+    "nfc",
+    "nfc_se",
+    "centered_nfc",
+    "double_centered_nfc",
+    "ptk_centered_nfc",
+    "fact",
+    "enfa",
+    "centered_ratio",
+    "weight_change",
+    "relgrad",
+)
+COLUMNS = ("nfc", "nfc_se", *list(_CORRELATIONS)[1:], *_NUMBERS)
 # Matrices that are powers of outer products; FACT is not symmetric and has no power.
 _PSD = {"agop", "centered_agop", "double_centered_agop", "ptk_centered_agop", "enfa", "bagop", "benfa"}
 _PLOTTED = {"nfc": "NFC", "centered_nfc": "centred NFC", "fact": "FACT", "enfa": "eNFA"}
@@ -100,20 +114,36 @@ class Report(Mapping[str, LayerFeatures]):
             columns=["parameter", "shape", "taken", "layers", "reason", "tied_to"],
         )
 
-    def table(self, kind: str = "cosine", power: float = 1.0, diagonal: bool = False) -> pd.DataFrame:
+    def table(
+        self,
+        columns: str | Sequence[str] | None = None,
+        *,
+        kind: str = "cosine",
+        power: float = 1.0,
+        diagonal: bool = False,
+    ) -> pd.DataFrame:
         """A row a layer: correlations with the neural feature matrix, ratios, weight change, flags.
 
         Args:
+            columns: Names of quantities, or ``"all"``, which adds the symmetrised and backward forms; None
+                takes the usual ones. Quantities that were not measured have no column.
             kind: ``"cosine"`` or ``"pearson"``.
             power: Power of the AGOP and eNFA matrices before they are compared (1/2 in the FACT paper).
             diagonal: Compare the diagonals alone.
 
-        Quantities that were not measured have no column. With sketched outputs ``nfc_se`` is the standard
-        error of ``nfc`` that the sketch causes (cosines at power 1 only).
+        With sketched outputs ``nfc_se`` is the standard error of ``nfc`` that the sketch causes (cosines at
+        power 1 only).
         """
-        rows = {name: self._row(features, kind, power, diagonal) for name, features in self._features.items()}
+        if columns == "all":
+            wanted: Sequence[str] = COLUMNS
+        else:
+            wanted = _USUAL if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        for column in wanted:
+            if column not in COLUMNS:
+                raise InputError(f"{column!r} is no column: choose from {', '.join(COLUMNS)}, or pass 'all'")
+        rows = {name: self._row(features, wanted, kind, power, diagonal) for name, features in self._features.items()}
         table = pd.DataFrame.from_dict(rows, orient="index")
-        order = ["kind", "shape", *_columns(plain=kind == "cosine" and power == 1 and not diagonal), "flags"]
+        order = ["kind", "shape", *wanted, "flags"]
         table = table.reindex(columns=[column for column in order if column in table.columns])
         table.index.name = "layer"
         return table
@@ -127,12 +157,13 @@ class Report(Mapping[str, LayerFeatures]):
         """
         from featlearn.plots import layer_bars
 
-        table = self.table(kind)
-        shown = [q for q in _PLOTTED if q in table.columns] if quantities is None else list(quantities)
-        for quantity in shown:
-            if quantity not in table.columns or quantity in ("kind", "shape", "flags"):
-                raise InputError(f"{quantity!r} is not in this report's table: {', '.join(table.columns)}")
-        errors = {"NFC": table["nfc_se"].tolist()} if "nfc_se" in table and "nfc" in shown else None
+        wanted = list(_PLOTTED) if quantities is None else list(quantities)
+        table = self.table([*wanted, "nfc_se"] if "nfc" in wanted else wanted, kind=kind)
+        shown = [quantity for quantity in wanted if quantity in table.columns]
+        if not shown or (quantities is not None and len(shown) < len(wanted)):
+            missing = [quantity for quantity in wanted if quantity not in shown]
+            raise InputError(f"this report holds no measurement of {', '.join(missing)}")
+        errors = {"NFC": table["nfc_se"].tolist()} if "nfc_se" in table.columns else None
         values = {_PLOTTED.get(q, q): table[q].astype(float).tolist() for q in shown}
         return layer_bars(list(table.index), values, errors, xlabel=f"{kind} with the neural feature matrix")
 
@@ -149,7 +180,9 @@ class Report(Mapping[str, LayerFeatures]):
 
         return load_report(path)
 
-    def _row(self, features: LayerFeatures, kind: str, power: float, diagonal: bool) -> dict[str, object]:
+    def _row(
+        self, features: LayerFeatures, wanted: Sequence[str], kind: str, power: float, diagonal: bool
+    ) -> dict[str, object]:
         groups, k_out, k_in = features.shape
         size = f"{k_out}x{k_in}"
         row: dict[str, object] = {
@@ -157,20 +190,16 @@ class Report(Mapping[str, LayerFeatures]):
             "shape": size if groups == 1 else f"{groups} x {size}",
             "flags": "; ".join(features.flags),
         }
-        for column, matrix in _CORRELATIONS.items():
-            exponent = power if matrix in _PSD else 1.0
+        plain = kind == "cosine" and power == 1 and not diagonal
+        for column in wanted:
             with suppress(NotMeasuredError):
-                row[column] = features.correlation(matrix, kind=kind, power=exponent, diagonal=diagonal)
-        for column in _NUMBERS:
-            with suppress(NotMeasuredError):
-                row[column] = getattr(features, column)
-        if self.outputs.sketches and kind == "cosine" and power == 1 and not diagonal and "nfc" in row:
-            row["nfc_se"] = features.standard_error("nfc")
+                if column in _NUMBERS:
+                    row[column] = getattr(features, column)
+                elif column == "nfc_se":
+                    if self.outputs.sketches and plain:
+                        row[column] = features.standard_error("nfc")
+                else:
+                    matrix = _CORRELATIONS[column]
+                    exponent = power if matrix in _PSD else 1.0
+                    row[column] = features.correlation(matrix, kind=kind, power=exponent, diagonal=diagonal)
         return row
-
-
-def _columns(plain: bool) -> list[str]:
-    names = [*_CORRELATIONS, *_NUMBERS]
-    if plain:
-        names.insert(1, "nfc_se")
-    return names
