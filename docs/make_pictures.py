@@ -1,0 +1,171 @@
+"""Draw the pictures of the documentation into ``docs/img``. Run by hand: ``python docs/make_pictures.py``."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyBboxPatch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.lab.nets import mlp
+from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
+from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
+from featlearn.training import fit
+
+IMAGES = Path(__file__).parent / "img"
+BLUE, ORANGE, GREEN = PALETTE[:3]
+INK = "#1A1A1A"
+
+
+def figure_1() -> None:
+    """The row of matrices of figure 1 of the NFA paper."""
+    task = chain_monomial_task(n=384, d=32, r=5, generator=0)
+    model = mlp([32, 128, 128, 1], scales={"0": 0.01}, generator=0)
+    fit(model, (task.X, task.y), lr=0.1, steps=2000, stop_loss=1e-6)
+    f = fl.probe(model, task.X)["0"]
+    W = f.weights["W"][0].double()
+    corrupted = W.T @ fl.corrupt(f.ptk_covariance, 0) @ W
+    figure = matrix_row(
+        {"EGOP": chain_monomial_egop(32, r=5), "NFM": f.nfm, "AGOP": f.agop, "corrupted AGOP": corrupted},
+        subtitles={
+            "AGOP": f"cosine with NFM {f.nfc:.2f}",
+            "corrupted AGOP": f"cosine with NFM {fl.cosine(f.nfm, corrupted):.2f}",
+        },
+        crop=8,
+    )
+    save_figure(figure, IMAGES / "figure-1.png", dpi=110)
+
+
+class Block(nn.Module):
+    """A transformer block without dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention, then the two dense layers, each beside a skip connection."""
+        z = self.norm_1(x)
+        x = x + self.attn(z, z, z, need_weights=False)[0]
+        down: Tensor = self.down(torch.relu(self.up(self.norm_2(x))))
+        return x + down
+
+
+class Transformer(nn.Module):
+    """Says whether the first token of a sequence comes up again."""
+
+    def __init__(self, tokens: int, length: int, width: int = 24) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.block_0, self.block_1 = Block(width), Block(width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """One number a sequence, read at its first place."""
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        y: Tensor = self.head(self.block_1(self.block_0(x))[:, 0])
+        return y
+
+
+def reports() -> None:
+    """`Report.plot` of a small transformer, before and after training."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 10, (2000, 7), generator=generator)
+    y = 2 * (ids[:, 1:] == ids[:, :1]).any(1, keepdim=True).float() - 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Transformer(10, 7)
+    start = copy.deepcopy(model)
+    save_figure(fl.probe(model, ids).plot(), IMAGES / "report-before.png", dpi=110)
+    history = fit(model, (ids, y), optimizer="adam", lr=2e-3, epochs=40, batch_size=64, generator=0)
+    print(f"transformer: loss {history.final_loss:.4f} in {history.seconds:.0f} s")
+    report = fl.probe(model, ids, initial=start)
+    save_figure(report.plot(), IMAGES / "report-after.png", dpi=110)
+
+
+def flow() -> None:
+    """A layer as (W, x, h), and the way from data to numbers."""
+    with style():
+        fig = new_figure(8.0, 3.1)
+        ax = fig.subplots()
+        ax.set(xlim=(0, 16), ylim=(0.7, 6.6), aspect="equal")
+        ax.set_axis_off()
+        _layer(ax)
+        _steps(ax)
+    save_figure(fig, IMAGES / "flow.png", dpi=120)
+
+
+def _layer(ax: Axes) -> None:
+    """The upper half: one layer inside a model, forwards and backwards."""
+    y = 5.6
+    _box(ax, 0.9, y, 1.5, "data", "#FFFFFF")
+    _box(ax, 3.5, y, 1.7, "layers\nbelow", "#F0F0F0")
+    _box(ax, 7.5, y, 1.7, "W", "#DCEBF5", size=15)
+    _box(ax, 11.5, y, 1.7, "layers\nabove", "#F0F0F0")
+    _box(ax, 14.9, y, 1.7, "output\nf", "#FFFFFF")
+    for left, right, label in (
+        (1.75, 2.55, ""),
+        (4.45, 6.55, "$x$"),
+        (8.45, 10.55, "$h = W x$"),
+        (12.45, 13.95, ""),
+    ):
+        _arrow(ax, (left, y + 0.2), (right, y + 0.2), BLUE)
+        ax.text((left + right) / 2, y + 0.42, label, ha="center", va="bottom", color=BLUE, fontsize=11)
+    for right, left, label in ((13.95, 12.45, ""), (10.55, 8.45, r"$J = \partial f / \partial h$")):
+        _arrow(ax, (right, y - 0.25), (left, y - 0.25), ORANGE)
+        ax.text((left + right) / 2, y - 0.45, label, ha="center", va="top", color=ORANGE, fontsize=11)
+
+
+def _steps(ax: Axes) -> None:
+    """The lower half: what becomes of x and J."""
+    y = 1.9
+    titles = ("capture", "sums", "matrices", "numbers", "report")
+    texts = (
+        "$x$ and $J$ of\nall layers at once",
+        "$K = \\frac{1}{n}\\sum J J^T$\nbatch by batch",
+        "$F = W^T W$\n$G = W^T K W$",
+        "NFC, FACT,\nratios, ...",
+        "table, picture,\nfiles",
+    )
+    centres = [1.55, 4.85, 8.05, 11.25, 14.4]
+    for centre, title, text in zip(centres, titles, texts, strict=True):
+        _box(ax, centre, y, 2.75 if centre < 2 else 2.5, "", "#FFFFFF", height=2.0)
+        ax.text(centre, y + 0.68, title, ha="center", va="center", fontsize=9, weight="bold", color=GREEN)
+        ax.text(centre, y - 0.3, text, ha="center", va="center", fontsize=9, color=INK, linespacing=1.5)
+    for left, right in pairwise(centres):
+        _arrow(ax, (left + (1.45 if left < 2 else 1.32), y), (right - 1.32, y), INK)
+    # From the layer down to the capture.
+    ax.plot([9.5, 9.5, 1.55], [4.55, 3.75, 3.75], color="#8C8C8C", linewidth=1.0, linestyle=(0, (4, 2)))
+    ax.plot([5.5, 5.5], [5.6, 3.75], color="#8C8C8C", linewidth=1.0, linestyle=(0, (4, 2)))
+    _arrow(ax, (1.55, 3.75), (1.55, 3.0), "#8C8C8C")
+
+
+def _box(
+    ax: Axes, x: float, y: float, width: float, text: str, colour: str, height: float = 1.3, size: int = 9
+) -> None:
+    corner = (x - width / 2, y - height / 2)
+    ax.add_patch(
+        FancyBboxPatch(
+            corner, width, height, boxstyle="round,pad=0,rounding_size=0.15", facecolor=colour, edgecolor="#4D4D4D"
+        )
+    )
+    ax.text(x, y, text, ha="center", va="center", fontsize=size, color=INK)
+
+
+def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    ax.annotate(
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+    )
+
+
+if __name__ == "__main__":
+    flow()
+    figure_1()
+    reports()

@@ -1,0 +1,168 @@
+"""Every python block of the documentation runs, and prints what the page says.
+
+The blocks of a page run in order in one namespace, in an empty folder. A ``text`` block directly after a
+python block is what that block prints: words and whole numbers must agree, other numbers to a tolerance, because
+a trained network differs a little between machines. A block whose first line is ``# file: name.py`` is a script: it
+is written to the folder and not run. A page that holds ``<!-- slow -->`` is left to `make test-slow`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# file: (\S+)\n")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
+_TOLERANCE = 0.02
+
+
+@dataclass
+class Block:
+    """A python block of a page, and what it is said to print."""
+
+    line: int
+    code: str
+    output: str | None
+
+
+def blocks_of(text: str) -> list[Block]:
+    found: list[Block] = []
+    end_of_python = -1
+    for match in _FENCE.finditer(text):
+        language, body = match.groups()
+        if language == "python":
+            found.append(Block(text.count("\n", 0, match.start(2)), body, None))
+            end_of_python = match.end()
+        elif language == "text" and end_of_python >= 0 and not text[end_of_python : match.start()].strip():
+            found[-1].output = body
+            end_of_python = -1
+        else:
+            end_of_python = -1
+    return found
+
+
+def same_output(said: str, printed: str) -> bool:
+    """Whether two texts have the same words and, to the tolerance, the same numbers."""
+    said_words, printed_words = (_NUMBER.sub("#", text).split() for text in (said, printed))
+    said_numbers, printed_numbers = (_NUMBER.findall(text) for text in (said, printed))
+    if said_words != printed_words or len(said_numbers) != len(printed_numbers):
+        return False
+    return all(_same_number(a, b) for a, b in zip(said_numbers, printed_numbers, strict=True))
+
+
+def _same_number(said: str, printed: str) -> bool:
+    if said.lstrip("+-").isdigit():
+        return said == printed
+    return abs(float(said) - float(printed)) <= _TOLERANCE * max(1.0, abs(float(said)))
+
+
+def run_page(path: Path) -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    for block in blocks_of(path.read_text(encoding="utf-8")):
+        if script := _FILE.match(block.code):
+            Path(script[1]).write_text(block.code, encoding="utf-8")
+            continue
+        # Empty lines in front, so that a traceback names the line of the page.
+        code = compile("\n" * block.line + block.code, str(path), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        if block.output is not None:
+            assert same_output(block.output, printed.getvalue()), (
+                f"{path.name}, line {block.line}: the page says\n{block.output}\nand the code prints\n"
+                f"{printed.getvalue()}"
+            )
+
+
+def _pages() -> list[object]:
+    return [
+        pytest.param(
+            path,
+            id=path.relative_to(DOCS).with_suffix("").as_posix(),
+            marks=[pytest.mark.slow] if "<!-- slow -->" in path.read_text(encoding="utf-8") else [],
+        )
+        for path in PAGES
+        if blocks_of(path.read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.parametrize("path", _pages())
+def test_blocks_of_the_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        run_page(path)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_streaming_page_runs_in_two_processes(tmp_path: Path) -> None:
+    (script,) = [
+        block
+        for block in blocks_of((DOCS / "streaming.md").read_text(encoding="utf-8"))
+        if block.code.startswith("# file:")
+    ]
+    (tmp_path / "shards.py").write_text(script.code, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "shards.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert script.output is not None
+    assert same_output(script.output, done.stdout)
+
+
+def test_blocks_are_found_with_their_output() -> None:
+    page = "# T\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```bash\nls\n```\n\n"
+    page += "```python\nx = 1\n```\n\nWords.\n\n```text\n2\n```\n"
+    first, second = blocks_of(page)
+    assert (first.line, first.code, first.output) == (3, "print(1)\n", "1\n")
+    assert second.output is None
+
+
+@pytest.mark.parametrize(
+    ("said", "printed", "same"),
+    [
+        ("nfc 0.95\n", "nfc  0.951", True),
+        ("nfc 0.95", "nfc 0.85", False),
+        ("rank 6", "rank 7", False),
+        ("rank 6", "order 6", False),
+        ("1.0 2.0", "1.0", False),
+        ("32x16", "32x16", True),
+        ("nan", "nan", True),
+    ],
+)
+def test_outputs_are_compared_word_by_word(said: str, printed: str, same: bool) -> None:
+    assert same_output(said, printed) is same
+
+
+def test_pictures_exist_and_are_small() -> None:
+    shown = {
+        (page.parent / name).resolve()
+        for page in PAGES
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
+    }
+    assert shown == {path.resolve() for path in (DOCS / "img").glob("*.png")}
+    assert all(path.stat().st_size < 150_000 for path in shown)
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = set(re.findall(r"[\w/-]+\.md", menu))
+    assert listed == {path.relative_to(DOCS).as_posix() for path in PAGES}
+
+
+def test_no_page_asks_the_network_for_scripts_or_styles() -> None:
+    for page in PAGES:
+        assert not re.search(r"<(script|link|img|iframe)\b", page.read_text(encoding="utf-8")), page
