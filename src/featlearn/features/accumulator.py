@@ -296,7 +296,7 @@ class FeatureAccumulator:
                     new[layer.name].add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
 
     def _add_loss_gradients(self, loss: Loss, batch: Batch, n: int, trace: Trace, new: Mapping[str, BatchSums]) -> None:
-        total = summed_loss(loss, trace.output, batch.target, n, self._loss_reduction)
+        total = summed_loss(loss, trace.output, batch.own_target(), n, self._loss_reduction)
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
         else:
