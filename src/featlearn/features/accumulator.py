@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Batch, Capture, Forward, Trace, as_batch, batches, preserved, run_forward
+from featlearn.capture import (
+    Batch,
+    Capture,
+    Forward,
+    Trace,
+    as_batch,
+    batches,
+    check_parameters,
+    preserved,
+    refresh_hooked_weights,
+    run_forward,
+)
 from featlearn.errors import InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
@@ -24,6 +35,8 @@ from featlearn.layers import Layer, coverage, find_layers, select_layers, unwrap
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator"]
+
+_EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
 
 
 class FeatureAccumulator:
@@ -75,13 +88,19 @@ class FeatureAccumulator:
         check_outputs(outputs)
         # Read from the user's own model: a copy would have other parameters than the optimiser holds.
         decay = decay_of_layers(weight_decay, select_layers(find_layers(unwrap(model)), layers))
-        self._model = placed(unwrap(model), device, dtype)
+        self._original = unwrap(model)
+        check_parameters(self._original)
+        self._model = placed(self._original, device, dtype)
+        # A copy would not follow what is done to the original.
+        self._original_mark = [] if self._model is self._original else _mark(self._original)
         self._all_layers = find_layers(self._model)
         self._layers = select_layers(self._all_layers, layers)
         self._decay = decay
         wanted = resolve_measure(measure, initial=initial is not None, loss=loss is not None, decay=bool(decay))
         self._wanted = wanted
         self._initial = None if initial is None else initial_model(initial, self._model, unwrap(model))
+        if self._initial is not None:
+            check_parameters(self._initial, "the initial model")
         self._initial_layers = [] if self._initial is None else matching_layers(self._layers, self._initial)
         self._loss = loss if wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
@@ -92,7 +111,7 @@ class FeatureAccumulator:
         )
         self._generator = as_generator(generator, "sketch")
         self._weights: dict[str, dict[str, Tensor]] = {}
-        self._versions: list[int] = []
+        self._marks: list[list[tuple[int, float]]] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._outputs: Outputs | None = None
         self._samples = 0
@@ -162,10 +181,8 @@ class FeatureAccumulator:
         """
         if self._synced:
             raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
-        if self._captures is None:
-            with self.session():
-                self._update(batch)
-        else:
+        with nullcontext() if self._captures is not None else self.session():
+            self._read_weights()
             self._update(batch)
 
     def merge_state(self, other: FeatureAccumulator) -> None:
@@ -242,7 +259,6 @@ class FeatureAccumulator:
     def _update(self, raw: Any) -> None:
         assert self._captures is not None
         capture, initial_capture = self._captures
-        self._read_weights()
         batch = as_batch(raw, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
         trace = capture.forward(lambda: run_forward(self._model, batch, self._forward))
@@ -325,16 +341,17 @@ class FeatureAccumulator:
 
     def _read_weights(self) -> None:
         """Copy the weights before the first batch; later, refuse weights that have changed since."""
-        models = [self._model] if self._initial is None else [self._model, self._initial]
-        versions = [p._version for model in models for p in model.parameters()]
-        if self._weights:
-            if versions != self._versions:
-                raise InputError(
-                    "the model's weights changed between two batches: make a new FeatureAccumulator after a "
-                    "training step"
-                )
+        marks = [_mark(model) for model in (self._model, self._initial) if model is not None]
+        stale = self._model is not self._original and _mark(self._original) != self._original_mark
+        if stale or (self._samples and marks != self._marks):
+            raise InputError(
+                "the model's weights changed "
+                + ("since it was copied" if stale else "between two batches")
+                + ": make a new FeatureAccumulator after a training step"
+            )
+        if self._samples:
             return
-        self._versions = versions
+        self._marks = marks
         self._weights = {name: {"W": w} for name, w in self._copies(self._model, self._layers).items()}
         if self._initial is not None and "initial" in self._wanted:
             for name, w in self._copies(self._initial, self._initial_layers).items():
@@ -344,6 +361,7 @@ class FeatureAccumulator:
         with preserved(model), torch.no_grad():
             if self._train_mode == "eval":
                 model.eval()
+            refresh_hooked_weights(model)
             return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in layers}
 
     def _start(self, plan: Outputs) -> None:
@@ -419,6 +437,18 @@ class FeatureAccumulator:
                 "pass forward= to rearrange"
             )
         return n
+
+
+def _mark(model: nn.Module) -> list[tuple[int, float]]:
+    """What changes when a parameter does; its version alone does not tell of writes through ``.data``."""
+    # An embedding with max_norm writes into its weight at each call, which changes nothing from then on.
+    own = {id(m.weight) for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.max_norm is not None}
+    with torch.no_grad():
+        return [
+            (p._version, float(p.norm() if p.is_floating_point() else p.float().norm()))
+            for p in model.parameters()
+            if id(p) not in own
+        ]
 
 
 def _flat(rows: Tensor) -> Tensor:
