@@ -307,14 +307,18 @@ class Capture:
 
 
 def _with_graph(h: Tensor) -> Tensor:
-    """The tensor itself or, below frozen parameters and token ids, a copy with which the graph starts.
+    """Pre-activations at whose place in the graph the whole gradient arrives.
 
-    The copy is not a leaf, so an in-place activation after the layer may write into it. A checkpointed region
-    that runs again in the backward pass gets it as well: it must save the same tensors again.
+    Below frozen parameters and token ids that is a copy with which the graph starts; it is not a leaf, so an
+    in-place activation may write into it. A Linear with a bias gives a *view* for inputs of three or more
+    dimensions, and an operation in place on a view leads its gradient past the view to the base: a copy again.
+    A checkpointed region that runs again in the backward pass gets the same, for it must save the same tensors.
     """
-    if h.requires_grad or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
         return h
-    return h.detach().requires_grad_().clone()
+    if not h.requires_grad:
+        return h.detach().requires_grad_().clone()
+    return h.clone() if h._is_view() else h
 
 
 def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -330,7 +334,8 @@ def _check_same(result: Tensor, expected: Tensor, what: str) -> None:
     if not torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True):
         gap = float((result - expected).abs().max())
         raise UnsupportedModelError(
-            f"the output of {what} differs from that of its own forward function by {gap:.2g}: leave it out with layers="
+            f"the output of {what} differs from that of its own forward function by {gap:.2g}: "
+            "leave it out with layers="
         )
 
 
