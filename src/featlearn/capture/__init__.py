@@ -1,6 +1,6 @@
 """The hall of the house: only this package calls a model."""
 
-from featlearn.capture.batches import Batch, Forward, as_batch, batches, rows_of, run_forward, sliceable
+from featlearn.capture.batches import Batch, Forward, as_batch, batches, first_rows, rows_of, run_forward, sliceable
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.state import (
     check_parameters,
@@ -20,6 +20,7 @@ __all__ = [
     "batches",
     "check_parameters",
     "check_training_mode",
+    "first_rows",
     "preserved",
     "preserved_rng",
     "refresh_hooked_weights",

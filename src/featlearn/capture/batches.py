@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputError
 
-__all__ = ["Batch", "Forward", "as_batch", "batches", "rows_of", "run_forward", "sliceable"]
+__all__ = ["Batch", "Forward", "as_batch", "batches", "first_rows", "rows_of", "run_forward", "sliceable"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -124,6 +124,15 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
         return result[0]
     return result
+
+
+def first_rows(batch: Batch, n: int) -> Batch | None:
+    """The first one or two of a batch's n samples, without a target; None where that cannot be told."""
+    if n < 2 or set(_sizes(batch.inputs)) != {n}:
+        return None
+    rows = 2 if n > 2 else 1
+    inputs = _slice(batch.inputs, 0, rows)
+    return Batch(inputs, inputs, None, rows)
 
 
 def rows_of(data: Any) -> int:

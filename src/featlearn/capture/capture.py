@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from featlearn.capture.state import (
+    check_batch_statistics,
     check_parameters,
     check_training_mode,
     eager,
@@ -142,6 +143,7 @@ class Capture:
 
     def __enter__(self) -> Capture:
         check_parameters(self._model, self._what)
+        check_batch_statistics(self._model, self._what)
         if self._train_mode == "error":
             check_training_mode(self._model, self._what)
         with ExitStack() as stack:

@@ -18,6 +18,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from featlearn.errors import InputError, UnsupportedModelError
 
 __all__ = [
+    "check_batch_statistics",
     "check_parameters",
     "check_training_mode",
     "eager",
@@ -156,13 +157,21 @@ def check_parameters(model: nn.Module, what: str = "the model") -> None:
         raise InputError(f"{what} has no values (device meta): load its weights first")
 
 
+def check_batch_statistics(model: nn.Module, what: str = "the model") -> None:
+    """Refuse batch norms that mix samples in evaluation mode as well, for they keep no running statistics."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise UnsupportedModelError(
+                f"{name or 'model'} ({type(module).__name__}) of {what} keeps no running statistics, so that it mixes "
+                "samples in evaluation mode as well and gradients per sample have no meaning: build it with "
+                "track_running_stats=True"
+            )
+
+
 def check_training_mode(model: nn.Module, what: str = "the model") -> None:
     """Refuse modules whose training mode mixes samples, draws random numbers or changes their own state."""
-    found = [
-        f"{name or 'model'} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if module.training and _acts_in_training(module)
-    ]
+    named = [(f"{name or 'model'} ({type(module).__name__})", module) for name, module in model.named_modules()]
+    found = [name for name, module in named if module.training and _acts_in_training(module)]
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise InputError(

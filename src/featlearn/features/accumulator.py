@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -18,11 +19,12 @@ from featlearn.capture import (
     as_batch,
     batches,
     check_parameters,
+    first_rows,
     preserved,
     refresh_hooked_weights,
     run_forward,
 )
-from featlearn.errors import InputError
+from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.losses import Loss, summed_loss
@@ -158,19 +160,19 @@ class FeatureAccumulator:
             yield self
 
     def suggest_batch_size(self, data: Any) -> int:
-        """Rows of a batch for data given as tensors, from the activations of a single sample.
+        """Rows of a batch for data given as tensors, from the activations of two samples.
 
         A batch's graph holds the pre-activations and about as much again for what lies between layers; it
         may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
         """
         assert self._captures is not None
-        first = next(iter(batches(data, 1)))
+        first = next(iter(batches(data, 2)))  # not one: a model with batch statistics would fail on it
         batch = as_batch(first, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
         trace = self._captures[0].forward(lambda: run_forward(self._model, batch, self._forward))
         numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
-        each = 4 * trace.output.element_size() * max(numbers, trace.output.numel())
-        return max(1, min(1024, min(self._memory // 8, 2**28) // each))
+        each = 4 * trace.output.element_size() * max(numbers, trace.output.numel()) / (batch.size or 1)
+        return max(1, min(1024, int(min(self._memory // 8, 2**28) / each)))
 
     def update(self, batch: Any) -> None:
         """Measure one batch and add it; a batch that fails leaves the sums as they were.
@@ -263,6 +265,8 @@ class FeatureAccumulator:
         self._check_dtype(batch)
         trace = capture.forward(lambda: run_forward(self._model, batch, self._forward))
         n = self._count_samples(trace.output, batch)
+        if not self._samples:
+            self._check_apart(batch, trace.output)
         plan = self._outputs or plan_outputs(self._outputs_argument, trace.output.numel() // n)
         plan = replace(plan, count=trace.output.numel() // n)
         dtype = torch.float64 if trace.output.dtype == torch.float64 else torch.float32
@@ -420,6 +424,33 @@ class FeatureAccumulator:
             raise InputError(
                 f"the inputs are {x.dtype} and the model's parameters {dtype}: cast the data, or pass "
                 f"dtype={x.dtype} to measure a copy of the model in that precision"
+            )
+
+    def _check_apart(self, batch: Batch, output: Tensor) -> None:
+        """Refuse a model whose samples act on each other, by its output for the first rows of the batch alone.
+
+        The gradient of an output summed over samples is then not the gradient of each sample: batch statistics,
+        or a model that expects samples in its second dimension. A forward function of the user's is trusted.
+        """
+        first = None if self._forward is not None else first_rows(batch, output.shape[0])
+        if first is None:
+            return
+        state = torch.get_rng_state()
+        try:
+            alone = run_forward(self._model, first, None)
+        except (RuntimeError, ValueError):
+            return  # the model takes no batch of this size
+        if not isinstance(alone, Tensor) or not torch.equal(state, torch.get_rng_state()):
+            return
+        expected = output.detach()[: alone.shape[0] if alone.ndim else 1]
+        if alone.shape != expected.shape:
+            return
+        error = float((alone.detach().double() - expected.double()).norm())
+        if error > math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm()):
+            raise UnsupportedModelError(
+                "the samples of a batch act on each other: the first outputs change when the rest of the batch is "
+                "left out, so that gradients per sample have no meaning (batch statistics, or samples in another "
+                "than the first dimension?); if they are meant to, pass forward=, which is not checked"
             )
 
     def _count_samples(self, output: Tensor, batch: Batch) -> int:
