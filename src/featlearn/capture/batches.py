@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputError
 
-__all__ = ["Batch", "Forward", "as_batch", "batches", "rows_of", "run_forward", "sliceable"]
+__all__ = ["Batch", "Forward", "as_batch", "batches", "first_rows", "rows_of", "run_forward", "sliceable"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -25,8 +25,12 @@ class Batch:
 
     raw: Any
     inputs: Any
-    target: Tensor | None
+    target: Any
     size: int | None
+
+    def own_target(self) -> Any:
+        """A copy of the target: a loss may write into it, and the batch is the user's data."""
+        return _map(self.target, Tensor.clone)
 
 
 def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
@@ -89,6 +93,10 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         inputs, target = raw[0], raw[-1] if len(raw) > 1 else None
     else:
         inputs, target = raw, None
+    if parts is not None:  # otherwise the user's forward function knows what a batch is
+        _check_tensors(inputs, "batch")
+    if target is not None:
+        _check_tensors(target, "target")
     _map(inputs, lambda t: _check_finite(t, "inputs"))
     _map(target, lambda t: _check_finite(t, "targets"))
     return Batch(raw, inputs, target, _rows_or_none(inputs))
@@ -118,10 +126,18 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     return result
 
 
+def first_rows(batch: Batch, n: int) -> Batch | None:
+    """The first one or two of a batch's n samples, without a target; None where that cannot be told."""
+    if n < 2 or set(_sizes(batch.inputs)) != {n}:
+        return None
+    rows = 2 if n > 2 else 1
+    inputs = _slice(batch.inputs, 0, rows)
+    return Batch(inputs, inputs, None, rows)
+
+
 def rows_of(data: Any) -> int:
     """Number of samples: the leading dimension, the same for every tensor in the data."""
-    sizes: list[int] = []
-    _map(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    sizes = _sizes(_tensors(data))
     if not sizes:
         raise InputError("the data holds no tensor")
     if min(sizes) < 0 or len(set(sizes)) > 1:
@@ -129,30 +145,44 @@ def rows_of(data: Any) -> int:
     return sizes[0]
 
 
-def _rows_or_none(inputs: Any) -> int | None:
+def _sizes(data: Any) -> list[int]:
+    """Leading dimension of every tensor, -1 for one without dimensions."""
     sizes: list[int] = []
-    _map(inputs, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    _map(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    return sizes
+
+
+def _rows_or_none(inputs: Any) -> int | None:
+    sizes = _sizes(inputs)
     return sizes[0] if sizes and sizes[0] >= 0 else None
+
+
+def _check_tensors(part: Any, what: str) -> None:
+    if not _sizes(part):
+        raise InputError(f"a {what} must hold a tensor or a numpy array, got {type(part).__name__}")
 
 
 def _tensors(data: Any) -> Any:
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
-    if isinstance(data, Mapping):
-        return {k: _tensors(v) for k, v in data.items()}
-    if isinstance(data, tuple | list):
-        return type(data)(_tensors(v) for v in data) if type(data) in (tuple, list) else data
-    return data
+    return _rebuilt(data, _tensors)
 
 
 def _map(data: Any, function: Callable[[Tensor], Any]) -> Any:
     """Apply a function to every tensor in nested tuples, lists and dicts."""
     if isinstance(data, Tensor):
         return function(data)
+    return _rebuilt(data, lambda part: _map(part, function))
+
+
+def _rebuilt(data: Any, function: Callable[[Any], Any]) -> Any:
+    """A container of the same kind with the function applied to its parts; anything else as it is."""
     if isinstance(data, Mapping):
-        return {k: _map(v, function) for k, v in data.items()}
+        return {k: function(v) for k, v in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple takes its parts one by one
+        return type(data)(*(function(v) for v in data))
     if type(data) in (tuple, list):
-        return type(data)(_map(v, function) for v in data)
+        return type(data)(function(v) for v in data)
     return data
 
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.utils import parametrize
 
 from featlearn.capture.state import (
+    check_batch_statistics,
     check_parameters,
     check_training_mode,
     eager,
+    parametrisations_computed_once,
     preserved,
     preserved_rng,
 )
@@ -87,7 +88,15 @@ class Trace:
         rows: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
         if not of.requires_grad or not wanted:
             return rows, {}
-        grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+        try:
+            grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if _has_reentrant_checkpoint(of):
+                raise UnsupportedModelError(
+                    "reentrant checkpointing stands between the output and a layer: call "
+                    "checkpoint(..., use_reentrant=False)"
+                ) from error
+            raise
         for (layer, _), grad in zip(places, grads, strict=False):
             if grad is not None:
                 rows[layer.name].append(layer.outputs(grad))
@@ -134,8 +143,9 @@ class Capture:
 
     def __enter__(self) -> Capture:
         check_parameters(self._model, self._what)
+        check_batch_statistics(self._model, self._what)
         if self._train_mode == "error":
-            check_training_mode(self._model)
+            check_training_mode(self._model, self._what)
         with ExitStack() as stack:
             stack.enter_context(preserved_rng())
             stack.enter_context(preserved(self._model))
@@ -146,6 +156,7 @@ class Capture:
                 for parameter in self._model.parameters():
                     if parameter.is_floating_point():
                         parameter.requires_grad_(True)
+            stack.enter_context(parametrisations_computed_once(self._model))
             self._attach(stack)
             self._stack = stack.pop_all()
         return self
@@ -172,9 +183,7 @@ class Capture:
         before = None if self._random_checked else torch.get_rng_state()
         self._trace = trace
         try:
-            # One computed weight a forward pass, so that its gradient can be asked for by identity.
-            with parametrize.cached():
-                output = call()
+            output = call()
         finally:
             # Checkpointed regions run again in the backward pass: those calls must not be recorded.
             self._trace = None
@@ -243,7 +252,12 @@ class Capture:
     def _hook(self, layer: Layer) -> Callable[..., Tensor | None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], h: Tensor) -> Tensor | None:
             if self._trace is None:
-                return None
+                return _with_graph(h)
+            if "forward" in module.__dict__ and id(module) not in self._checked:
+                # Replaced on the instance, by a wrapper that moves tensors or by something that is no W x.
+                self._checked.add(id(module))
+                with torch.no_grad():
+                    _check_same(type(module).forward(module, *args, **kwargs), h.detach(), f"layer {layer.name!r}")
             x = args[0] if args else next(iter(kwargs.values()))
             return self._record(layer, x, h)
 
@@ -252,7 +266,9 @@ class Capture:
     @contextmanager
     def _in_parts(self, module: nn.MultiheadAttention, by_part: dict[str, Layer]) -> Iterator[None]:
         def record(part: str, x: Tensor, h: Tensor) -> Tensor:
-            return self._record(by_part[part], x, h) if self._trace is not None and part in by_part else h
+            if part not in by_part:
+                return h
+            return self._record(by_part[part], x, h) if self._trace is not None else _with_graph(h)
 
         in_parts = attention_in_parts(module, record)
         own = module.__dict__.get("forward")
@@ -266,7 +282,7 @@ class Capture:
                 self._checked.add(id(module))
                 with torch.no_grad():
                     expected = original(*args, **kwargs)[0]
-                _check_same(result[0].detach(), expected)
+                _check_same(result[0].detach(), expected, "a MultiheadAttention in separate projections")
             return result
 
         module.forward = forward  # type: ignore[method-assign]
@@ -283,16 +299,28 @@ class Capture:
         if not torch.is_grad_enabled():
             self._trace.blocked.add(layer.name)
             return h
-        if not h.requires_grad:
-            # Frozen parameters below, token ids as input: start the graph here. The clone is not a leaf, so
-            # an in-place activation after the layer may write into it.
-            h = h.detach().requires_grad_().clone()
+        h = _with_graph(h)
         # The edge is taken now: after an in-place activation h itself would stand for what follows it.
         call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version)
         self._trace.calls.setdefault(layer.name, []).append(call)
         if self._weight_gradients:
             self._trace.weights[layer.name] = layer.weight()
         return h
+
+
+def _with_graph(h: Tensor) -> Tensor:
+    """Pre-activations at whose place in the graph the whole gradient arrives.
+
+    Below frozen parameters and token ids that is a copy with which the graph starts; it is not a leaf, so an
+    in-place activation may write into it. A Linear with a bias gives a *view* for inputs of three or more
+    dimensions, and an operation in place on a view leads its gradient past the view to the base: a copy again.
+    A checkpointed region that runs again in the backward pass gets the same, for it must save the same tensors.
+    """
+    if not torch.is_grad_enabled():
+        return h
+    if not h.requires_grad:
+        return h.detach().requires_grad_().clone()
+    return h.clone() if h._is_view() else h
 
 
 def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -302,13 +330,13 @@ def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
     return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
 
 
-def _check_same(result: Tensor, expected: Tensor) -> None:
+def _check_same(result: Tensor, expected: Tensor, what: str) -> None:
     eps = torch.finfo(result.dtype).eps
     scale = expected.abs().amax().clamp_min(1.0) if expected.numel() else expected.new_ones(())
     if not torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True):
         gap = float((result - expected).abs().max())
         raise UnsupportedModelError(
-            f"a MultiheadAttention computed through separate projections differs from its own output by {gap:.2g}: "
+            f"the output of {what} differs from that of its own forward function by {gap:.2g}: "
             "leave it out with layers="
         )
 

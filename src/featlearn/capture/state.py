@@ -11,10 +11,24 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from featlearn.errors import InputError, UnsupportedModelError
 
-__all__ = ["check_parameters", "check_training_mode", "eager", "preserved", "preserved_rng"]
+__all__ = [
+    "check_batch_statistics",
+    "check_parameters",
+    "check_training_mode",
+    "eager",
+    "parametrisations_computed_once",
+    "preserved",
+    "preserved_rng",
+    "refresh_hooked_weights",
+]
+
+_COMPUTED = "_featlearn_computed"
 
 
 @contextmanager
@@ -35,10 +49,21 @@ def preserved_rng() -> Iterator[None]:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore training flags, requires_grad and buffers of a model at the end, also after an exception."""
-    training = [(module, module.training) for module in model.modules()]
+    """Restore training flags, requires_grad and buffers of a model at the end, also after an exception.
+
+    Parameters are taken to be left alone by a forward pass, but for embeddings with ``max_norm``, which
+    renormalise their weight when they are called.
+    """
+    modules = list(model.modules())
+    training = [(module, module.training) for module in modules]
     requires_grad = [(p, p.requires_grad) for p in model.parameters()]
-    buffers = [(b, b.detach().clone(), b._version) for b in model.buffers() if not b.is_inference()]
+    registered = [(module, dict(module._buffers)) for module in modules]
+    # Weights that hooks compute (the older weight_norm and spectral_norm, pruning) are plain attributes.
+    attributes = [(m, {k: v for k, v in m.__dict__.items() if isinstance(v, torch.Tensor)}) for m in modules]
+    written = [b for b in model.buffers() if not b.is_inference()] + [
+        m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
+    ]
+    values = [(t, t.detach().clone()) for t in written]
     try:
         yield
     finally:
@@ -46,10 +71,50 @@ def preserved(model: nn.Module) -> Iterator[None]:
             module.training = flag
         for parameter, flag in requires_grad:
             parameter.requires_grad_(flag)
+        for module, buffers in registered:
+            module._buffers.update(buffers)
+        for module, tensors in attributes:
+            module.__dict__.update(tensors)
         with torch.no_grad():
-            for buffer, value, version in buffers:
-                if buffer._version != version:
-                    buffer.copy_(value)
+            for tensor, value in values:
+                # Not by the version: writes through .data leave it as it was.
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def refresh_hooked_weights(model: nn.Module) -> None:
+    """Compute again the weights that hooks compute before each call: since the last step they may be stale."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod):
+                hook(module, None)
+
+
+@contextmanager
+def parametrisations_computed_once(model: nn.Module) -> Iterator[None]:
+    """Give each parametrised tensor of a model one value, so that its gradient can be asked for by identity.
+
+    Not by `torch.nn.utils.parametrize.cached`, which takes a module and its deep copies for the same, and
+    whose values would be computed inside checkpointed regions, or not, from one pass to the next.
+    """
+    changed: list[tuple[nn.Module, type[nn.Module]]] = []
+    try:
+        for module in model.modules():
+            if parametrize.is_parametrized(module):
+                kind = type(module)
+                computed = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
+                changed.append((module, kind))
+                module.__dict__[_COMPUTED] = computed
+                module.__class__ = type(kind.__name__, (kind,), {name: _computed(name) for name in computed})
+        yield
+    finally:
+        for module, kind in changed:
+            module.__class__ = kind
+            module.__dict__.pop(_COMPUTED, None)
+
+
+def _computed(name: str) -> property:
+    return property(lambda module: module.__dict__[_COMPUTED][name])
 
 
 @contextmanager
@@ -92,18 +157,26 @@ def check_parameters(model: nn.Module, what: str = "the model") -> None:
         raise InputError(f"{what} has no values (device meta): load its weights first")
 
 
-def check_training_mode(model: nn.Module) -> None:
+def check_batch_statistics(model: nn.Module, what: str = "the model") -> None:
+    """Refuse batch norms that mix samples in evaluation mode as well, for they keep no running statistics."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise UnsupportedModelError(
+                f"{name or 'model'} ({type(module).__name__}) of {what} keeps no running statistics, so that it mixes "
+                "samples in evaluation mode as well and gradients per sample have no meaning: build it with "
+                "track_running_stats=True"
+            )
+
+
+def check_training_mode(model: nn.Module, what: str = "the model") -> None:
     """Refuse modules whose training mode mixes samples, draws random numbers or changes their own state."""
-    found = [
-        f"{name or 'model'} ({type(module).__name__})"
-        for name, module in model.named_modules()
-        if module.training and _acts_in_training(module)
-    ]
+    named = [(f"{name or 'model'} ({type(module).__name__})", module) for name, module in model.named_modules()]
+    found = [name for name, module in named if module.training and _acts_in_training(module)]
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise InputError(
-            f"in training mode {shown} mixes samples or draws random numbers, so that gradients per sample "
-            'have no meaning: call model.eval() first, or pass train_mode="eval" to switch for the '
+            f"{what} is in training mode, where {shown} mixes samples or draws random numbers, so that gradients "
+            'per sample have no meaning: call its eval() first, or pass train_mode="eval" to switch for the '
             "measurement and back"
         )
 
@@ -122,5 +195,4 @@ def _acts_in_training(module: nn.Module) -> bool:
     if parametrize.is_parametrized(module):
         kinds = {type(p).__name__ for p in module.parametrizations.modules()}  # type: ignore[union-attr]
         return "_SpectralNorm" in kinds
-    hooks = {type(hook).__name__ for hook in module._forward_pre_hooks.values()}
-    return "SpectralNorm" in hooks
+    return any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values())

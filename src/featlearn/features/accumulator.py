@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Batch, Capture, Forward, Trace, as_batch, batches, preserved, run_forward
-from featlearn.errors import InputError
+from featlearn.capture import (
+    Batch,
+    Capture,
+    Forward,
+    Trace,
+    as_batch,
+    batches,
+    check_parameters,
+    first_rows,
+    preserved,
+    refresh_hooked_weights,
+    run_forward,
+)
+from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.losses import Loss, summed_loss
@@ -24,6 +37,8 @@ from featlearn.layers import Layer, coverage, find_layers, select_layers, unwrap
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator"]
+
+_EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
 
 
 class FeatureAccumulator:
@@ -75,13 +90,19 @@ class FeatureAccumulator:
         check_outputs(outputs)
         # Read from the user's own model: a copy would have other parameters than the optimiser holds.
         decay = decay_of_layers(weight_decay, select_layers(find_layers(unwrap(model)), layers))
-        self._model = placed(unwrap(model), device, dtype)
+        self._original = unwrap(model)
+        check_parameters(self._original)
+        self._model = placed(self._original, device, dtype)
+        # A copy would not follow what is done to the original.
+        self._original_mark = [] if self._model is self._original else _mark(self._original)
         self._all_layers = find_layers(self._model)
         self._layers = select_layers(self._all_layers, layers)
         self._decay = decay
         wanted = resolve_measure(measure, initial=initial is not None, loss=loss is not None, decay=bool(decay))
         self._wanted = wanted
         self._initial = None if initial is None else initial_model(initial, self._model, unwrap(model))
+        if self._initial is not None:
+            check_parameters(self._initial, "the initial model")
         self._initial_layers = [] if self._initial is None else matching_layers(self._layers, self._initial)
         self._loss = loss if wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
@@ -92,7 +113,7 @@ class FeatureAccumulator:
         )
         self._generator = as_generator(generator, "sketch")
         self._weights: dict[str, dict[str, Tensor]] = {}
-        self._versions: list[int] = []
+        self._marks: list[list[tuple[int, float]]] = []
         self._sums: dict[str, dict[str, Tensor]] = {}
         self._outputs: Outputs | None = None
         self._samples = 0
@@ -139,19 +160,19 @@ class FeatureAccumulator:
             yield self
 
     def suggest_batch_size(self, data: Any) -> int:
-        """Rows of a batch for data given as tensors, from the activations of a single sample.
+        """Rows of a batch for data given as tensors, from the activations of two samples.
 
         A batch's graph holds the pre-activations and about as much again for what lies between layers; it
         may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
         """
         assert self._captures is not None
-        first = next(iter(batches(data, 1)))
+        first = next(iter(batches(data, 2)))  # not one: a model with batch statistics would fail on it
         batch = as_batch(first, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
         trace = self._captures[0].forward(lambda: run_forward(self._model, batch, self._forward))
         numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
-        each = 4 * trace.output.element_size() * max(numbers, trace.output.numel())
-        return max(1, min(1024, min(self._memory // 8, 2**28) // each))
+        each = 4 * trace.output.element_size() * max(numbers, trace.output.numel()) / (batch.size or 1)
+        return max(1, min(1024, int(min(self._memory // 8, 2**28) / each)))
 
     def update(self, batch: Any) -> None:
         """Measure one batch and add it; a batch that fails leaves the sums as they were.
@@ -162,10 +183,8 @@ class FeatureAccumulator:
         """
         if self._synced:
             raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
-        if self._captures is None:
-            with self.session():
-                self._update(batch)
-        else:
+        with nullcontext() if self._captures is not None else self.session():
+            self._read_weights()
             self._update(batch)
 
     def merge_state(self, other: FeatureAccumulator) -> None:
@@ -242,11 +261,12 @@ class FeatureAccumulator:
     def _update(self, raw: Any) -> None:
         assert self._captures is not None
         capture, initial_capture = self._captures
-        self._read_weights()
         batch = as_batch(raw, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
         trace = capture.forward(lambda: run_forward(self._model, batch, self._forward))
         n = self._count_samples(trace.output, batch)
+        if not self._samples:
+            self._check_apart(batch, trace.output)
         plan = self._outputs or plan_outputs(self._outputs_argument, trace.output.numel() // n)
         plan = replace(plan, count=trace.output.numel() // n)
         dtype = torch.float64 if trace.output.dtype == torch.float64 else torch.float32
@@ -296,7 +316,7 @@ class FeatureAccumulator:
                     new[layer.name].add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
 
     def _add_loss_gradients(self, loss: Loss, batch: Batch, n: int, trace: Trace, new: Mapping[str, BatchSums]) -> None:
-        total = summed_loss(loss, trace.output, batch.target, n, self._loss_reduction)
+        total = summed_loss(loss, trace.output, batch.own_target(), n, self._loss_reduction)
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
         else:
@@ -325,16 +345,17 @@ class FeatureAccumulator:
 
     def _read_weights(self) -> None:
         """Copy the weights before the first batch; later, refuse weights that have changed since."""
-        models = [self._model] if self._initial is None else [self._model, self._initial]
-        versions = [p._version for model in models for p in model.parameters()]
-        if self._weights:
-            if versions != self._versions:
-                raise InputError(
-                    "the model's weights changed between two batches: make a new FeatureAccumulator after a "
-                    "training step"
-                )
+        marks = [_mark(model) for model in (self._model, self._initial) if model is not None]
+        stale = self._model is not self._original and _mark(self._original) != self._original_mark
+        if stale or (self._samples and marks != self._marks):
+            raise InputError(
+                "the model's weights changed "
+                + ("since it was copied" if stale else "between two batches")
+                + ": make a new FeatureAccumulator after a training step"
+            )
+        if self._samples:
             return
-        self._versions = versions
+        self._marks = marks
         self._weights = {name: {"W": w} for name, w in self._copies(self._model, self._layers).items()}
         if self._initial is not None and "initial" in self._wanted:
             for name, w in self._copies(self._initial, self._initial_layers).items():
@@ -344,6 +365,7 @@ class FeatureAccumulator:
         with preserved(model), torch.no_grad():
             if self._train_mode == "eval":
                 model.eval()
+            refresh_hooked_weights(model)
             return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in layers}
 
     def _start(self, plan: Outputs) -> None:
@@ -404,6 +426,33 @@ class FeatureAccumulator:
                 f"dtype={x.dtype} to measure a copy of the model in that precision"
             )
 
+    def _check_apart(self, batch: Batch, output: Tensor) -> None:
+        """Refuse a model whose samples act on each other, by its output for the first rows of the batch alone.
+
+        The gradient of an output summed over samples is then not the gradient of each sample: batch statistics,
+        or a model that expects samples in its second dimension. A forward function of the user's is trusted.
+        """
+        first = None if self._forward is not None else first_rows(batch, output.shape[0])
+        if first is None:
+            return
+        state = torch.get_rng_state()
+        try:
+            alone = run_forward(self._model, first, None)
+        except (RuntimeError, ValueError):
+            return  # the model takes no batch of this size
+        if not isinstance(alone, Tensor) or not torch.equal(state, torch.get_rng_state()):
+            return
+        expected = output.detach()[: alone.shape[0] if alone.ndim else 1]
+        if alone.shape != expected.shape:
+            return
+        error = float((alone.detach().double() - expected.double()).norm())
+        if error > math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm()):
+            raise UnsupportedModelError(
+                "the samples of a batch act on each other: the first outputs change when the rest of the batch is "
+                "left out, so that gradients per sample have no meaning (batch statistics, or samples in another "
+                "than the first dimension?); if they are meant to, pass forward=, which is not checked"
+            )
+
     def _count_samples(self, output: Tensor, batch: Batch) -> int:
         if output.ndim == 0:
             raise InputError(
@@ -419,6 +468,18 @@ class FeatureAccumulator:
                 "pass forward= to rearrange"
             )
         return n
+
+
+def _mark(model: nn.Module) -> list[tuple[int, float]]:
+    """What changes when a parameter does; its version alone does not tell of writes through ``.data``."""
+    # An embedding with max_norm writes into its weight at each call, which changes nothing from then on.
+    own = {id(m.weight) for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.max_norm is not None}
+    with torch.no_grad():
+        return [
+            (p._version, float(p.norm() if p.is_floating_point() else p.float().norm()))
+            for p in model.parameters()
+            if id(p) not in own
+        ]
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ def placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dty
 def initial_model(initial: nn.Module | Mapping[str, Tensor], model: nn.Module, original: nn.Module) -> nn.Module:
     """The initial model, on the device and in the precision of the model."""
     reference = next(model.parameters())
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     live = {p.data_ptr() for p in original.parameters() if p.numel()}
     if isinstance(initial, nn.Module):
         start = unwrap(initial)
@@ -45,11 +46,18 @@ def initial_model(initial: nn.Module | Mapping[str, Tensor], model: nn.Module, o
     if not isinstance(initial, nn.Module):
         start = copy.deepcopy(model)
         try:
-            start.load_state_dict(initial)
+            start.load_state_dict({_unwrapped(name): value for name, value in initial.items()})
         except RuntimeError as error:
             raise InputError(f"initial is of another architecture than the model: {error}") from error
         return start
-    return placed(start, reference.device, reference.dtype)
+    return placed(start, reference.device, dtypes.pop() if len(dtypes) == 1 else None)
+
+
+def _unwrapped(name: str) -> str:
+    """The name of a parameter without what compile and data-parallel wrappers add to it."""
+    for prefix in ("module.", "_orig_mod.", "module."):
+        name = name.removeprefix(prefix)
+    return name
 
 
 def matching_layers(layers: Iterable[Layer], initial: nn.Module) -> list[Layer]:

@@ -112,4 +112,6 @@ def _count(data: Any, batch_size: int | None) -> int | None:
     """How many batches there will be, if that can be told."""
     if sliceable(data):
         return math.ceil(rows_of(data) / batch_size) if batch_size else 1
+    if isinstance(data, torch.utils.data.Dataset):
+        return None  # its length is of samples
     return len(data) if hasattr(data, "__len__") else None

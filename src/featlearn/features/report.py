@@ -91,7 +91,10 @@ class Report(Mapping[str, LayerFeatures]):
             if self.outputs.sketches
             else f"{self.outputs.count} output{'s' if self.outputs.count != 1 else ''}"
         )
-        table = self.table().drop(columns="flags").to_string(float_format=lambda v: f"{v:.3f}", na_rep="-")
+        shown = self.table().drop(columns="flags", errors="ignore")
+        table = (
+            shown.to_string(float_format=lambda v: f"{v:.3f}", na_rep="-") if len(shown) else "no layer was measured"
+        )
         left_out = sum(not row.taken for row in self.parameters)
         tail = f"\n{left_out} parameters are not layers: see report.coverage" if left_out else ""
         return f"Report of {len(self)} layers, {self.samples} samples, {how}\n{table}{tail}"

@@ -112,4 +112,5 @@ class BatchSums:
         weight = self._weights.get(name)
         if weight is None:
             return rows
-        return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
+        with torch.autocast(rows.device.type, enabled=False):  # it would round the product to half precision
+            return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
