@@ -81,6 +81,9 @@ class FeatureAccumulator:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        for name, function in (("loss", loss), ("forward", forward)):
+            if function is not None and not callable(function):
+                raise InputError(f"{name} must be a function, got {function!r}")
         if loss_reduction not in ("mean", "sum"):
             raise InputError(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
         if train_mode not in ("error", "eval"):
@@ -165,7 +168,9 @@ class FeatureAccumulator:
         A batch's graph holds the pre-activations and about as much again for what lies between layers; it
         may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
         """
-        assert self._captures is not None
+        if self._captures is None:
+            with self.session():
+                return self.suggest_batch_size(data)
         first = next(iter(batches(data, 2)))  # not one: a model with batch statistics would fail on it
         batch = as_batch(first, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
@@ -189,6 +194,8 @@ class FeatureAccumulator:
 
     def merge_state(self, other: FeatureAccumulator) -> None:
         """Add the sums of an accumulator of the same model and arguments, exactly as if it had seen its data."""
+        if other is self:
+            raise InputError("an accumulator cannot be merged into itself: its data would count twice")
         if other._samples == 0:
             return
         if self._samples == 0:

@@ -49,6 +49,8 @@ def egop(
         tensor([[9., 0.],
                 [0., 0.]], dtype=torch.float64)
     """
+    if not callable(target):
+        raise InputError(f"target must be a function of the inputs, got {target!r}")
     X = torch.as_tensor(X)
     if X.ndim < 2 or X.shape[0] == 0:
         raise InputError(f"X must be (n, d) with n of at least 1, got shape {tuple(X.shape)}")

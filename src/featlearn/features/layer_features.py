@@ -122,6 +122,17 @@ class LayerFeatures:
     def _products(self) -> dict[str, Factored]:
         return {}
 
+    @cached_property
+    def _correlations(self) -> dict[tuple[str, str, float, bool], float]:
+        return {}
+
+    def _power(self, name: str, power: float) -> Factored:
+        if power == 1:
+            return self._matrix(name)
+        if name in ("fact", "bfact"):
+            raise InputError(f"{name} is not symmetric and has no powers: take {name}_symmetric")
+        return self._matrix(name).power(power)
+
     def _matrix(self, name: str) -> Factored:
         """A feature matrix by its public name."""
         match name:
@@ -181,9 +192,7 @@ class LayerFeatures:
 
     def matrix(self, name: str, power: float = 1.0) -> Tensor:
         """A feature matrix by name, to any power (positive semi-definite ones only)."""
-        dense = self._matrix(name)
-        dense = dense if power == 1 else dense.power(power)
-        value = dense.dense()
+        value = self._power(name, power).dense()
         return value.squeeze(0) if value.shape[0] == 1 else value
 
     @property
@@ -258,9 +267,11 @@ class LayerFeatures:
             raise InputError(f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}")
         if kind not in ("cosine", "pearson"):
             raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
-        other = self._matrix(name)
-        other = other if power == 1 else other.power(power)
-        return correlation(self._matrix(_PARTNERS[name]), other, kind, diagonal)
+        key = (name, kind, power, diagonal)
+        if key not in self._correlations:
+            partner = self._matrix(_PARTNERS[name])
+            self._correlations[key] = correlation(partner, self._power(name, power), kind, diagonal)
+        return self._correlations[key]
 
     @cached_property
     def nfc(self) -> float:
@@ -326,23 +337,65 @@ class LayerFeatures:
 
         Zero when outputs were taken one by one; NaN when a single group was kept.
         """
-        if not hasattr(type(self), name):
-            raise InputError(f"{name!r} is no number of a layer")
-        counts = {value.shape[0] for value in self.sums.values() if value.ndim == 4}
-        groups = max(counts, default=1)
+        if name not in _SKETCHED:
+            raise InputError(f"{name!r} is no number with a standard error: choose from {', '.join(_SKETCHED)}")
+        numerator, denominator = _SKETCHED[name]
+        self._inner_products(*numerator)  # says what is missing, if something is
+        groups = max((value.shape[0] for value in self.sums.values() if value.ndim == 4), default=1)
         if groups == 1:
             return math.nan if "sketched in one group" in self.flags else 0.0
-        values = torch.tensor([float(getattr(self._without_group(j), name)) for j in range(groups)])
+        values = torch.empty(groups, dtype=torch.float64)
+        for j in range(groups):
+            rest = torch.ones(groups, dtype=torch.float64)
+            rest[j] = 0.0
+            size, inner, products = self._inner_products(*numerator)
+            top = float(inner @ rest)
+            if denominator is None:
+                values[j] = _ratio(top, size * math.sqrt(max(float(rest @ products @ rest), 0.0)))
+            else:
+                values[j] = _ratio(top, float(self._inner_products(*denominator)[1] @ rest))
         return float(((groups - 1) / groups * (values - values.mean()).square().sum()).sqrt())
 
-    def _without_group(self, j: int) -> LayerFeatures:
-        sums = {
-            key: torch.cat([value[:j], value[j + 1 :]]) if value.ndim == 4 else value
-            for key, value in self.sums.items()
-        }
-        rest = LayerFeatures(self.name, self.kind, self.shape, self.weights, sums, self.weight_decay, self.flags)
-        rest.__dict__["_factors"] = self._factors  # the weights, and their products, are the same
-        return rest
+    def _inner_products(self, weight: str, core: str) -> tuple[float, Tensor, Tensor]:
+        """``|F|``, ``<F, G_i>`` and ``<G_i, G_j>`` of ``F = W^T W`` and the ``G_i = W^T K_i W`` of the sketch groups.
+
+        Whatever groups are left out, the correlation follows from these few numbers.
+        """
+        key = (weight, core)
+        if key not in self._group_products:
+            factor = self._factor(weight)
+            projected = _PROJECTED[key]
+            thin = projected not in self.sums and factor.tensor.shape[1] < factor.tensor.shape[2]
+            if thin:
+                gram = factor.gram(factor)
+                parts = [gram @ k for k in self._groups(core)]
+                # <F, G_i> = tr(A A K_i) and <G_i, G_j> = tr(A K_i A K_j) with A = W W^T.
+                inner = [float((p * gram).sum()) for p in parts]
+                products = [[float((p * q.mT).sum()) for q in parts] for p in parts]
+                size = float(gram.norm())
+            else:
+                nfm = self._gram(weight).dense()
+                w = factor.tensor
+                parts = (
+                    list(self.sums[projected]) if projected in self.sums else [w.mT @ k @ w for k in self._groups(core)]
+                )
+                inner = [float((p * nfm).sum()) for p in parts]
+                products = [[float((p * q).sum()) for q in parts] for p in parts]
+                size = float(nfm.norm())
+            self._group_products[key] = (
+                size,
+                torch.tensor(inner, dtype=torch.float64),
+                torch.tensor(products, dtype=torch.float64),
+            )
+        return self._group_products[key]
+
+    @cached_property
+    def _group_products(self) -> dict[tuple[str, str], tuple[float, Tensor, Tensor]]:
+        return {}
+
+    def _groups(self, core: str) -> list[Tensor]:
+        self._core(core)  # says what is missing, if it is
+        return list(self.sums[core])
 
     def _norm(self, factor: str) -> float:
         return float(self._factor(factor).tensor.norm())
@@ -361,6 +414,17 @@ _PARTNERS = {
     "centered_agop": "centered_nfm",
     "double_centered_agop": "centered_nfm",
     "ptk_centered_agop": "initial_nfm",
+}
+
+# Numbers that depend on a sketch of the outputs: the weights and core of <F, G>, and of what it is divided by
+# where that is not |F| |G|.
+_SKETCHED: dict[str, tuple[tuple[str, str], tuple[str, str] | None]] = {
+    "nfc": (("W", "K"), None),
+    "centered_nfc": (("Wb", "K"), None),
+    "double_centered_nfc": (("Wb", "Kb"), None),
+    "ptk_centered_nfc": (("W0", "Kb"), None),
+    "centered_ratio": (("Wb", "K"), ("W", "K")),
+    "double_centered_ratio": (("Wb", "Kb"), ("Wb", "K")),
 }
 
 

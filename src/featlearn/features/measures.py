@@ -35,6 +35,14 @@ QUANTITIES: Mapping[str, frozenset[str]] = {
     "relgrad": frozenset({"D", "decay"}),
 }
 
+# What a need is met by.
+_ARGUMENTS = {
+    "initial": "initial= (the model, or its state_dict, before training)",
+    "B": "loss=",
+    "D": "loss=",
+    "decay": "weight_decay= (greater than 0)",
+}
+
 # Up to this many outputs a layer keeps its k_out x k_out matrices even where k_in is smaller: 32 MB each.
 _OUTER_UP_TO = 2048
 
@@ -70,16 +78,10 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
     for name in names:
         if name not in QUANTITIES:
             raise InputError(f"measure={name!r} is no quantity: choose from {', '.join(QUANTITIES)}")
-        needs = QUANTITIES[name]
-        for need, argument in (
-            ("initial", "initial= (the model, or its state_dict, before training)"),
-            ("B", "loss="),
-            ("D", "loss="),
-            ("decay", "weight_decay= (greater than 0)"),
-        ):
-            if need in needs - available:
-                raise InputError(f"{name} needs {argument}")
-        wanted |= needs
+        missing = [_ARGUMENTS[need] for need in sorted(QUANTITIES[name] - available) if need in _ARGUMENTS]
+        if missing:
+            raise InputError(f"{name} needs {' and '.join(dict.fromkeys(missing))}")
+        wanted |= QUANTITIES[name]
     return wanted
 
 
@@ -126,8 +128,8 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
     if used(chosen) > memory:
         largest = max(layers, key=lambda layer: _bytes(chosen[layer.name], groups))
         raise InputError(
-            f"the sums of {len(layers)} layers take {used(chosen) / 2**30:.2f} GiB, more than max_memory = "
-            f"{memory / 2**30:.2f} GiB; the largest are those of {largest.name!r} "
+            f"the sums of {len(layers)} layers take {_size(used(chosen))}, more than max_memory = {_size(memory)}; "
+            f"the largest are those of {largest.name!r} "
             f"({largest.k_out} x {largest.k_in}): ask for fewer layers (layers=) or quantities (measure=)"
         )
     return chosen
@@ -144,6 +146,15 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
     if "D" in wanted:
         sums["D"] = layer.shape
     return sums
+
+
+def _size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
 
 
 def _bytes(plan: Plan, groups: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,13 +48,14 @@ def check_outputs(outputs: str | int) -> None:
 
 
 def plan_outputs(outputs: str | int, count: int) -> Outputs:
-    """Exact up to 64 outputs, otherwise 16 random vectors; or as the user says."""
+    """Exact up to 64 outputs, otherwise 16 random vectors; or as the user says, in multiples of four."""
     if outputs == "exact" or (outputs == "auto" and count <= EXACT_UP_TO):
         return Outputs(count)
     sketches = SKETCHES if outputs == "auto" else int(outputs)
-    # Groups of equal size, as many as divide the number of sketches.
-    groups = next(g for g in range(min(GROUPS, sketches), 0, -1) if sketches % g == 0)
-    return Outputs(count, sketches, groups)
+    if sketches <= GROUPS:
+        return Outputs(count, sketches, sketches)
+    # Groups of one size: a few vectors more cost less than a standard error that cannot be told.
+    return Outputs(count, math.ceil(sketches / GROUPS) * GROUPS, GROUPS)
 
 
 def cotangents(plan: Outputs, output: Tensor, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:

@@ -86,18 +86,16 @@ class Report(Mapping[str, LayerFeatures]):
         return len(self._features)
 
     def __repr__(self) -> str:
-        how = (
-            f"{self.outputs.sketches} random vectors for {self.outputs.count} outputs"
-            if self.outputs.sketches
-            else f"{self.outputs.count} output{'s' if self.outputs.count != 1 else ''}"
-        )
+        how = _count(self.outputs.count, "output")
+        if self.outputs.sketches:
+            how = f"{_count(self.outputs.sketches, 'random vector')} for {how}"
         shown = self.table().drop(columns="flags", errors="ignore")
         table = (
             shown.to_string(float_format=lambda v: f"{v:.3f}", na_rep="-") if len(shown) else "no layer was measured"
         )
         left_out = sum(not row.taken for row in self.parameters)
-        tail = f"\n{left_out} parameters are not layers: see report.coverage" if left_out else ""
-        return f"Report of {len(self)} layers, {self.samples} samples, {how}\n{table}{tail}"
+        tail = f"\nNot taken as layers: {_count(left_out, 'parameter')}, see report.coverage" if left_out else ""
+        return f"Report of {_count(len(self), 'layer')}, {_count(self.samples, 'sample')}, {how}\n{table}{tail}"
 
     @property
     def coverage(self) -> pd.DataFrame:
@@ -140,7 +138,7 @@ class Report(Mapping[str, LayerFeatures]):
         if columns == "all":
             wanted: Sequence[str] = COLUMNS
         else:
-            wanted = _USUAL if columns is None else [columns] if isinstance(columns, str) else list(columns)
+            wanted = _USUAL if columns is None else _as_list(columns)
         for column in wanted:
             if column not in COLUMNS:
                 raise InputError(f"{column!r} is no column: choose from {', '.join(COLUMNS)}, or pass 'all'")
@@ -151,7 +149,7 @@ class Report(Mapping[str, LayerFeatures]):
         table.index.name = "layer"
         return table
 
-    def plot(self, quantities: Sequence[str] | None = None, *, kind: str = "cosine") -> Figure:
+    def plot(self, quantities: str | Sequence[str] | None = None, *, kind: str = "cosine") -> Figure:
         """A picture of the correlations, a row a layer.
 
         Args:
@@ -160,7 +158,7 @@ class Report(Mapping[str, LayerFeatures]):
         """
         from featlearn.plots import layer_bars
 
-        wanted = list(_PLOTTED) if quantities is None else list(quantities)
+        wanted = list(_PLOTTED) if quantities is None else _as_list(quantities)
         table = self.table([*wanted, "nfc_se"] if "nfc" in wanted else wanted, kind=kind)
         shown = [quantity for quantity in wanted if quantity in table.columns]
         if not shown or (quantities is not None and len(shown) < len(wanted)):
@@ -168,7 +166,7 @@ class Report(Mapping[str, LayerFeatures]):
             raise InputError(f"this report holds no measurement of {', '.join(missing)}")
         errors = {"NFC": table["nfc_se"].tolist()} if "nfc_se" in table.columns else None
         values = {_PLOTTED.get(q, q): table[q].astype(float).tolist() for q in shown}
-        return layer_bars(list(table.index), values, errors, xlabel=f"{kind} with the neural feature matrix")
+        return layer_bars(list(table.index), values, errors, xlabel=f"correlation ({kind})")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a folder: ``report.json`` and a safetensors file. An older report is replaced."""
@@ -206,3 +204,11 @@ class Report(Mapping[str, LayerFeatures]):
                     exponent = power if matrix in _PSD else 1.0
                     row[column] = features.correlation(matrix, kind=kind, power=exponent, diagonal=diagonal)
         return row
+
+
+def _as_list(names: str | Sequence[str]) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -10,6 +10,7 @@ from featlearn.layers.discover import (
     unwrap,
 )
 from featlearn.layers.layer import Layer
+from featlearn.layers.linear import token_rows
 
 __all__ = [
     "Layer",
@@ -19,5 +20,6 @@ __all__ = [
     "find_layers",
     "register_layer",
     "select_layers",
+    "token_rows",
     "unwrap",
 ]

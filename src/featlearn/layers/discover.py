@@ -121,6 +121,8 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
     if patterns is None:
         return list(layers)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    if not wanted:
+        raise InputError("layers names no layer: leave it out to take all")
     names = [layer.name for layer in layers]
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -144,12 +146,15 @@ def coverage(
     names_of: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     owner: dict[int, tuple[nn.Module, str]] = {}
+    others: dict[int, list[str]] = {}  # modules that use a parameter otherwise, as an embedding
     for name, module, skip in _walk(model):
         for local, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2:
                 names_of.setdefault(id(parameter), []).append(child_name(name, local))
                 shapes[id(parameter)] = tuple(parameter.shape)
                 owner.setdefault(id(parameter), (module, skip))
+                if _factory(module) is None:
+                    others.setdefault(id(parameter), []).append(f"{name} ({type(module).__name__})")
     layers_of: dict[int, list[str]] = {}
     for layer in taken:
         for tensor in _tensors_behind(layer):
@@ -159,7 +164,7 @@ def coverage(
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
         if layers:
-            reason = "taken"
+            reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
         elif key in found:
             reason = (reasons or {}).get(found[key], "left out by the layers argument")
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,8 @@ def _row(label: str, values: Any, names: Sequence[str]) -> NDArray[np.float64]:
 def _natural_limits(values: NDArray[np.float64]) -> tuple[float, float]:
     known = values[np.isfinite(values)]
     low, high = float(known.min(initial=0.0)), float(known.max(initial=1.0))
-    return min(low, -1.0) if low < 0 else 0.0, high
+    # Room for what is there: a correlation of -0.01 is no reason to give half the picture to the left.
+    return (math.floor(10 * low - 0.5) / 10 if low < 0 else 0.0), high
 
 
 def _dress(ax: Axes, names: Sequence[str], limits: tuple[float, float], xlabel: str) -> None:
