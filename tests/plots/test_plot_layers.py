@@ -42,7 +42,13 @@ def test_dots_stand_where_the_numbers_are():
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [([0.1, 0.9], (0, 1)), ([-0.01, 0.9], (-0.1, 1)), ([-0.93, 0.9], (-1, 1)), ([NAN, NAN], (0, 1)), ([0.5, 3.0], (0, 3))],
+    [
+        ([0.1, 0.9], (0, 1)),
+        ([-0.01, 0.9], (-0.1, 1)),
+        ([-0.93, 0.9], (-1, 1)),
+        ([NAN, NAN], (0, 1)),
+        ([0.5, 3.0], (0, 3)),
+    ],
 )
 def test_range(values, expected):
     low, high = layer_bars(["a", "b"], {"NFC": values}).axes[0].get_xlim()
