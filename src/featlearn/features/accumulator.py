@@ -124,6 +124,7 @@ class FeatureAccumulator:
         self._blocked: set[str] = set()
         self._outside: set[str] = set()
         self._captures: tuple[Capture, Capture | None] | None = None
+        self._spare: tuple[tuple[int, torch.dtype], dict[str, BatchSums]] | None = None
         self._synced = False
 
     @property
@@ -277,10 +278,7 @@ class FeatureAccumulator:
         plan = self._outputs or plan_outputs(self._outputs_argument, trace.output.numel() // n)
         plan = replace(plan, count=trace.output.numel() // n)
         dtype = torch.float64 if trace.output.dtype == torch.float64 else torch.float32
-        new = {
-            layer.name: BatchSums(self._plans[layer.name], plan.groups, self._weights[layer.name], dtype)
-            for layer in self._layers
-        }
+        new = self._batch_sums(plan, dtype)
         if self._wanted & {"K", "Kb"}:
             initial_trace = None
             if initial_capture is not None and self._initial is not None:
@@ -307,6 +305,20 @@ class FeatureAccumulator:
         self._seen |= set(trace.calls)
         self._blocked |= trace.blocked
         self._outside |= outside
+
+    def _batch_sums(self, plan: Outputs, dtype: torch.dtype) -> dict[str, BatchSums]:
+        """Empty sums for a batch, in the memory of the last one where it fits."""
+        key = (plan.groups, dtype)
+        if self._spare is None or self._spare[0] != key:
+            sums = {
+                layer.name: BatchSums(self._plans[layer.name], plan.groups, self._weights[layer.name], dtype)
+                for layer in self._layers
+            }
+            self._spare = (key, sums)
+        else:
+            for part in self._spare[1].values():
+                part.clear()
+        return self._spare[1]
 
     def _add_output_gradients(
         self, plan: Outputs, trace: Trace, initial: Trace | None, new: Mapping[str, BatchSums]
@@ -362,7 +374,7 @@ class FeatureAccumulator:
             )
         if self._samples:
             return
-        self._marks = marks
+        self._marks, self._spare = marks, None
         self._weights = {name: {"W": w} for name, w in self._copies(self._model, self._layers).items()}
         if self._initial is not None and "initial" in self._wanted:
             for name, w in self._copies(self._initial, self._initial_layers).items():

@@ -73,6 +73,11 @@ class BatchSums:
                 w0 = weights["W0"].to(dtype)
                 self._weights |= {"ptk": w0, "centered": w - w0, "double": w - w0}
 
+    def clear(self) -> None:
+        """Start another batch in the same memory: fresh pages for large sums cost more than the zeros."""
+        for value in self.sums.values():
+            value.zero_()
+
     def add_output_gradients(self, group: int, rows: Tensor, initial: Tensor | None) -> None:
         """Add the rows J of one output (or sketch), and of the initial model's J0 where they are needed.
 
