@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from featlearn.layers import ParameterCoverage
 __all__ = ["SCHEMA_VERSION", "load_report", "save_report"]
 
 SCHEMA_VERSION = 1
+_ANY = "[0-9a-f]" * 12  # the random part of the names this module gives: nobody else's files are removed
 
 
 def save_report(report: Report, path: str | os.PathLike[str]) -> None:
@@ -69,7 +71,7 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
     temporary = folder / f".report-{uuid.uuid4().hex[:12]}.tmp"
     temporary.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
     _settle(temporary, folder / "report.json")
-    for old in [*folder.glob("matrices-*.safetensors"), *folder.glob(".*.tmp")]:
+    for old in [*folder.glob(f"matrices-{_ANY}.safetensors"), *folder.glob(f".*-{_ANY}*.tmp")]:
         if old.name != tensor_file:
             old.unlink(missing_ok=True)
 
@@ -88,6 +90,13 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         raise InputError(
             f"the report in {str(path)!r} has schema_version {version}; this featlearn reads {SCHEMA_VERSION}"
         )
+    try:
+        return _read(described, folder)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"the report in {str(path)!r} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _read(described: dict[str, Any], folder: Path) -> Report:
     tensors = safetensors.torch.load_file(str(folder / Path(described["tensors"]).name))
     features = {}
     for index, layer in enumerate(described["layers"]):
