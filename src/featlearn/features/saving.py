@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import uuid
 from dataclasses import asdict
 from pathlib import Path
@@ -52,7 +53,8 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
                 "flags": features.flags,
             }
         )
-    tensor_file = f"matrices-{uuid.uuid4().hex[:12]}.safetensors"
+    mark = uuid.uuid4().hex[:12]
+    tensor_file = f"matrices-{mark}.safetensors"
     described = {
         "schema_version": SCHEMA_VERSION,
         "samples": report.samples,
@@ -65,15 +67,19 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
             for name, row in report.table().to_dict(orient="index").items()
         ],
     }
-    temporary = folder / f".{tensor_file}.tmp"
-    safetensors.torch.save_file(tensors, str(temporary))
-    _settle(temporary, folder / tensor_file)
-    temporary = folder / f".report-{uuid.uuid4().hex[:12]}.tmp"
-    temporary.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
-    _settle(temporary, folder / "report.json")
-    for old in [*folder.glob(f"matrices-{_ANY}.safetensors"), *folder.glob(f".*-{_ANY}*.tmp")]:
+    # In a folder of its own, because safetensors has temporary files too.
+    unfinished = folder / f".saving-{mark}"
+    unfinished.mkdir()
+    safetensors.torch.save_file(tensors, str(unfinished / tensor_file))
+    _settle(unfinished / tensor_file, folder / tensor_file)
+    text = json.dumps(described, indent=1, allow_nan=False)
+    (unfinished / "report.json").write_text(text, encoding="utf-8")
+    _settle(unfinished / "report.json", folder / "report.json")
+    for old in folder.glob(f"matrices-{_ANY}.safetensors"):
         if old.name != tensor_file:
             old.unlink(missing_ok=True)
+    for old in folder.glob(f".saving-{_ANY}"):  # this one, and those of processes that were killed
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
