@@ -28,6 +28,12 @@ class Batch:
     target: Any
     size: int | None
 
+    def dtypes(self) -> set[torch.dtype]:
+        """Of the floating-point inputs."""
+        found: set[torch.dtype] = set()
+        _map(self.inputs, lambda t: found.add(t.dtype) if t.is_floating_point() else None)
+        return found
+
     def own_target(self) -> Any:
         """A copy of the target: a loss may write into it, and the batch is the user's data."""
         return _map(self.target, Tensor.clone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -39,6 +40,7 @@ from featlearn.numerics.seeds import Seed, as_generator
 __all__ = ["FeatureAccumulator"]
 
 _EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
+_NONE = -(2**62)  # below every value that processes compare
 
 
 class FeatureAccumulator:
@@ -175,7 +177,7 @@ class FeatureAccumulator:
         first = next(iter(batches(data, 2)))  # not one: a model with batch statistics would fail on it
         batch = as_batch(first, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
-        trace = self._captures[0].forward(lambda: run_forward(self._model, batch, self._forward))
+        trace = self._captures[0].forward(lambda: self._run(self._model, batch))
         numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
         each = 4 * trace.output.element_size() * max(numbers, trace.output.numel()) / (batch.size or 1)
         return max(1, min(1024, int(min(self._memory // 8, 2**28) / each)))
@@ -202,6 +204,7 @@ class FeatureAccumulator:
         if self._samples == 0:
             self._read_weights()
         same = self._plans == other._plans and self._decay == other._decay
+        same = same and self._loss_reduction == other._loss_reduction
         if not same or [x.name for x in self._layers] != [x.name for x in other._layers]:
             raise InputError("only accumulators of the same layers and quantities can be merged")
         for name, weights in self._weights.items():
@@ -226,14 +229,23 @@ class FeatureAccumulator:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()) or self._synced:
             return
         reduce = torch.distributed.all_reduce
-        plan = self._outputs or Outputs(0, 0, 0)
-        header = torch.tensor([plan.count, plan.sketches, plan.groups], device=self.device)
-        reduce(header, torch.distributed.ReduceOp.MAX)
-        if int(header[2]) == 0:
-            raise InputError("no process has measured a batch yet: call update() before sync()")
         if self._outputs is None:
             self._read_weights()
-        self._start(Outputs(*(int(v) for v in header)))
+        # What must agree, as its largest and smallest value: every process then raises, or none does, and none is
+        # left waiting for the others. A process without a batch has no way of taking outputs and agrees with any.
+        plan = self._outputs or Outputs(0, 0, 0)
+        mark = self._fingerprint()
+        ways = [plan.sketches, plan.groups, -plan.sketches, -plan.groups] if self._outputs else [_NONE] * 4
+        header = torch.tensor([plan.count, mark, -mark, *ways], device=self.device)
+        reduce(header, torch.distributed.ReduceOp.MAX)
+        count, high, low, sketches, groups, least_sketches, least_groups = header.tolist()
+        if groups == _NONE:
+            raise InputError("no process has measured a batch yet: call update() before sync()")
+        if high != -low:
+            raise InputError("the processes measure different models, layers or quantities: sync() cannot add them up")
+        if (sketches, groups) != (-least_sketches, -least_groups):
+            raise InputError('the processes took the outputs in different ways: pass the same outputs=, not "auto"')
+        self._start(Outputs(count, sketches, groups))
         samples = torch.tensor([self._samples], device=self.device)
         reduce(samples)
         self._samples = int(samples)
@@ -271,7 +283,7 @@ class FeatureAccumulator:
         capture, initial_capture = self._captures
         batch = as_batch(raw, self.device, self._dtype, parts=2 if self._forward is None else None)
         self._check_dtype(batch)
-        trace = capture.forward(lambda: run_forward(self._model, batch, self._forward))
+        trace = capture.forward(lambda: self._run(self._model, batch))
         n = self._count_samples(trace.output, batch)
         if not self._samples:
             self._check_apart(batch, trace.output)
@@ -283,7 +295,7 @@ class FeatureAccumulator:
             initial_trace = None
             if initial_capture is not None and self._initial is not None:
                 initial = self._initial
-                initial_trace = initial_capture.forward(lambda: run_forward(initial, batch, self._forward))
+                initial_trace = initial_capture.forward(lambda: self._run(initial, batch))
                 if initial_trace.output.shape != trace.output.shape:
                     raise InputError(
                         f"the initial model gives outputs {tuple(initial_trace.output.shape)}, "
@@ -295,7 +307,11 @@ class FeatureAccumulator:
             self._add_loss_gradients(self._loss, batch, n, trace, new)
         for name, sums in new.items():
             if not sums.finite():
-                raise InputError(f"the gradients of layer {name!r} are NaN or infinite on this batch")
+                raise InputError(
+                    f"the gradients of layer {name!r}, or their squares, are NaN or infinite on this batch; if they "
+                    "are only large, pass dtype=torch.float64"
+                )
+        self._check_not_lost(trace, new)
         outside = self._used_outside(trace)
         # From here on nothing fails: the batch is added as a whole.
         self._start(plan)
@@ -387,6 +403,16 @@ class FeatureAccumulator:
             refresh_hooked_weights(model)
             return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in layers}
 
+    def _fingerprint(self) -> int:
+        """A number that processes share if they measure the same weights in the same way."""
+        digest = hashlib.blake2b(digest_size=7)
+        plans = {name: (plan.outer, dict(plan.sums)) for name, plan in self._plans.items()}
+        digest.update(repr((plans, sorted(self._decay.items()), self._loss_reduction)).encode())
+        for weights in self._weights.values():
+            for weight in weights.values():
+                digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return int.from_bytes(digest.digest(), "little")
+
     def _start(self, plan: Outputs) -> None:
         if self._outputs is not None:
             if (plan.sketches, plan.groups) != (self._outputs.sketches, self._outputs.groups):
@@ -425,6 +451,35 @@ class FeatureAccumulator:
             self._decay.get(layer.name),
             tuple(flags),
         )
+
+    def _run(self, model: nn.Module, batch: Batch) -> Any:
+        try:
+            return run_forward(model, batch, self._forward)
+        except RuntimeError as error:
+            own = {p.dtype for p in model.parameters() if p.is_floating_point()}
+            given = batch.dtypes()
+            if "dtype" in str(error) and len(own | given) > 1:
+                raise InputError(
+                    f"the forward pass failed on mixed dtypes ({error}): the parameters are {_listed(own)} and the "
+                    f"inputs {_listed(given)}; cast the data, or pass dtype= to measure a copy in one precision"
+                ) from error
+            raise
+
+    def _check_not_lost(self, trace: Trace, new: Mapping[str, BatchSums]) -> None:
+        """Refuse gradients whose squares vanish below the smallest numbers of their precision."""
+        small = [name for name in trace.calls if new[name].tiny()]
+        if not small:
+            return
+        signs = torch.ones_like(trace.output)
+        signs.view(-1)[::2] = -1
+        rows = trace.gradients(trace.output, signs)
+        for name in small:
+            largest = max((float(j.abs().max()) for j in rows[name] if j.numel()), default=0.0)
+            if largest > 0:
+                raise InputError(
+                    f"the gradients of layer {name!r} are of size {largest:.1g}, so that their squares are lost in "
+                    f"{str(new[name].dtype).removeprefix('torch.')}: pass dtype=torch.float64, or scale the output"
+                )
 
     # --- checks ----------------------------------------------------------------------------------
 
@@ -499,6 +554,10 @@ def _mark(model: nn.Module) -> list[tuple[int, float]]:
             for p in model.parameters()
             if id(p) not in own
         ]
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype) for dtype in dtypes)) or "no floating-point tensor"
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ from featlearn.layers import Layer
 
 __all__ = ["WeightDecay", "decay_of_layers"]
 
+# By name: torch got some of them after the oldest version that is supported.
+_DECOUPLED = {"AdamW", "Adafactor", "Muon"}
+
 WeightDecay = float | Mapping[str, float] | torch.optim.Optimizer
 
 
@@ -59,7 +62,7 @@ def _from_optimizer(optimizer: torch.optim.Optimizer, layers: Sequence[Layer]) -
     of_parameter: dict[int, float] = {}
     for group in optimizer.param_groups:
         decay = group.get("weight_decay", 0.0)
-        decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
+        decoupled = type(optimizer).__name__ in _DECOUPLED or group.get("decoupled_weight_decay", False)
         if decay and decoupled:
             raise InputError(
                 f"{type(optimizer).__name__} decays weights outside the gradient, so its fixed points do not "

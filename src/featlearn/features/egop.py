@@ -58,11 +58,14 @@ def egop(
         X = X.to(torch.get_default_dtype())
     if not torch.isfinite(X).all():
         raise InputError("X has NaN or infinite entries")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     check_outputs(outputs)
     source = as_generator(generator, "sketch")
     n, d = X.shape[0], X[0].numel()
     total = torch.zeros(1, d, d, dtype=torch.float64, device=X.device)
     scale = 1.0
+    precision = torch.float64 if X.dtype == torch.float64 else torch.float32
     if isinstance(target, nn.Module):
         check_training_mode(target)
     for rows in X.split(batch_size):
@@ -76,10 +79,10 @@ def egop(
                 raise InputError("target must be differentiable: write it with torch operations on its argument")
             plan = plan_outputs(outputs, y.numel() // len(x))
             scale = plan.scale()
-            part = torch.zeros(1, d, d, dtype=x.dtype, device=x.device)
+            part = torch.zeros(1, d, d, dtype=precision, device=x.device)
             for _, v in cotangents(plan, y, source):
-                (gradient,) = torch.autograd.grad(y, x, v, retain_graph=True)
-                add_gram(part, gradient.reshape(len(x), 1, d))
+                (gradient,) = torch.autograd.grad(y, x, v, retain_graph=True, materialize_grads=True)
+                add_gram(part, gradient.reshape(len(x), 1, d).to(precision))
         total += mirrored(part)
     if not torch.isfinite(total).all():
         raise InputError("the gradients of target are NaN or infinite on X")

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from featlearn.errors import InputError
 from featlearn.numerics.linalg import psd_power
 
 __all__ = ["Factor", "Factored", "correlation", "factored", "gram_matrix"]
@@ -114,7 +115,7 @@ class Factored:
             assert self.core is not None
             return Factored(None, psd_power(self.core, exponent), None)
         if self.left is not self.right:
-            raise ValueError("only a symmetric product L^T C L has powers")
+            raise InputError("only a symmetric feature matrix has powers: take fact_symmetric for FACT")
         gram = self.left.gram(self.left)
         if self.core is None:
             return Factored(self.left, psd_power(gram, exponent - 1), self.right)

@@ -100,9 +100,9 @@ def parse_memory(max_memory: int | float | str | None) -> int:
             max_memory = float(text.rstrip("KMGT").strip()) * factor
         except ValueError:
             raise InputError(f'max_memory must be bytes or text such as "2 GB", got {max_memory!r}') from None
-    if not max_memory > 0:
-        raise InputError(f"max_memory must be positive, got {max_memory!r}")
-    return int(max_memory)
+    if isinstance(max_memory, bool) or not isinstance(max_memory, int | float) or not max_memory > 0:
+        raise InputError(f'max_memory must be a positive number of bytes or text such as "2 GB", got {max_memory!r}')
+    return int(min(max_memory, 2**62))
 
 
 def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int) -> dict[str, Plan]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -27,6 +29,7 @@ from featlearn.layers import ParameterCoverage
 __all__ = ["SCHEMA_VERSION", "load_report", "save_report"]
 
 SCHEMA_VERSION = 1
+_ANY = "[0-9a-f]" * 12  # the random part of the names this module gives: nobody else's files are removed
 
 
 def save_report(report: Report, path: str | os.PathLike[str]) -> None:
@@ -50,7 +53,8 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
                 "flags": features.flags,
             }
         )
-    tensor_file = f"matrices-{uuid.uuid4().hex[:12]}.safetensors"
+    mark = uuid.uuid4().hex[:12]
+    tensor_file = f"matrices-{mark}.safetensors"
     described = {
         "schema_version": SCHEMA_VERSION,
         "samples": report.samples,
@@ -63,15 +67,19 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
             for name, row in report.table().to_dict(orient="index").items()
         ],
     }
-    temporary = folder / f".{tensor_file}.tmp"
-    safetensors.torch.save_file(tensors, str(temporary))
-    _settle(temporary, folder / tensor_file)
-    temporary = folder / f".report-{uuid.uuid4().hex[:12]}.tmp"
-    temporary.write_text(json.dumps(described, indent=1, allow_nan=False), encoding="utf-8")
-    _settle(temporary, folder / "report.json")
-    for old in [*folder.glob("matrices-*.safetensors"), *folder.glob(".*.tmp")]:
+    # In a folder of its own, because safetensors has temporary files too.
+    unfinished = folder / f".saving-{mark}"
+    unfinished.mkdir()
+    safetensors.torch.save_file(tensors, str(unfinished / tensor_file))
+    _settle(unfinished / tensor_file, folder / tensor_file)
+    text = json.dumps(described, indent=1, allow_nan=False)
+    (unfinished / "report.json").write_text(text, encoding="utf-8")
+    _settle(unfinished / "report.json", folder / "report.json")
+    for old in folder.glob(f"matrices-{_ANY}.safetensors"):
         if old.name != tensor_file:
             old.unlink(missing_ok=True)
+    for old in folder.glob(f".saving-{_ANY}"):  # this one, and those of processes that were killed
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
@@ -88,6 +96,13 @@ def load_report(path: str | os.PathLike[str]) -> Report:
         raise InputError(
             f"the report in {str(path)!r} has schema_version {version}; this featlearn reads {SCHEMA_VERSION}"
         )
+    try:
+        return _read(described, folder)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"the report in {str(path)!r} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _read(described: dict[str, Any], folder: Path) -> Report:
     tensors = safetensors.torch.load_file(str(folder / Path(described["tensors"]).name))
     features = {}
     for index, layer in enumerate(described["layers"]):

@@ -63,7 +63,7 @@ class BatchSums:
     """
 
     def __init__(self, plan: Plan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self._plan, self._dtype = plan, dtype
+        self._plan, self.dtype = plan, dtype
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
         if not plan.outer:
@@ -86,8 +86,8 @@ class BatchSums:
             rows: J as (r, blocks, k_out).
             initial: J0 of the same inputs, or None.
         """
-        rows = rows.to(self._dtype)
-        change = None if initial is None else rows - initial.to(self._dtype)
+        rows = rows.to(self.dtype)
+        change = None if initial is None else rows - initial.to(self.dtype)
         for name in self.sums:
             if name in ("K", "agop", "centered"):
                 add_gram(self.sums[name][group], self._project(name, rows))
@@ -98,11 +98,11 @@ class BatchSums:
         """Add the rows g = dl/dh of per-sample losses, (r, blocks, k_out)."""
         for name in ("B", "enfa"):
             if name in self.sums:
-                add_gram(self.sums[name], self._project(name, rows.to(self._dtype)))
+                add_gram(self.sums[name], self._project(name, rows.to(self.dtype)))
 
     def add_weight_gradient(self, matrix: Tensor) -> None:
         """Add the gradient of the summed losses with respect to W, (blocks, k_out, k_in)."""
-        self.sums["D"] += matrix.to(self._dtype)
+        self.sums["D"] += matrix.to(self.dtype)
 
     def fold_into(self, sums: Mapping[str, Tensor]) -> None:
         """Add to the float64 sums of the layer."""
@@ -112,6 +112,12 @@ class BatchSums:
     def finite(self) -> bool:
         """Whether no sum overflowed."""
         return all(bool(torch.isfinite(value.sum())) for value in self.sums.values())
+
+    def tiny(self) -> bool:
+        """Whether a sum of gradients is zero, or so small that its entries have lost digits."""
+        limit = torch.finfo(self.dtype).tiny / torch.finfo(self.dtype).eps
+        sums = [value for name, value in self.sums.items() if name in ("K", "agop")]
+        return any(float(value.diagonal(dim1=-2, dim2=-1).amax()) < limit for value in sums if value.numel())
 
     def _project(self, name: str, rows: Tensor) -> Tensor:
         weight = self._weights.get(name)

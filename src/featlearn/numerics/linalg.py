@@ -32,9 +32,10 @@ def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     return first.reshape(-1), second.reshape(-1)
 
 
-def _ratio(inner: Tensor, first: Tensor, second: Tensor) -> float:
+def _cosine(first: Tensor, second: Tensor) -> float:
+    first, second = (a / a.abs().amax() if a.numel() else a for a in (first, second))  # squares stay in range
     norms = first.norm() * second.norm()
-    return float(inner / norms) if norms > 0 else float("nan")
+    return float((first @ second / norms).clamp(-1.0, 1.0)) if norms > 0 else float("nan")
 
 
 def cosine(a: Any, b: Any) -> float:
@@ -47,7 +48,7 @@ def cosine(a: Any, b: Any) -> float:
     0.7071067811865475
     """
     first, second = _pair(a, b)
-    return _ratio(first @ second, first, second)
+    return _cosine(first, second)
 
 
 def pearson(a: Any, b: Any) -> float:
@@ -56,8 +57,13 @@ def pearson(a: Any, b: Any) -> float:
     It is NaN when either array is constant.
     """
     first, second = _pair(a, b)
-    first, second = first - first.mean(), second - second.mean()
-    return _ratio(first @ second, first, second)
+    return _cosine(_centred(first), _centred(second))
+
+
+def _centred(a: Tensor) -> Tensor:
+    """The array without its mean; what rounding leaves of a constant counts as zero."""
+    rest = a - a.mean()
+    return rest if a.numel() and rest.abs().amax() > 8 * torch.finfo(a.dtype).eps * a.abs().amax() else a * 0
 
 
 def symmetric_eigh(matrix: Any, what: str = "the matrix") -> tuple[Tensor, Tensor]:
