@@ -261,7 +261,9 @@ class LayerFeatures:
             diagonal: Compare the diagonals alone.
 
         Returns:
-            The correlation, NaN where a matrix is zero.
+            The correlation, NaN where a matrix is zero. With sketched outputs the noise of the sketch makes a
+            matrix longer and its correlations smaller; cosines of the four AGOP forms (power 1, whole matrices)
+            are corrected for it by products of independent parts of the sketch.
         """
         if name not in _PARTNERS:
             raise InputError(f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}")
@@ -269,8 +271,11 @@ class LayerFeatures:
             raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
         key = (name, kind, power, diagonal)
         if key not in self._correlations:
-            partner = self._matrix(_PARTNERS[name])
-            self._correlations[key] = correlation(partner, self._power(name, power), kind, diagonal)
+            if self.sketched and name in _CONJUGATES and key == (name, "cosine", 1.0, False):
+                self._correlations[key] = _cosine_of_groups(*self._inner_products(*_CONJUGATES[name]))
+            else:
+                partner = self._matrix(_PARTNERS[name])
+                self._correlations[key] = correlation(partner, self._power(name, power), kind, diagonal)
         return self._correlations[key]
 
     @cached_property
@@ -345,15 +350,14 @@ class LayerFeatures:
         if groups == 1:
             return math.nan if "sketched in one group" in self.flags else 0.0
         values = torch.empty(groups, dtype=torch.float64)
+        size, inner, products = self._inner_products(*numerator)
         for j in range(groups):
-            rest = torch.ones(groups, dtype=torch.float64)
-            rest[j] = 0.0
-            size, inner, products = self._inner_products(*numerator)
-            top = float(inner @ rest)
+            rest = [i for i in range(groups) if i != j]
             if denominator is None:
-                values[j] = _ratio(top, size * math.sqrt(max(float(rest @ products @ rest), 0.0)))
+                values[j] = _cosine_of_groups(size, inner[rest], products[rest][:, rest])
             else:
-                values[j] = _ratio(top, float(self._inner_products(*denominator)[1] @ rest))
+                below = self._inner_products(*denominator)[1]
+                values[j] = _ratio(float(inner[rest].sum()), float(below[rest].sum()))
         return float(((groups - 1) / groups * (values - values.mean()).square().sum()).sqrt())
 
     def _inner_products(self, weight: str, core: str) -> tuple[float, Tensor, Tensor]:
@@ -418,6 +422,12 @@ _PARTNERS = {
 
 # Numbers that depend on a sketch of the outputs: the weights and core of <F, G>, and of what it is divided by
 # where that is not |F| |G|.
+_CONJUGATES = {
+    "agop": ("W", "K"),
+    "centered_agop": ("Wb", "K"),
+    "double_centered_agop": ("Wb", "Kb"),
+    "ptk_centered_agop": ("W0", "Kb"),
+}
 _SKETCHED: dict[str, tuple[tuple[str, str], tuple[str, str] | None]] = {
     "nfc": (("W", "K"), None),
     "centered_nfc": (("Wb", "K"), None),
@@ -426,6 +436,26 @@ _SKETCHED: dict[str, tuple[tuple[str, str], tuple[str, str] | None]] = {
     "centered_ratio": (("Wb", "K"), ("W", "K")),
     "double_centered_ratio": (("Wb", "Kb"), ("Wb", "K")),
 }
+
+
+def _cosine_of_groups(size: float, inner: Tensor, products: Tensor) -> float:
+    """Cosine of F with the mean of independent unbiased estimates ``G_i``.
+
+    ``E <G_i, G_j>`` is ``|G|^2`` for i and j apart, but ``|G|^2`` plus the noise for i = j, so that the mean over
+    pairs estimates the square of the length without bias.
+
+    Args:
+        size: ``|F|``.
+        inner: ``<F, G_i>``.
+        products: ``<G_i, G_j>``.
+    """
+    groups = len(inner)
+    square = float(products.sum()) / groups**2
+    if groups > 1:
+        pairs = float(products.sum() - products.diagonal().sum()) / (groups * (groups - 1))
+        # Where noise is all there is, pairs may come out negative: then the plain length stands.
+        square = pairs if pairs > 0 else square
+    return min(_ratio(float(inner.mean()), size * math.sqrt(max(square, 0.0))), 1.0)
 
 
 def _ratio(numerator: float, denominator: float) -> float:
