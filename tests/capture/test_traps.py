@@ -421,6 +421,28 @@ def test_the_only_layer_used_as_a_function() -> None:
     assert "without calling" in report.coverage.reason[0]
 
 
+class OneOfTwoCalls(nn.Module):
+    """Calls a layer twice and goes on with the first or the second result, as a weight says."""
+
+    def __init__(self, second: bool) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.register_buffer("second", torch.tensor(second))
+
+    def forward(self, x: Tensor) -> Tensor:
+        results = self.cell(x), self.cell(x.flip(1))
+        return self.head(torch.tanh(results[int(self.second)]))
+
+
+def test_calls_are_compared_with_the_same_calls_of_the_initial_model() -> None:
+    x = real(6, 4)
+    model, initial = (seeded(lambda s=s: OneOfTwoCalls(s)) for s in (True, False))
+    report = fl.probe(model, [x], initial=initial)
+    # J and J0 are at different positions, so nothing cancels: Kb = K + K0.
+    expected = report["cell"].sums["K"] + fl.probe(initial, [x])["cell"].sums["K"]
+    assert torch.allclose(report["cell"].sums["Kb"], expected, rtol=1e-12)
+
+
 # --- weights that are computed --------------------------------------------------------------------
 
 

@@ -66,8 +66,8 @@ class Trace:
         """Gradients of ``<of, cotangent>`` with respect to the pre-activations of each layer.
 
         Returns:
-            For each layer one tensor a call, ``(samples, positions, groups, k_out)``; none where the
-            gradient is zero because ``of`` does not depend on the layer.
+            For each layer one tensor a call, ``(samples, positions, groups, k_out)``; none where ``of``
+            depends on no call of the layer.
         """
         return self._pull(of, cotangent, weights=False)[0]
 
@@ -97,9 +97,11 @@ class Trace:
                     "checkpoint(..., use_reentrant=False)"
                 ) from error
             raise
-        for (layer, _), grad in zip(places, grads, strict=False):
-            if grad is not None:
-                rows[layer.name].append(layer.outputs(grad))
+        reached = {layer.name for (layer, _), grad in zip(places, grads, strict=False) if grad is not None}
+        for (layer, call), grad in zip(places, grads, strict=False):
+            if layer.name in reached:
+                # One call of several without a gradient keeps its place: calls are compared with those of J0.
+                rows[layer.name].append(layer.outputs(of.new_zeros(call.shape) if grad is None else grad))
         totals = dict(zip(leaves, grads[len(places) :], strict=True))
         return rows, {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
 

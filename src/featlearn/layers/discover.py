@@ -228,15 +228,15 @@ def _with_note(layer: Layer) -> Layer:
 def _reason(module: nn.Module, skip: str) -> str:
     if skip:
         return skip
-    for kinds, reason in _REASONS:
-        if isinstance(module, kinds):
-            return reason
     known = next((base.__name__ for base in type(module).__mro__ if base in _FACTORIES), None)
-    if known is not None:
+    if known is not None and _factory(module) is None:
         return (
             f"{type(module).__name__} is a {known} with a forward of its own; "
             "register it with featlearn.layers.register_layer"
         )
+    for kinds, reason in _REASONS:
+        if isinstance(module, kinds):
+            return reason
     return (
         f"a parameter of {type(module).__name__} used in its own code; register it with featlearn.layers.register_layer"
     )
