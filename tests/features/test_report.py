@@ -204,13 +204,13 @@ def test_a_process_killed_while_saving_leaves_a_report(tmp_path: Path) -> None:
 
 def test_columns_follow_the_arguments() -> None:
     always = ["kind", "shape", "nfc", "bagop", "flags"]
-    assert list(report(initial=None, loss=None, weight_decay=None).table().columns) == always
-    with_loss = list(report(initial=None, weight_decay=None).table().columns)
+    assert list(report(initial=None, loss=None, weight_decay=None).table("all").columns) == always
+    with_loss = list(report(initial=None, weight_decay=None).table("all").columns)
     assert {"enfa", "benfa"} == set(with_loss) - set(always)
-    with_decay = list(report(initial=None).table().columns)
+    with_decay = list(report(initial=None).table("all").columns)
     facts = {"fact", "fact_symmetric", "bfact", "bfact_symmetric", "relgrad"}
     assert facts == set(with_decay) - set(with_loss)
-    with_initial = list(report(loss=None, weight_decay=None).table().columns)
+    with_initial = list(report(loss=None, weight_decay=None).table("all").columns)
     assert set(with_initial) - set(always) == {
         "centered_nfc",
         "double_centered_nfc",
@@ -218,8 +218,14 @@ def test_columns_follow_the_arguments() -> None:
         "centered_ratio",
         "double_centered_ratio",
         "weight_change",
+        "weight_change_relative",
     }
     table = report().table()
+    assert {"nfc", "centered_nfc", "fact", "enfa", "relgrad"} <= set(table.columns)
+    assert {"bagop", "fact_symmetric"}.isdisjoint(table.columns)
+    assert list(report().table("bfact").columns) == ["kind", "shape", "bfact", "flags"]
+    with pytest.raises(fl.InputError, match="'nothing' is no column: choose from nfc"):
+        report().table(["nothing"])
     assert table.index.name == "layer"
     assert list(table.index) == ["0", "3", "5"]
     assert table["shape"].tolist() == ["2 x 2x3", "5x12", "2x5"]
@@ -238,7 +244,7 @@ def test_the_table_shows_the_correlations_of_the_layers(kind: str, power: float,
 
 
 def test_measure_picks_the_columns() -> None:
-    assert list(report(measure=["nfc"]).table().columns) == ["kind", "shape", "nfc", "bagop", "flags"]
+    assert list(report(measure=["nfc"]).table().columns) == ["kind", "shape", "nfc", "flags"]
     only = report(measure="fact", initial=None).table()
     assert {"nfc", "enfa"}.isdisjoint(only.columns)
     assert "fact" in only.columns
@@ -280,8 +286,12 @@ def test_pictures_leave_the_global_state_alone() -> None:
     assert plt.fignum_exists(mine.number)
     assert isinstance(report().plot(["nfc", "relgrad"], kind="pearson"), Figure)
     assert isinstance(report(outputs=4).plot(), Figure)
-    with pytest.raises(fl.InputError, match="not in this report"):
+    with pytest.raises(fl.InputError, match="'nothing' is no column"):
         report().plot(["nothing"])
+    with pytest.raises(fl.InputError, match="no measurement of fact"):
+        report(loss=None, weight_decay=None).plot(["nfc", "fact"])
+    with pytest.raises(fl.InputError, match="no measurement of nfc"):
+        report(measure="nfm").plot()
     plt.close(mine)
 
 

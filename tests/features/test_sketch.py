@@ -72,7 +72,7 @@ def test_exact_outputs_have_no_standard_error() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 16])
 def test_any_number_of_vectors(count: int) -> None:
     report = fl.probe(net(), [inputs()], outputs=count)
-    assert report.outputs.sketches == count
+    assert report.outputs.sketches == {5: 8, 7: 8}.get(count, count)  # beyond four a multiple of four
     assert report.outputs.sketches % report.outputs.groups == 0
     error = report["0"].standard_error("nfc")
     if report.outputs.groups == 1:

@@ -82,7 +82,7 @@ def test_no_parameter_is_skipped_silently() -> None:
         assert not rows.loc[name, "taken"]
         assert re.search(words, rows.loc[name, "reason"]), name
     assert rows.loc["head.weight", "reason"] == "taken"
-    assert "are not layers: see report.coverage" in repr(report)
+    assert "Not taken as layers: 11 parameters, see report.coverage" in repr(report)
 
 
 @pytest.fixture

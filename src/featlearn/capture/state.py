@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -139,6 +140,10 @@ def check_parameters(model: nn.Module, what: str = "the model") -> None:
     """Refuse parameters that are not finite, or that lie on several devices."""
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise InputError(
+                f"{what} has no weights yet in {name!r}: run the model once so that lazy layers take shape"
+            )
         if parameter.is_inference():
             raise UnsupportedModelError(
                 f"{what} was built under torch.inference_mode, so nothing can be differentiated through "

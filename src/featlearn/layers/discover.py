@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from featlearn.errors import InputError
@@ -102,7 +101,6 @@ def find_layers(model: nn.Module) -> list[Layer]:
     for name, module, skip in _walk(model):
         factory = None if skip or id(module) in owned else _factory(module)
         if factory is not None:
-            _refuse_lazy(name, module)
             for layer in factory(name, module):
                 layers.append(_with_note(layer))
                 owned.add(id(_owner(layer)[0]))
@@ -192,11 +190,6 @@ def _factory(module: nn.Module) -> Factory | None:
             same = kind.forward is base.forward
             return _FACTORIES[base] if same else None
     return None
-
-
-def _refuse_lazy(name: str, module: nn.Module) -> None:
-    if any(isinstance(p, UninitializedParameter) for p in module.parameters(recurse=False)):
-        raise InputError(f"layer {name!r} has no weights yet: run the model once so that lazy layers take shape")
 
 
 def _owner(layer: Layer) -> tuple[nn.Module, str]:

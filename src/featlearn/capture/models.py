@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputError
-from featlearn.layers import Layer, find_layers, unwrap
+from featlearn.layers import Layer, unwrap
 
 __all__ = ["initial_model", "matching_layers", "placed"]
 
@@ -60,9 +60,9 @@ def _unwrapped(name: str) -> str:
     return name
 
 
-def matching_layers(layers: Iterable[Layer], initial: nn.Module) -> list[Layer]:
-    """The layers of the initial model that correspond to those of the model."""
-    by_name = {layer.name: layer for layer in find_layers(initial)}
+def matching_layers(layers: Iterable[Layer], initial: Iterable[Layer]) -> list[Layer]:
+    """Of the initial model's layers those that correspond to the model's."""
+    by_name = {layer.name: layer for layer in initial}
     matched = []
     for layer in layers:
         other = by_name.get(layer.name)

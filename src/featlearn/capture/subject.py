@@ -1,0 +1,242 @@
+"""A model under measurement: its layers, its weights, and how it is called on a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture.batches import Batch, Forward, as_batch, batches, first_rows, run_forward
+from featlearn.capture.capture import Capture, Trace
+from featlearn.capture.models import initial_model, matching_layers, placed
+from featlearn.capture.state import check_parameters, preserved, refresh_hooked_weights
+from featlearn.errors import InputError, UnsupportedModelError
+from featlearn.layers import find_layers, select_layers, unwrap
+
+__all__ = ["Subject"]
+
+_EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
+
+
+class Subject:
+    """A model, or a copy of it elsewhere, with the layers to watch and the way to call it.
+
+    Args:
+        model: Any module; wrappers are taken off.
+        layers: Globs of layer names; None takes all.
+        forward: ``forward(model, batch)``, where the default call does not fit.
+        train_mode: As in `Capture`.
+        device: Where to run; another than the model's runs a copy.
+        dtype: Precision to run in; another than the model's runs a copy.
+        what: How to call the model in messages.
+
+    Attributes:
+        original: The user's model, unwrapped.
+        model: What is run: the same, or the copy.
+        layers: The layers of ``model`` that are watched.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: str | Iterable[str] | None = None,
+        forward: Forward | None = None,
+        train_mode: str = "error",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        what: str = "the model",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if forward is not None and not callable(forward):
+            raise InputError(f"forward must be a function, got {forward!r}")
+        if train_mode not in ("error", "eval"):
+            raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        self.original = unwrap(model)
+        check_parameters(self.original, what)  # first: lazy layers have no shape to be found by
+        self.model = placed(self.original, device, dtype)
+        self.layers = select_layers(find_layers(self.model), layers)
+        self._forward, self._train_mode, self._dtype, self._what = forward, train_mode, dtype, what
+        # A copy would not follow what is done to the original.
+        self._original_mark = [] if self.model is self.original else _mark(self.original)
+        self._capture: Capture | None = None
+        self._known_apart = False
+
+    def before_training(self, initial: nn.Module | Mapping[str, Tensor]) -> Subject:
+        """The same model before training, given as a module or a state_dict, with the same layers."""
+        start = Subject(
+            initial_model(initial, self.model, self.original),
+            forward=self._forward,
+            train_mode=self._train_mode,
+            what="the initial model",
+        )
+        start._dtype = self._dtype
+        start.layers = matching_layers(self.layers, start.layers)
+        return start
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is, and the data must go."""
+        return next(self.model.parameters()).device
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model can be traced now."""
+        return self._capture is not None
+
+    @contextmanager
+    def open(self, *, inputs: bool = False, weight_gradients: bool = False) -> Iterator[None]:
+        """Attach the hooks for the time of a block; see `Capture`."""
+        with Capture(
+            self.model,
+            self.layers,
+            train_mode=self._train_mode,
+            inputs=inputs,
+            weight_gradients=weight_gradients,
+            what=self._what,
+        ) as capture:
+            self._capture = capture
+            try:
+                yield
+            finally:
+                self._capture = None
+
+    def batch(self, raw: Any) -> Batch:
+        """A raw batch, checked, where the model can take it."""
+        batch = as_batch(raw, self.device, self._dtype, parts=2 if self._forward is None else None)
+        own, x = self._dtypes(), batch.inputs
+        if (
+            self._forward is None
+            and len(own) == 1
+            and isinstance(x, Tensor)
+            and x.is_floating_point()
+            and x.dtype not in own
+            and not torch.is_autocast_enabled(x.device.type)
+        ):
+            raise InputError(
+                f"the inputs are {x.dtype} and the parameters of {self._what} {_listed(own)}: cast the data, or pass "
+                f"dtype={x.dtype} to measure a copy of the model in that precision"
+            )
+        return batch
+
+    def trace(self, batch: Batch) -> Trace:
+        """Run the model on a batch and trace it; its output has samples first and none acts on another."""
+        assert self._capture is not None
+        trace = self._capture.forward(lambda: self._call(batch))
+        self._check_samples(trace.output, batch)
+        if not self._known_apart:
+            self._check_apart(trace.output, batch)
+            self._known_apart = True
+        return trace
+
+    def numbers_of_a_sample(self, data: Any) -> float:
+        """How many pre-activations, or outputs, one sample of data given as tensors has."""
+        assert self._capture is not None
+        batch = self.batch(next(iter(batches(data, 2))))  # not one: batch statistics would fail on it
+        trace = self._capture.forward(lambda: self._call(batch))
+        numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
+        return max(numbers, trace.output.numel(), 1) / (batch.size or 1)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of the weight matrices, (groups, k_out, k_in), by layer name."""
+        with preserved(self.model), torch.no_grad():
+            if self._train_mode == "eval":
+                self.model.eval()
+            refresh_hooked_weights(self.model)
+            return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in self.layers}
+
+    def mark(self) -> list[tuple[int, float]]:
+        """Something that changes when a parameter does."""
+        return _mark(self.model)
+
+    def is_outdated(self) -> bool:
+        """Whether what is run is a copy, and the original has changed since."""
+        return self.model is not self.original and _mark(self.original) != self._original_mark
+
+    def used_outside(self, trace: Trace) -> set[str]:
+        """Layers whose module was not called, but on whose weight the output depends all the same."""
+        idle = [x for x in self.layers if x.name not in trace.calls and x.name not in trace.blocked]
+        weights = [(x, w) for x, w in ((x, x.weight()) for x in idle) if w.requires_grad]
+        if not weights:
+            return set()
+        grads = torch.autograd.grad(trace.output.sum(), [w for _, w in weights], retain_graph=True, allow_unused=True)
+        # A weight tied to a layer that was called is accounted for there.
+        called = {id(x.weight()) for x in self.layers if x.name in trace.calls}
+        return {x.name for (x, w), g in zip(weights, grads, strict=True) if g is not None and id(w) not in called}
+
+    def _dtypes(self) -> set[torch.dtype]:
+        return {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+
+    def _call(self, batch: Batch) -> Any:
+        try:
+            return run_forward(self.model, batch, self._forward)
+        except RuntimeError as error:
+            own, given = self._dtypes(), batch.dtypes()
+            if "dtype" in str(error) and len(own | given) > 1:
+                raise InputError(
+                    f"the forward pass failed on mixed dtypes ({error}): the parameters are {_listed(own)} and the "
+                    f"inputs {_listed(given)}; cast the data, or pass dtype= to measure a copy in one precision"
+                ) from error
+            raise
+
+    def _check_samples(self, output: Tensor, batch: Batch) -> None:
+        if output.ndim == 0:
+            raise InputError(
+                "the output must have a leading dimension of samples, got a scalar: pass forward= to return the "
+                "outputs rather than a loss"
+            )
+        if output.numel() == 0:
+            raise InputError(f"the output is empty: it has shape {tuple(output.shape)}")
+        if self._forward is None and batch.size is not None and batch.size != output.shape[0]:
+            raise InputError(
+                f"the batch has {batch.size} rows and the output {output.shape[0]}: samples must come first in both; "
+                "pass forward= to rearrange"
+            )
+
+    def _check_apart(self, output: Tensor, batch: Batch) -> None:
+        """Refuse a model whose samples act on each other, by its output for the first rows of the batch alone.
+
+        The gradient of an output summed over samples is then not the gradient of each sample: batch statistics,
+        or a model that expects samples in its second dimension. A forward function of the user's is trusted.
+        """
+        first = None if self._forward is not None else first_rows(batch, output.shape[0])
+        if first is None:
+            return
+        state = torch.get_rng_state()
+        try:
+            alone = run_forward(self.model, first, None)
+        except (RuntimeError, ValueError):
+            return  # the model takes no batch of this size
+        if not isinstance(alone, Tensor) or not torch.equal(state, torch.get_rng_state()):
+            return
+        expected = output.detach()[: alone.shape[0] if alone.ndim else 1]
+        if alone.shape != expected.shape:
+            return
+        error = float((alone.detach().double() - expected.double()).norm())
+        if error > math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm()):
+            raise UnsupportedModelError(
+                "the samples of a batch act on each other: the first outputs change when the rest of the batch is "
+                "left out, so that gradients per sample have no meaning (batch statistics, or samples in another "
+                "than the first dimension?); if they are meant to, pass forward=, which is not checked"
+            )
+
+
+def _mark(model: nn.Module) -> list[tuple[int, float]]:
+    """Version and size of each parameter; the version alone does not tell of writes through ``.data``."""
+    # An embedding with max_norm writes into its weight at each call, which changes nothing from then on.
+    own = {id(m.weight) for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.max_norm is not None}
+    with torch.no_grad():
+        return [
+            (p._version, float(p.norm() if p.is_floating_point() else p.float().norm()))
+            for p in model.parameters()
+            if id(p) not in own
+        ]
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(dtype) for dtype in dtypes)) or "no floating-point tensor"

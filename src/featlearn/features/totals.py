@@ -1,0 +1,125 @@
+"""What an accumulator has added up so far, and how such totals are joined."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.features.measures import Plan
+from featlearn.features.outputs import Outputs
+from featlearn.features.sums import BatchSums, empty_sums
+
+__all__ = ["Totals", "in_processes"]
+
+_NONE = -(2**62)  # below every value that processes compare
+
+
+@dataclass
+class Totals:
+    """Sums over the data, in float64.
+
+    Attributes:
+        plans: Which sums each layer has.
+        device: Where they are.
+        samples: Number of samples added.
+        outputs: How outputs were taken; None before the first batch.
+        sums: Layer name -> name of a sum -> the sum.
+        seen: Layers that were called.
+        blocked: Layers that were called with autograd off.
+        outside: Layers whose weight is used without calling the module.
+    """
+
+    plans: Mapping[str, Plan]
+    device: torch.device
+    samples: int = 0
+    outputs: Outputs | None = None
+    sums: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)
+    blocked: set[str] = field(default_factory=set)
+    outside: set[str] = field(default_factory=set)
+
+    def start(self, outputs: Outputs) -> None:
+        """Make room for sums of outputs taken in this way, or check that it is the way they were taken."""
+        if self.outputs is None:
+            self.outputs = outputs
+            self.sums = {
+                name: empty_sums(plan, outputs.groups, torch.float64, self.device) for name, plan in self.plans.items()
+            }
+        elif (outputs.sketches, outputs.groups) != (self.outputs.sketches, self.outputs.groups):
+            raise InputError("the accumulators took the outputs in different ways: pass the same outputs=")
+
+    def add_batch(self, outputs: Outputs, samples: int, new: Mapping[str, BatchSums]) -> None:
+        """Add the sums of a batch that has been measured as a whole."""
+        self.start(outputs)
+        for name, part in new.items():
+            part.fold_into(self.sums[name])
+        self.samples += samples
+
+    def add(self, other: Totals) -> None:
+        """Add other totals of the same plans."""
+        if other.outputs is None:
+            return
+        self.start(other.outputs)
+        for name, sums in self.sums.items():
+            for key, value in sums.items():
+                value += other.sums[name][key].to(value.device)
+        self.samples += other.samples
+        self.seen |= other.seen
+        self.blocked |= other.blocked
+        self.outside |= other.outside
+
+    def reduce(self, settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Add up the totals of all processes, which must have the same settings and weights."""
+        self._agree(_fingerprint(settings, weights))
+        samples = torch.tensor([self.samples], device=self.device)
+        torch.distributed.all_reduce(samples)
+        self.samples = int(samples)
+        self.seen, self.blocked, self.outside = (
+            self._union(found) for found in (self.seen, self.blocked, self.outside)
+        )
+        for sums in self.sums.values():
+            for value in sums.values():
+                torch.distributed.all_reduce(value)
+
+    def _agree(self, fingerprint: int) -> None:
+        """Take outputs as the other processes do, or raise in all of them.
+
+        What must agree is compared by its largest and smallest value: every process then raises, or none does, and
+        none is left waiting. A process without a batch has no way of taking outputs and agrees with any.
+        """
+        mine = self.outputs
+        ways = [_NONE] * 4 if mine is None else [mine.sketches, mine.groups, -mine.sketches, -mine.groups]
+        header = torch.tensor([0 if mine is None else mine.count, fingerprint, -fingerprint, *ways], device=self.device)
+        torch.distributed.all_reduce(header, torch.distributed.ReduceOp.MAX)
+        count, high, low, sketches, groups, least_sketches, least_groups = header.tolist()
+        if groups == _NONE:
+            raise InputError("no process has measured a batch yet: call update() before sync()")
+        if high != -low:
+            raise InputError("the processes measure different models, layers or quantities: sync() cannot add them up")
+        if (sketches, groups) != (-least_sketches, -least_groups):
+            raise InputError('the processes took the outputs in different ways: pass the same outputs=, not "auto"')
+        self.start(Outputs(count, sketches, groups))
+
+    def _union(self, found: set[str]) -> set[str]:
+        marks = torch.tensor([name in found for name in self.plans], dtype=torch.int32, device=self.device)
+        torch.distributed.all_reduce(marks, torch.distributed.ReduceOp.MAX)
+        return {name for name, mark in zip(self.plans, marks.tolist(), strict=True) if mark}
+
+
+def in_processes() -> bool:
+    """Whether this is one of several processes that torch.distributed has joined."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _fingerprint(settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """A number that processes share if they measure the same weights in the same way."""
+    digest = hashlib.blake2b(settings.encode(), digest_size=7)
+    for parts in weights.values():
+        for weight in parts.values():
+            digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little")
