@@ -42,7 +42,7 @@ def mlp_rows() -> list[Row]:
             "probe": lambda: probe(False),
             "probe with initial": lambda: probe(True),
         },
-        turns=5,
+        turns=10,
     )
     slow = best_times(
         {

@@ -204,6 +204,7 @@ def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tenso
 
 
 def _check_finite(t: Tensor, what: str) -> None:
-    if t.is_floating_point() and not torch.isfinite(t).all():
+    # A sum is finite unless an entry is not, or it overflows: a quick look before the thorough one.
+    if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
         bad = int((~torch.isfinite(t)).sum())
         raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first")

@@ -18,7 +18,7 @@ from featlearn.features.losses import Loss, summed_loss
 from featlearn.features.measures import parse_memory, plan_sums, resolve_measure
 from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
 from featlearn.features.report import Report
-from featlearn.features.sums import BatchSums
+from featlearn.features.sums import BatchSums, mirrored
 from featlearn.features.totals import Totals, in_processes
 from featlearn.layers import Layer, coverage, find_layers, select_layers
 from featlearn.numerics.seeds import Seed, as_generator
@@ -114,7 +114,7 @@ class FeatureAccumulator:
         """
         with self._within_session():
             numbers = self._subject.numbers_of_a_sample(data)
-        return max(1, min(1024, int(min(self._memory // 8, 2**28) / (16 * numbers))))
+        return max(1, min(2048, int(min(self._memory // 8, 2**28) / (16 * numbers))))
 
     def update(self, batch: Any) -> None:
         """Measure one batch and add it; a batch that fails leaves the sums as they were.
@@ -266,10 +266,10 @@ class FeatureAccumulator:
         totals = self._totals
         averages = {}
         for key, value in totals.sums[layer.name].items():
-            if key == "D" and self._loss_reduction == "sum":
-                averages[key] = value.clone()
+            if key == "D":
+                averages[key] = value / (totals.samples if self._loss_reduction == "mean" else 1)
             else:
-                averages[key] = value / (totals.samples * (outputs.scale(1) if value.ndim == 4 else 1.0))
+                averages[key] = mirrored(value) / (totals.samples * (outputs.scale(1) if value.ndim == 4 else 1.0))
         flags = [layer.note] if layer.note else []
         if layer.name not in totals.seen:
             off = layer.name in totals.blocked

@@ -52,6 +52,7 @@ class Factored:
 
     def __init__(self, left: Factor | None, core: Tensor | None, right: Factor | None) -> None:
         self.left, self.core, self.right = left, core, right
+        self._seen: tuple[Factor, Tensor] | None = None
 
     def dense(self) -> Tensor:
         """The matrix itself, (blocks, k, k')."""
@@ -71,12 +72,23 @@ class Factored:
             seen = thin.left.tensor @ dense.core @ thin.right.tensor.mT
             return float((seen * thin.core).sum() if thin.core is not None else _trace(seen))
         assert self.right is not None and other.right is not None
-        lefts, rights = self.left.gram(other.left), self.right.gram(other.right)
-        if other.core is not None:
-            lefts = lefts @ other.core
+        if self is other and self.left is self.right and self.core is not None:
+            # tr(C^T A C A) = <A C, (A C)^T> with A = L L^T and a symmetric C: no second product.
+            product = self._from(self.left)
+            return float((product * product.mT).sum())
+        lefts, rights = other._from(self.left), self.right.gram(other.right)
         if self.core is not None:
             lefts = self.core.mT @ lefts
         return float((lefts * rights).sum())
+
+    def _from(self, factor: Factor) -> Tensor:
+        """``factor L^T C``, kept for the next question, which is often about the same factor."""
+        assert self.left is not None
+        if self.core is None:
+            return factor.gram(self.left)
+        if self._seen is None or self._seen[0] is not factor:
+            self._seen = (factor, factor.gram(self.left) @ self.core)
+        return self._seen[1]
 
     def norm(self) -> float:
         """Frobenius norm."""
@@ -126,7 +138,7 @@ class Factored:
 def factored(left: Factor, core: Tensor | None, right: Factor) -> Factored:
     """The product ``L^T C R``, multiplied out where the factors are not thin."""
     product = Factored(left, core, right)
-    if left.tensor.shape[1] < left.tensor.shape[2]:
+    if left.tensor.shape[1] <= left.tensor.shape[2]:
         return product
     return Factored(None, product.dense(), None)
 

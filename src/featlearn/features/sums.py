@@ -37,7 +37,7 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 def mirrored(total: Tensor) -> Tensor:
     """The symmetric matrix, in float64, of which the upper triangle is given."""
-    upper = total.to(torch.float64).triu_()
+    upper = total.to(torch.float64).triu()
     return upper + upper.triu(1).mT
 
 
@@ -105,9 +105,9 @@ class BatchSums:
         self.sums["D"] += matrix.to(self.dtype)
 
     def fold_into(self, sums: Mapping[str, Tensor]) -> None:
-        """Add to the float64 sums of the layer."""
+        """Add to the float64 sums of the layer; of squares, too, only the upper triangle is meant."""
         for name, value in self.sums.items():
-            sums[name].add_(value.to(torch.float64) if name == "D" else mirrored(value))
+            sums[name].add_(value)
 
     def finite(self) -> bool:
         """Whether no sum overflowed."""

@@ -21,7 +21,7 @@ _NONE = -(2**62)  # below every value that processes compare
 
 @dataclass
 class Totals:
-    """Sums over the data, in float64.
+    """Sums over the data, in float64; of square ones the upper triangle is meant.
 
     Attributes:
         plans: Which sums each layer has.
