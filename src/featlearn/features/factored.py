@@ -15,7 +15,7 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.numerics.linalg import psd_power
 
-__all__ = ["Factor", "Factored", "correlation", "factored", "gram_matrix"]
+__all__ = ["Factor", "Factored", "correlation", "factored", "ratio"]
 
 
 class Factor:
@@ -34,11 +34,6 @@ class Factor:
             if other is not self:
                 other._grams[id(self)] = (self, product.mT)
         return self._grams[id(other)][1]
-
-
-def gram_matrix(rows: Tensor) -> Tensor:
-    """``rows^T rows`` of (blocks, r, k)."""
-    return rows.mT @ rows
 
 
 class Factored:
@@ -72,10 +67,9 @@ class Factored:
             seen = thin.left.tensor @ dense.core @ thin.right.tensor.mT
             return float((seen * thin.core).sum() if thin.core is not None else _trace(seen))
         assert self.right is not None and other.right is not None
-        if self is other and self.left is self.right and self.core is not None:
-            # tr(C^T A C A) = <A C, (A C)^T> with A = L L^T and a symmetric C: no second product.
-            product = self._from(self.left)
-            return float((product * product.mT).sum())
+        if self.left is self.right is other.left is other.right:
+            # Symmetric both: tr(C A D A) = <A C, (A D)^T> with A = L L^T, one product for each core.
+            return float((self._from(self.left) * other._from(self.left).mT).sum())
         lefts, rights = other._from(self.left), self.right.gram(other.right)
         if self.core is not None:
             lefts = self.core.mT @ lefts
@@ -153,8 +147,12 @@ def correlation(a: Factored, b: Factored, kind: str = "cosine", diagonal: bool =
         inner -= total_a * total_b / entries
         first -= total_a**2 / entries
         second -= total_b**2 / entries
-    scale = math.sqrt(max(first, 0.0)) * math.sqrt(max(second, 0.0))
-    return inner / scale if scale > 0 else math.nan
+    return ratio(inner, math.sqrt(max(first, 0.0)) * math.sqrt(max(second, 0.0)))
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """The quotient, NaN over zero."""
+    return numerator / denominator if denominator != 0 else math.nan
 
 
 def _times(core: Tensor | None, right: Tensor) -> Tensor:

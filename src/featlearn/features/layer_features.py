@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.features.factored import Factor, Factored, correlation, factored
+from featlearn.features.factored import Factor, Factored, correlation, factored, ratio
+from featlearn.features.sketch import GroupProducts, group_products, jackknife_error
 
 __all__ = ["LayerFeatures", "NotMeasuredError"]
 
@@ -20,7 +21,40 @@ class NotMeasuredError(FeatlearnError, AttributeError):
     """A quantity was asked of a report that holds no measurement of it."""
 
 
-# Sums on the side of the inputs: which weights and which core they stand for.
+# Gram matrices, by the weights they are of: W now, W0 before training, Wb their difference.
+_GRAMS = {"nfm": "W", "bnfm": "W^T", "centered_nfm": "Wb", "initial_nfm": "W0"}
+# Matrices ``weight^T core weight``: K of output gradients, Kb of their change, B of loss gradients.
+_CONJUGATES = {
+    "agop": ("W", "K"),
+    "centered_agop": ("Wb", "K"),
+    "double_centered_agop": ("Wb", "Kb"),
+    "ptk_centered_agop": ("W0", "Kb"),
+    "enfa": ("W", "B"),
+}
+# Each feature matrix and the one it is compared with.
+_PARTNERS = {
+    "agop": "nfm",
+    "enfa": "nfm",
+    "fact": "nfm",
+    "fact_symmetric": "nfm",
+    "bagop": "bnfm",
+    "benfa": "bnfm",
+    "bfact": "bnfm",
+    "bfact_symmetric": "bnfm",
+    "centered_agop": "centered_nfm",
+    "double_centered_agop": "centered_nfm",
+    "ptk_centered_agop": "initial_nfm",
+}
+# Numbers that a sketch of the outputs enters: the matrix of <F, G>, and that of the <F, G> below it, if it is a ratio.
+_SKETCHED: dict[str, tuple[str, str | None]] = {
+    "nfc": ("agop", None),
+    "centered_nfc": ("centered_agop", None),
+    "double_centered_nfc": ("double_centered_agop", None),
+    "ptk_centered_nfc": ("ptk_centered_agop", None),
+    "centered_ratio": ("centered_agop", "agop"),
+    "double_centered_ratio": ("double_centered_agop", "centered_agop"),
+}
+# The same matrices where they are summed on the side of the inputs.
 _PROJECTED = {
     ("W", "K"): "agop",
     ("Wb", "K"): "centered",
@@ -112,8 +146,7 @@ class LayerFeatures:
 
         return self._cached(f"{weight}^T {core} {weight}", build)
 
-    def _cached(self, key: str, build: object) -> Factored:
-        assert callable(build)
+    def _cached(self, key: str, build: Callable[[], Factored]) -> Factored:
         if key not in self._products:
             self._products[key] = build()
         return self._products[key]
@@ -135,15 +168,11 @@ class LayerFeatures:
 
     def _matrix(self, name: str) -> Factored:
         """A feature matrix by its public name."""
+        if name in _GRAMS:
+            return self._gram(_GRAMS[name])
+        if name in _CONJUGATES:
+            return self._conjugate(*_CONJUGATES[name])
         match name:
-            case "nfm":
-                return self._gram("W")
-            case "bnfm":
-                return self._gram("W^T")
-            case "agop":
-                return self._conjugate("W", "K")
-            case "enfa":
-                return self._conjugate("W", "B")
             case "bagop" | "ptk_covariance":
                 return Factored(None, self._core("K"), None)
             case "benfa":
@@ -156,16 +185,6 @@ class LayerFeatures:
                 return self._symmetrised("W", "D")
             case "bfact_symmetric":
                 return self._symmetrised("W^T", "D^T")
-            case "centered_nfm":
-                return self._gram("Wb")
-            case "centered_agop":
-                return self._conjugate("Wb", "K")
-            case "double_centered_agop":
-                return self._conjugate("Wb", "Kb")
-            case "initial_nfm":
-                return self._gram("W0")
-            case "ptk_centered_agop":
-                return self._conjugate("W0", "Kb")
         raise InputError(f"{name!r} is no feature matrix: choose from {', '.join(_PARTNERS)}, nfm, bnfm")
 
     def _symmetrised(self, weight: str, gradient: str) -> Factored:
@@ -271,8 +290,8 @@ class LayerFeatures:
             raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
         key = (name, kind, power, diagonal)
         if key not in self._correlations:
-            if self.sketched and name in _CONJUGATES and key == (name, "cosine", 1.0, False):
-                self._correlations[key] = _cosine_of_groups(*self._inner_products(*_CONJUGATES[name]))
+            if self.sketched and name in _CONJUGATES and name != "enfa" and key[1:] == ("cosine", 1.0, False):
+                self._correlations[key] = self._group_products(name).cosine()
             else:
                 partner = self._matrix(_PARTNERS[name])
                 self._correlations[key] = correlation(partner, self._power(name, power), kind, diagonal)
@@ -301,7 +320,7 @@ class LayerFeatures:
     @cached_property
     def centered_ratio(self) -> float:
         """C/UC ratio ``tr(Wb^T Wb Wb^T K Wb) / tr(W^T W W^T K W)`` (NFA paper, section 5)."""
-        return _ratio(
+        return ratio(
             self._gram("Wb").inner(self._conjugate("Wb", "K")),
             self._gram("W").inner(self._conjugate("W", "K")),
         )
@@ -310,17 +329,17 @@ class LayerFeatures:
     def double_centered_ratio(self) -> float:
         """``tr(Wb^T Wb Wb^T Kb Wb) / tr(Wb^T Wb Wb^T K Wb)`` (NFA paper, figure 5)."""
         change = self._gram("Wb")
-        return _ratio(change.inner(self._conjugate("Wb", "Kb")), change.inner(self._conjugate("Wb", "K")))
+        return ratio(change.inner(self._conjugate("Wb", "Kb")), change.inner(self._conjugate("Wb", "K")))
 
     @cached_property
     def weight_change(self) -> float:
         """``|W - W0| / |W0|``."""
-        return _ratio(self._norm("Wb"), self._norm("W0"))
+        return ratio(self._norm("Wb"), self._norm("W0"))
 
     @cached_property
     def weight_change_relative(self) -> float:
         """``|W - W0| / |W|`` (NFA paper, figures 14 and 15)."""
-        return _ratio(self._norm("Wb"), self._norm("W"))
+        return ratio(self._norm("Wb"), self._norm("W"))
 
     @cached_property
     def weight_norm(self) -> float:
@@ -330,7 +349,7 @@ class LayerFeatures:
     @cached_property
     def relgrad(self) -> float:
         """``|dL/dW + lambda W| / (lambda |W|)``: how far from the critical point where FACT = NFM."""
-        return _ratio(float((self._factor("W").tensor - self._factor("D").tensor).norm()), self._norm("W"))
+        return ratio(float((self._factor("W").tensor - self._factor("D").tensor).norm()), self._norm("W"))
 
     @property
     def sketched(self) -> bool:
@@ -345,118 +364,33 @@ class LayerFeatures:
         if name not in _SKETCHED:
             raise InputError(f"{name!r} is no number with a standard error: choose from {', '.join(_SKETCHED)}")
         numerator, denominator = _SKETCHED[name]
-        self._inner_products(*numerator)  # says what is missing, if something is
-        groups = max((value.shape[0] for value in self.sums.values() if value.ndim == 4), default=1)
+        above = self._group_products(numerator)
+        below = None if denominator is None else self._group_products(denominator)
+        groups = len(above.inner)
         if groups == 1:
             return math.nan if "sketched in one group" in self.flags else 0.0
-        values = torch.empty(groups, dtype=torch.float64)
-        size, inner, products = self._inner_products(*numerator)
-        for j in range(groups):
-            rest = [i for i in range(groups) if i != j]
-            if denominator is None:
-                values[j] = _cosine_of_groups(size, inner[rest], products[rest][:, rest])
-            else:
-                below = self._inner_products(*denominator)[1]
-                values[j] = _ratio(float(inner[rest].sum()), float(below[rest].sum()))
-        return float(((groups - 1) / groups * (values - values.mean()).square().sum()).sqrt())
+        return jackknife_error(
+            [
+                above.without(j).cosine() if below is None else above.without(j).over(below.without(j))
+                for j in range(groups)
+            ]
+        )
 
-    def _inner_products(self, weight: str, core: str) -> tuple[float, Tensor, Tensor]:
-        """``|F|``, ``<F, G_i>`` and ``<G_i, G_j>`` of ``F = W^T W`` and the ``G_i = W^T K_i W`` of the sketch groups.
-
-        Whatever groups are left out, the correlation follows from these few numbers.
-        """
-        key = (weight, core)
-        if key not in self._group_products:
-            factor = self._factor(weight)
-            projected = _PROJECTED[key]
-            thin = projected not in self.sums and factor.tensor.shape[1] < factor.tensor.shape[2]
-            if thin:
-                gram = factor.gram(factor)
-                parts = [gram @ k for k in self._groups(core)]
-                # <F, G_i> = tr(A A K_i) and <G_i, G_j> = tr(A K_i A K_j) with A = W W^T.
-                inner = [float((p * gram).sum()) for p in parts]
-                products = [[float((p * q.mT).sum()) for q in parts] for p in parts]
-                size = float(gram.norm())
+    def _group_products(self, name: str) -> GroupProducts:
+        if name not in self._sketches:
+            weight, core = _CONJUGATES[name]
+            projected, factor = _PROJECTED[weight, core], self._factor(weight)
+            if projected in self.sums:
+                groups = [Factored(None, part, None) for part in self.sums[projected]]
             else:
-                nfm = self._gram(weight).dense()
-                w = factor.tensor
-                parts = (
-                    list(self.sums[projected]) if projected in self.sums else [w.mT @ k @ w for k in self._groups(core)]
-                )
-                inner = [float((p * nfm).sum()) for p in parts]
-                products = [[float((p * q).sum()) for q in parts] for p in parts]
-                size = float(nfm.norm())
-            self._group_products[key] = (
-                size,
-                torch.tensor(inner, dtype=torch.float64),
-                torch.tensor(products, dtype=torch.float64),
-            )
-        return self._group_products[key]
+                self._core(core)  # says what is missing, if it is
+                groups = [factored(factor, part, factor) for part in self.sums[core]]
+            self._sketches[name] = group_products(self._gram(weight), groups)
+        return self._sketches[name]
 
     @cached_property
-    def _group_products(self) -> dict[tuple[str, str], tuple[float, Tensor, Tensor]]:
+    def _sketches(self) -> dict[str, GroupProducts]:
         return {}
-
-    def _groups(self, core: str) -> list[Tensor]:
-        self._core(core)  # says what is missing, if it is
-        return list(self.sums[core])
 
     def _norm(self, factor: str) -> float:
         return float(self._factor(factor).tensor.norm())
-
-
-# Each feature matrix and the one it is compared with.
-_PARTNERS = {
-    "agop": "nfm",
-    "enfa": "nfm",
-    "fact": "nfm",
-    "fact_symmetric": "nfm",
-    "bagop": "bnfm",
-    "benfa": "bnfm",
-    "bfact": "bnfm",
-    "bfact_symmetric": "bnfm",
-    "centered_agop": "centered_nfm",
-    "double_centered_agop": "centered_nfm",
-    "ptk_centered_agop": "initial_nfm",
-}
-
-# Numbers that depend on a sketch of the outputs: the weights and core of <F, G>, and of what it is divided by
-# where that is not |F| |G|.
-_CONJUGATES = {
-    "agop": ("W", "K"),
-    "centered_agop": ("Wb", "K"),
-    "double_centered_agop": ("Wb", "Kb"),
-    "ptk_centered_agop": ("W0", "Kb"),
-}
-_SKETCHED: dict[str, tuple[tuple[str, str], tuple[str, str] | None]] = {
-    "nfc": (("W", "K"), None),
-    "centered_nfc": (("Wb", "K"), None),
-    "double_centered_nfc": (("Wb", "Kb"), None),
-    "ptk_centered_nfc": (("W0", "Kb"), None),
-    "centered_ratio": (("Wb", "K"), ("W", "K")),
-    "double_centered_ratio": (("Wb", "Kb"), ("Wb", "K")),
-}
-
-
-def _cosine_of_groups(size: float, inner: Tensor, products: Tensor) -> float:
-    """Cosine of F with the mean of independent unbiased estimates ``G_i``.
-
-    ``E <G_i, G_j>`` is ``|G|^2`` for i and j apart, but ``|G|^2`` plus the noise for i = j, so that the mean over
-    pairs estimates the square of the length without bias.
-
-    Args:
-        size: ``|F|``.
-        inner: ``<F, G_i>``.
-        products: ``<G_i, G_j>``.
-    """
-    groups = len(inner)
-    square = float(products.sum()) / groups**2
-    if groups > 1:
-        pairs = float(products.sum() - products.diagonal().sum()) / (groups * (groups - 1))
-        # Where noise is all there is, pairs may come out negative: then the plain length stands.
-        square = pairs if pairs > 0 else square
-    return min(_ratio(float(inner.mean()), size * math.sqrt(max(square, 0.0))), 1.0)
-
-
-def _ratio(numerator: float, denominator: float) -> float:
-    return numerator / denominator if denominator != 0 else math.nan
