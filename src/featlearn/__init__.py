@@ -2,7 +2,7 @@
 
 import logging
 
-from featlearn.errors import FeatlearnError, FeatlearnWarning, InputError, UnsupportedModelError
+from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
 from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
 
@@ -21,7 +21,6 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "psd_power",
     # errors
     "FeatlearnError",
-    "FeatlearnWarning",
     "InputError",
     "NotMeasuredError",
     "UnsupportedModelError",

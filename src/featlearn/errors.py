@@ -1,9 +1,9 @@
-"""The errors and warnings of featlearn.
+"""The errors of featlearn.
 
 Every message says what went wrong, what was expected, what was given, and how to mend it.
 """
 
-__all__ = ["FeatlearnError", "FeatlearnWarning", "InputError", "UnsupportedModelError"]
+__all__ = ["FeatlearnError", "InputError", "UnsupportedModelError"]
 
 
 class FeatlearnError(Exception):
@@ -16,7 +16,3 @@ class InputError(FeatlearnError, ValueError):
 
 class UnsupportedModelError(FeatlearnError, RuntimeError):
     """The model does something under which the asked quantity cannot be measured correctly."""
-
-
-class FeatlearnWarning(UserWarning):
-    """A result is correct but likely not what was meant."""

@@ -9,6 +9,7 @@ is written to the folder and not run. A page that holds ``<!-- slow -->`` is lef
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import featlearn as fl
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -166,3 +169,13 @@ def test_every_page_is_in_the_menu() -> None:
 def test_no_page_asks_the_network_for_scripts_or_styles() -> None:
     for page in PAGES:
         assert not re.search(r"<(script|link|img|iframe)\b", page.read_text(encoding="utf-8")), page
+
+
+def test_the_reference_names_what_exists_and_all_that_is_public() -> None:
+    named = {name for page in PAGES for name in re.findall(r"^::: ([\w.]+)$", page.read_text(encoding="utf-8"), re.M)}
+    for name in named:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+    told = {name.rpartition(".")[2] for name in named}
+    missing = [name for name in fl.__all__ if name not in told]
+    assert not missing, "public names without a place in the reference"
