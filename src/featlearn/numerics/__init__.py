@@ -1,14 +1,26 @@
 """Numerical building blocks that know nothing of networks."""
 
+from featlearn.numerics.gaussian import (
+    ActivationConstants,
+    activation_constants,
+    gaussian_mean,
+    hermite,
+    hermite_coefficients,
+)
 from featlearn.numerics.linalg import corrupt, cosine, pearson, principal_angles, psd_power
 from featlearn.numerics.progress import progress_bar
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = [
+    "ActivationConstants",
     "Seed",
+    "activation_constants",
     "as_generator",
     "corrupt",
     "cosine",
+    "gaussian_mean",
+    "hermite",
+    "hermite_coefficients",
     "pearson",
     "principal_angles",
     "progress_bar",
