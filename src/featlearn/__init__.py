@@ -4,6 +4,7 @@ import logging
 
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
+from featlearn.kernels import centred_alignment, ck, kernel_target_alignment, label_kernel, ptk
 from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
 
 __all__ = [  # noqa: RUF022  # grouped by use
@@ -13,6 +14,12 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "Report",
     "egop",
     "probe",
+    # kernels
+    "centred_alignment",
+    "ck",
+    "kernel_target_alignment",
+    "label_kernel",
+    "ptk",
     # compare and transform matrices
     "corrupt",
     "cosine",

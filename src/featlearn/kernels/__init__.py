@@ -1,0 +1,6 @@
+"""Kernels of a network, on the same capture as the probe, and how they align with labels."""
+
+from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
+from featlearn.kernels.layer_kernels import ck, ptk
+
+__all__ = ["centred_alignment", "centred_kernel", "ck", "kernel_target_alignment", "label_kernel", "ptk"]

@@ -1,0 +1,96 @@
+"""How well a kernel matches labels, and two kernels each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.numerics.linalg import as_float64, cosine
+
+__all__ = ["centred_alignment", "centred_kernel", "check_kernel", "kernel_target_alignment", "label_kernel"]
+
+
+def check_kernel(kernel: Any, what: str = "the kernel") -> Tensor:
+    """A kernel on one set of points as float64: square, symmetric, finite and not zero."""
+    k = as_float64(kernel)
+    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape[0] == 0:
+        raise InputError(f"{what} must be square, (n, n), got shape {tuple(k.shape)}")
+    if not torch.isfinite(k).all():
+        raise InputError(f"{what} has NaN or infinite entries")
+    size = float(k.abs().max())
+    if size == 0:
+        raise InputError(f"{what} is zero: nothing can be aligned with it")
+    skew = float((k - k.mT).abs().max())
+    if skew > 1e-4 * size:
+        raise InputError(f"{what} must be symmetric: it differs from its transpose by up to {skew:.2g}")
+    return k
+
+
+def label_kernel(y: Any) -> Tensor:
+    """``y y^T``, the kernel that knows the labels: (n,) or (n, c) labels, summed over columns.
+
+    Integer labels are classes and become one-hot rows, so that entries are 1 within a class and 0 between.
+    """
+    labels = torch.as_tensor(y)
+    if labels.ndim not in (1, 2) or labels.shape[0] == 0:
+        raise InputError(f"labels must be (n,) or (n, c), got shape {tuple(labels.shape)}")
+    if not labels.is_floating_point():
+        if labels.ndim != 1:
+            raise InputError(f"class labels must be (n,), got shape {tuple(labels.shape)}")
+        _, classes = torch.unique(labels, return_inverse=True)
+        labels = torch.nn.functional.one_hot(classes)
+    rows = labels.detach().to(torch.float64).reshape(labels.shape[0], -1)
+    if not torch.isfinite(rows).all():
+        raise InputError("labels have NaN or infinite entries")
+    if not rows.any():
+        raise InputError("labels are all zero: nothing can be aligned with them")
+    return rows @ rows.mT
+
+
+def kernel_target_alignment(kernel: Any, y: Any) -> float:
+    """``KTA = <K, y y^T> / (|K|_F |y y^T|_F)`` (spectral paper, section 5; for one column ``|y y^T| = |y|^2``).
+
+    Args:
+        kernel: (n, n).
+        y: Labels as in `label_kernel`.
+
+    >>> kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [1.0, -1.0])
+    1.0
+    """
+    k, target = check_kernel(kernel), label_kernel(y)
+    _check_sizes(k, target)
+    return cosine(k, target.to(k.device))
+
+
+def centred_kernel(kernel: Any) -> Tensor:
+    """``H K H`` with ``H = I - 11^T/n``: the kernel of features whose mean is removed."""
+    k = check_kernel(kernel)
+    rows = k - k.mean(0, keepdim=True)
+    return rows - rows.mean(1, keepdim=True)
+
+
+def centred_alignment(kernel: Any, other: Any) -> float:
+    """Cosine of two kernels after centring both, ``<H K H, H L H> / (|H K H| |H L H|)``.
+
+    Args:
+        kernel: (n, n).
+        other: Another (n, n) kernel; `label_kernel` makes one of labels.
+
+    Raises:
+        InputError: A kernel is constant, so that nothing is left of it (labels without variance).
+    """
+    first, second = check_kernel(kernel), check_kernel(other, "the other kernel")
+    _check_sizes(first, second)
+    centred = [centred_kernel(k) for k in (first, second)]
+    for k, c in zip((first, second), centred, strict=True):
+        if float(c.norm()) <= 1e-12 * float(k.norm()):
+            raise InputError("nothing is left of a kernel after centring: its features, or the labels, are constant")
+    return cosine(*centred)
+
+
+def _check_sizes(first: Tensor, second: Tensor) -> None:
+    if first.shape != second.shape:
+        raise InputError(f"the kernel is of {first.shape[0]} points and what it is compared with of {second.shape[0]}")

@@ -1,0 +1,157 @@
+"""Kernels of one layer: of what goes into it (conjugate), and of the gradients that come back (tangent)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture import Forward, Subject, Trace, batches, sliceable
+from featlearn.errors import InputError
+from featlearn.features.outputs import Outputs, cotangents
+from featlearn.layers import Layer, find_layers, unwrap
+
+__all__ = ["ck", "ptk"]
+
+Features = Callable[[Trace, Layer], Iterator[Tensor]]
+
+
+def ck(
+    model: nn.Module,
+    X: Any,
+    Z: Any = None,
+    layer: str | None = None,
+    *,
+    forward: Forward | None = None,
+    train_mode: str = "error",
+    batch_size: int = 512,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Conjugate kernel ``K_ab = x_a . x_b`` of the inputs of a layer (spectral paper, equation 4).
+
+    By default of the last linear layer, which is the kernel of training that layer alone. Nothing is divided by the
+    width: an NTK-parameterised network carries its own 1/sqrt(h).
+
+    Args:
+        model: Any module.
+        X: Inputs: a tensor, an array, a dict of keyword arguments, or batches of these.
+        Z: Other inputs, for the kernel of X against Z; None is X against itself.
+        layer: Name of a layer whose inputs are meant.
+        forward: As in `featlearn.probe`.
+        train_mode: As in `featlearn.probe`.
+        batch_size: Rows at a time, for inputs given as tensors.
+        device: As in `featlearn.probe`.
+        dtype: As in `featlearn.probe`.
+
+    Returns:
+        (n, m) in float64.
+
+    Time: a forward pass and ``n m k`` products; memory ``(n + m) k`` for k numbers that enter the layer a sample.
+    """
+
+    def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
+        yield torch.cat([_rows(call.x) for call in trace.calls[chosen.name] if call.x is not None], dim=1)
+
+    subject = _subject(model, layer, forward, train_mode, device, dtype)
+    return _kernel(subject, X, Z, features, batch_size, inputs=True)
+
+
+def ptk(
+    model: nn.Module,
+    X: Any,
+    Z: Any = None,
+    *,
+    layer: str,
+    forward: Forward | None = None,
+    train_mode: str = "error",
+    batch_size: int = 512,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Pre-activation tangent kernel ``P_ab = J_a . J_b`` of a layer (NFA paper, equation PTK).
+
+    ``J = df/dh``, summed over outputs, and over positions where the layer runs at several.
+
+    Args:
+        model: Any module.
+        X: Inputs, as in `ck`.
+        Z: Other inputs, or None.
+        layer: Name of the layer.
+        forward: As in `featlearn.probe`.
+        train_mode: As in `featlearn.probe`.
+        batch_size: Rows at a time, for inputs given as tensors.
+        device: As in `featlearn.probe`.
+        dtype: As in `featlearn.probe`.
+
+    Returns:
+        (n, m) in float64.
+
+    Time: one backward pass an output and ``c n m k`` products; memory ``(n + m) c k``.
+    """
+
+    def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
+        n = trace.output.shape[0]
+        plan = Outputs(trace.output.numel() // n)
+        # Every output by itself, so that no generator is asked.
+        for _, v in cotangents(plan, trace.output, torch.Generator()):
+            rows = trace.gradients(trace.output, v)[chosen.name]
+            width = sum(layer_call.shape.numel() for layer_call in trace.calls[chosen.name]) // n
+            yield torch.cat([_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
+
+    subject = _subject(model, layer, forward, train_mode, device, dtype)
+    return _kernel(subject, X, Z, features, batch_size, inputs=False)
+
+
+def _subject(
+    model: nn.Module,
+    layer: str | None,
+    forward: Forward | None,
+    train_mode: str,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> Subject:
+    if layer is None and isinstance(model, nn.Module):
+        linear = [found.name for found in find_layers(unwrap(model)) if found.kind.startswith("linear")]
+        if not linear:
+            raise InputError("the model has no linear layer to take the inputs of: name one with layer=")
+        layer = linear[-1]
+    subject = Subject(model, layers=layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    if len(subject.layers) > 1:
+        raise InputError(f"layer={layer!r} matches {len(subject.layers)} layers: name one")
+    return subject
+
+
+def _kernel(subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool) -> Tensor:
+    with subject.open(inputs=inputs):
+        left = _stacked(subject, X, features, batch_size)
+        right = left if Z is None else _stacked(subject, Z, features, batch_size)
+    if left.shape[1] != right.shape[1]:
+        raise InputError(f"X and Z give features of different sizes, {left.shape[1]} and {right.shape[1]}")
+    return (left @ right.mT).to(torch.float64)
+
+
+def _stacked(subject: Subject, data: Any, features: Features, batch_size: int) -> Tensor:
+    """The features of all samples, (n, k), outputs side by side."""
+    (layer,) = subject.layers
+    blocks = []
+    for raw in batches(data, batch_size if sliceable(data) else None):
+        trace = subject.trace(subject.batch(raw))
+        if layer.name not in trace.calls:
+            raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
+        n = trace.output.shape[0]
+        rows = torch.cat(list(features(trace, layer)), dim=1).detach()
+        if rows.shape[0] != n:
+            raise InputError(
+                f"layer {layer.name!r} sees {rows.shape[0]} rows for {n} samples: samples must come first in it"
+            )
+        if not torch.isfinite(rows).all():
+            raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")
+        blocks.append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))
+    return torch.cat(blocks)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
