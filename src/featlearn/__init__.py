@@ -4,7 +4,7 @@ import logging
 
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
-from featlearn.kernels import centred_alignment, ck, kernel_target_alignment, label_kernel, ptk
+from featlearn.kernels import centred_alignment, ck, kernel_target_alignment, label_kernel, ntk, ptk
 from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
 
 __all__ = [  # noqa: RUF022  # grouped by use
@@ -19,6 +19,7 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "ck",
     "kernel_target_alignment",
     "label_kernel",
+    "ntk",
     "ptk",
     # compare and transform matrices
     "corrupt",

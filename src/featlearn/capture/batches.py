@@ -34,6 +34,11 @@ class Batch:
         _map(self.inputs, lambda t: found.add(t.dtype) if t.is_floating_point() else None)
         return found
 
+    def rows(self, start: int, stop: int) -> Batch:
+        """Some of the samples."""
+        raw, inputs, target = (_slice(part, start, stop) for part in (self.raw, self.inputs, self.target))
+        return Batch(raw, inputs, target, stop - start)
+
     def own_target(self) -> Any:
         """A copy of the target: a loss may write into it, and the batch is the user's data."""
         return _map(self.target, Tensor.clone)

@@ -2,5 +2,6 @@
 
 from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
 from featlearn.kernels.layer_kernels import ck, ptk
+from featlearn.kernels.tangent import ntk
 
-__all__ = ["centred_alignment", "centred_kernel", "ck", "kernel_target_alignment", "label_kernel", "ptk"]
+__all__ = ["centred_alignment", "centred_kernel", "ck", "kernel_target_alignment", "label_kernel", "ntk", "ptk"]

@@ -47,6 +47,8 @@ def attention_layers(name: str, module: nn.Module) -> list[Layer]:
             matrix=rows_of,
             outputs=token_rows,
             inputs=token_rows,
+            bias=None if module.in_proj_bias is None else "in_proj_bias",
+            vector=lambda b: b[index * width : (index + 1) * width].unsqueeze(0),
         )
 
     out = Layer(
@@ -62,6 +64,8 @@ def attention_layers(name: str, module: nn.Module) -> list[Layer]:
         matrix=lambda w: w.unsqueeze(0),
         outputs=token_rows,
         inputs=token_rows,
+        bias=None if module.out_proj.bias is None else "out_proj.bias",
+        vector=lambda b: b.unsqueeze(0),
     )
     return [part(0, "q", width), part(1, "k", module.kdim), part(2, "v", module.vdim), out]
 

@@ -33,6 +33,8 @@ def linear_layers(name: str, module: nn.Module) -> list[Layer]:
             matrix=lambda w: w.unsqueeze(0),
             outputs=token_rows,
             inputs=token_rows,
+            bias=None if module.bias is None else "bias",
+            vector=lambda b: b.unsqueeze(0),
         )
     ]
 
@@ -54,5 +56,7 @@ def transposed_layers(name: str, module: nn.Module) -> list[Layer]:
             matrix=lambda w: w.mT.unsqueeze(0),
             outputs=token_rows,
             inputs=token_rows,
+            bias="bias",
+            vector=lambda b: b.unsqueeze(0),
         )
     ]
