@@ -1,6 +1,7 @@
 """featlearn: measure, predict and use feature learning."""
 
 import logging
+from importlib.metadata import version
 
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
@@ -33,5 +34,7 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "NotMeasuredError",
     "UnsupportedModelError",
 ]
+
+__version__ = version("featlearn")
 
 logging.getLogger("featlearn").addHandler(logging.NullHandler())

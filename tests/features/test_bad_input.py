@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -91,10 +90,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "batch norm in training": (lambda: fl.probe(BN, X), r"1 \(BatchNorm1d\).*train_mode"),
     "dropout in training": (lambda: fl.probe(DROPOUT, X), r"Dropout.*eval\(\)"),
     "functional dropout": (lambda: fl.probe(FunctionalDropout(), X), "random numbers.*dropout"),
-    "initial in training": (
-        lambda: fl.probe(copy.deepcopy(DROPOUT).eval(), X, initial=copy.deepcopy(DROPOUT).train()),
-        "the initial model is in training mode",
-    ),
     "train_mode": (lambda: fl.probe(PLAIN, X, train_mode="train"), "train_mode must be.*'train'"),
     "no rows": (lambda: fl.probe(PLAIN, X[:0]), "empty"),
     "no rows in a batch": (lambda: fl.probe(PLAIN, [X[:0]]), "empty"),

@@ -61,8 +61,10 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
         for start in range(0, n, step):
             yield _slice(data, start, min(start + step, n))
         return
-    if isinstance(data, torch.utils.data.Dataset) and not isinstance(data, torch.utils.data.IterableDataset):
+    if isinstance(data, torch.utils.data.Dataset):
         data = torch.utils.data.DataLoader(data, batch_size=batch_size or 64)
+    if isinstance(data, list):
+        _refuse_inputs_and_target(data)
     if not isinstance(data, Iterable):
         raise InputError(
             "data must be a tensor, a tuple (X, y), a dict, a list of batches, a Dataset or a DataLoader, "
@@ -74,6 +76,16 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
         yield batch
     if empty:
         raise InputError("the data is empty: it gave no batch")
+
+
+def _refuse_inputs_and_target(data: list[Any]) -> None:
+    """A list is a list of batches; ``[X, y]``, as a DataLoader collates a batch, is most likely meant as one."""
+    parts = [_tensors(part) for part in data]
+    if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in parts):
+        return
+    X, y = parts
+    if len(X) == len(y) and (X.ndim != y.ndim or X.dtype != y.dtype):
+        raise InputError("a list holds batches, so that [X, y] would be two of them: write the tuple (X, y)")
 
 
 def sliceable(data: Any) -> bool:

@@ -180,7 +180,7 @@ def check_training_mode(model: nn.Module, what: str = "the model") -> None:
     if found:
         shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
         raise InputError(
-            f"{what} is in training mode, where {shown} mixes samples or draws random numbers, so that gradients "
+            f"{what} is in training mode, where {shown} would mix samples or draw random numbers, so that gradients "
             'per sample have no meaning: call its eval() first, or pass train_mode="eval" to switch for the '
             "measurement and back"
         )

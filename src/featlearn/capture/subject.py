@@ -57,6 +57,8 @@ class Subject:
             raise InputError(f"forward must be a function, got {forward!r}")
         if train_mode not in ("error", "eval"):
             raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        if dtype is not None and not isinstance(dtype, torch.dtype):
+            raise InputError(f"dtype must be a torch.dtype such as torch.float64, got {dtype!r}")
         self.original = unwrap(model)
         check_parameters(self.original, what)  # first: lazy layers have no shape to be found by
         self.model = placed(self.original, device, dtype)
@@ -72,7 +74,8 @@ class Subject:
         start = Subject(
             initial_model(initial, self.model, self.original),
             forward=self._forward,
-            train_mode=self._train_mode,
+            # A copy from before training is in training mode, whatever the model is in now.
+            train_mode="eval",
             what="the initial model",
         )
         start._dtype = self._dtype
@@ -128,7 +131,7 @@ class Subject:
         """Run the model on a batch and trace it; its output has samples first and none acts on another."""
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch))
-        self._check_samples(trace.output, batch)
+        self._check_samples(trace, batch)
         if not self._known_apart:
             self._check_apart(trace.output, batch)
             self._known_apart = True
@@ -182,9 +185,24 @@ class Subject:
                     f"the forward pass failed on mixed dtypes ({error}): the parameters are {_listed(own)} and the "
                     f"inputs {_listed(given)}; cast the data, or pass dtype= to measure a copy in one precision"
                 ) from error
+            error.add_note(f"raised by {self._how(batch)}")
+            raise
+        except Exception as error:
+            error.add_note(f"raised by {self._how(batch)}")
             raise
 
-    def _check_samples(self, output: Tensor, batch: Batch) -> None:
+    def _how(self, batch: Batch) -> str:
+        """How the model was called, for a reader of an error of its own."""
+        if self._forward is not None:
+            return "the function given as forward="
+        if isinstance(batch.inputs, Mapping):
+            return (
+                f"{self._what}, called with the keywords {', '.join(batch.inputs)}; pass forward= to call it otherwise"
+            )
+        return f"{self._what}, called as model(inputs); pass forward=lambda model, batch: ... to call it otherwise"
+
+    def _check_samples(self, trace: Trace, batch: Batch) -> None:
+        output = trace.output
         if output.ndim == 0:
             raise InputError(
                 "the output must have a leading dimension of samples, got a scalar: pass forward= to return the "
@@ -192,6 +210,14 @@ class Subject:
             )
         if output.numel() == 0:
             raise InputError(f"the output is empty: it has shape {tuple(output.shape)}")
+        for layer in self.layers if self._forward is None and isinstance(batch.inputs, Tensor) else ():
+            calls = trace.calls.get(layer.name, ())
+            if batch.inputs.ndim < layer.ndim and any(len(call.shape) < layer.ndim for call in calls):
+                raise InputError(
+                    f"a batch of shape {tuple(batch.inputs.shape)} has no dimension of samples for layer "
+                    f"{layer.name!r}: a list, or what is iterated, holds batches; stack the samples, or wrap them "
+                    "in a DataLoader"
+                )
         if self._forward is None and batch.size is not None and batch.size != output.shape[0]:
             raise InputError(
                 f"the batch has {batch.size} rows and the output {output.shape[0]}: samples must come first in both; "

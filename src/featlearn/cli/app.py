@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from featlearn import __version__
 from featlearn.errors import FeatlearnError
 from featlearn.features import Report
 from featlearn.lab.experiments import ChainAlignment, chain_alignment
@@ -17,12 +18,22 @@ from featlearn.plots import save_figure
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Measure, predict and use feature learning.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, add_completion=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"featlearn {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
-    """Keep ``demo`` a command of its own while it is the only one."""
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Measure feature learning."""
 
 
 @app.command()

@@ -14,7 +14,7 @@ from featlearn.capture import Batch, Forward, Subject, Trace
 from featlearn.errors import InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
-from featlearn.features.losses import Loss, summed_loss
+from featlearn.features.losses import Loss, check_loss, summed_loss
 from featlearn.features.measures import parse_memory, plan_sums, resolve_measure
 from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
 from featlearn.features.report import Report
@@ -64,8 +64,7 @@ class FeatureAccumulator:
         dtype: torch.dtype | None = None,
         generator: Seed = None,
     ) -> None:
-        if loss is not None and not callable(loss):
-            raise InputError(f"loss must be a function, got {loss!r}")
+        check_loss(loss)
         if loss_reduction not in ("mean", "sum"):
             raise InputError(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
         if weight_decay is not None and loss is None:
@@ -91,6 +90,8 @@ class FeatureAccumulator:
         self._marks: list[list[tuple[int, float]]] = []
         self._spare: tuple[tuple[int, torch.dtype], dict[str, BatchSums]] | None = None
         self._synced = False
+        norms = nn.modules.batchnorm._BatchNorm
+        self._normalised = any(isinstance(module, norms) for module in self._subject.model.modules())
 
     @property
     def samples(self) -> int:
@@ -131,6 +132,8 @@ class FeatureAccumulator:
 
     def merge_state(self, other: FeatureAccumulator) -> None:
         """Add the sums of another accumulator of the same model, exactly as if this one had seen its data."""
+        if not isinstance(other, FeatureAccumulator):
+            raise InputError(f"only another FeatureAccumulator can be merged, got {type(other).__name__}")
         if other is self:
             raise InputError("an accumulator cannot be merged into itself: its data would count twice")
         if other.samples == 0:
@@ -276,6 +279,11 @@ class FeatureAccumulator:
             flags.append("called with autograd off" if off else "not called in the forward pass")
         elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
             flags.append("the output does not depend on this layer")
+        if "D" in averages:
+            if layer.name not in self._decay:
+                flags.append("no weight decay, so no FACT")
+            elif self._normalised:
+                flags.append("BatchNorm trains on other gradients than these, so FACT = NFM need not hold")
         if outputs.sketches and outputs.groups == 1:
             flags.append("sketched in one group")
         weights, decay = self._weights[layer.name], self._decay.get(layer.name)

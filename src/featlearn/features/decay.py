@@ -78,5 +78,8 @@ def _from_optimizer(optimizer: torch.optim.Optimizer, layers: Sequence[Layer]) -
         elif weight is None and own:
             found[layer.name] = own[0]  # a parametrised weight: the decay of its factors
     if not found:
-        raise InputError("the optimiser given as weight_decay holds no weight of this model")
+        raise InputError(
+            "the optimiser given as weight_decay holds no weight of this model: pass the one that trained it, "
+            "or a number"
+        )
     return found

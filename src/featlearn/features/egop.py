@@ -51,6 +51,8 @@ def egop(
     """
     if not callable(target):
         raise InputError(f"target must be a function of the inputs, got {target!r}")
+    if isinstance(X, tuple | dict):
+        raise InputError("X must be the inputs alone, a tensor or an array")
     X = torch.as_tensor(X)
     if X.ndim < 2 or X.shape[0] == 0:
         raise InputError(f"X must be (n, d) with n of at least 1, got shape {tuple(X.shape)}")

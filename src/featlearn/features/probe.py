@@ -114,4 +114,7 @@ def _count(data: Any, batch_size: int | None) -> int | None:
         return math.ceil(rows_of(data) / batch_size) if batch_size else 1
     if isinstance(data, torch.utils.data.Dataset):
         return None  # its length is of samples
-    return len(data) if hasattr(data, "__len__") else None
+    try:
+        return len(data)
+    except TypeError:  # a generator, or a loader of a stream
+        return None

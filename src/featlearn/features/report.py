@@ -47,6 +47,8 @@ _USUAL = (
     "weight_change",
     "relgrad",
 )
+# The text of a report must fit a terminal.
+_SHOWN = ("nfc", "nfc_se", "centered_nfc", "fact", "enfa", "relgrad")
 COLUMNS = ("nfc", "nfc_se", *list(_CORRELATIONS)[1:], *_NUMBERS)
 # Matrices that are powers of outer products; FACT is not symmetric and has no power.
 _PSD = {"agop", "centered_agop", "double_centered_agop", "ptk_centered_agop", "enfa", "bagop", "benfa"}
@@ -77,7 +79,7 @@ class Report(Mapping[str, LayerFeatures]):
         try:
             return self._features[name]
         except KeyError:
-            raise KeyError(f"no layer {name!r} in this report; it has {', '.join(self._features)}") from None
+            raise KeyError(f"no layer {name!r} in this report; it has {', '.join(map(repr, self._features))}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
@@ -89,7 +91,8 @@ class Report(Mapping[str, LayerFeatures]):
         how = _count(self.outputs.count, "output")
         if self.outputs.sketches:
             how = f"{_count(self.outputs.sketches, 'random vector')} for {how}"
-        shown = self.table().drop(columns="flags", errors="ignore")
+        shown = self.table(_SHOWN, strict=False).drop(columns=["kind", "flags"], errors="ignore")
+        shown.index = pd.Index([name if len(name) <= 32 else f"...{name[-29:]}" for name in shown.index], name="layer")
         table = (
             shown.to_string(float_format=lambda v: f"{v:.3f}", na_rep="-") if len(shown) else "no layer was measured"
         )
@@ -122,15 +125,17 @@ class Report(Mapping[str, LayerFeatures]):
         kind: str = "cosine",
         power: float = 1.0,
         diagonal: bool = False,
+        strict: bool = True,
     ) -> pd.DataFrame:
         """A row a layer: correlations with the neural feature matrix, ratios, weight change, flags.
 
         Args:
             columns: Names of quantities, or ``"all"``, which adds the symmetrised and backward forms; None
-                takes the usual ones. Quantities that were not measured have no column.
+                takes the usual ones. Of these, quantities that were not measured have no column.
             kind: ``"cosine"`` or ``"pearson"``.
             power: Power of the AGOP and eNFA matrices before they are compared (1/2 in the FACT paper).
             diagonal: Compare the diagonals alone.
+            strict: Whether to refuse columns asked for by name that were not measured, or leave them out.
 
         With sketched outputs ``nfc_se`` is the standard error of ``nfc`` that the sketch causes (cosines at
         power 1 only).
@@ -147,6 +152,9 @@ class Report(Mapping[str, LayerFeatures]):
         order = ["kind", "shape", *wanted, "flags"]
         table = table.reindex(columns=[column for column in order if column in table.columns])
         table.index.name = "layer"
+        missing = [column for column in wanted if column not in table.columns and column != "nfc_se"]
+        if strict and missing and columns is not None and columns != "all" and len(self):
+            raise InputError(f"this report holds no measurement of {', '.join(missing)}")
         return table
 
     def plot(self, quantities: str | Sequence[str] | None = None, *, kind: str = "cosine") -> Figure:
@@ -159,14 +167,15 @@ class Report(Mapping[str, LayerFeatures]):
         from featlearn.plots import layer_bars
 
         wanted = list(_PLOTTED) if quantities is None else _as_list(quantities)
-        table = self.table([*wanted, "nfc_se"] if "nfc" in wanted else wanted, kind=kind)
+        columns = [*wanted, "nfc_se"] if "nfc" in wanted else wanted
+        table = self.table(columns, kind=kind, strict=quantities is not None)
         shown = [quantity for quantity in wanted if quantity in table.columns]
-        if not shown or (quantities is not None and len(shown) < len(wanted)):
-            missing = [quantity for quantity in wanted if quantity not in shown]
-            raise InputError(f"this report holds no measurement of {', '.join(missing)}")
+        if not shown:
+            raise InputError(f"this report holds no measurement of {', '.join(wanted)}")
         errors = {"NFC": table["nfc_se"].tolist()} if "nfc_se" in table.columns else None
         values = {_PLOTTED.get(q, q): table[q].astype(float).tolist() for q in shown}
-        return layer_bars(list(table.index), values, errors, xlabel=f"correlation ({kind})")
+        label = f"correlation ({kind})" if set(shown) <= set(_CORRELATIONS) else "value"
+        return layer_bars(list(table.index), values, errors, xlabel=label)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report to a folder: ``report.json`` and a safetensors file. An older report is replaced."""

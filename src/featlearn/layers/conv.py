@@ -40,6 +40,7 @@ def conv_layers(name: str, module: nn.Module) -> list[Layer]:
             matrix=lambda w: w.reshape(groups, k_out, k_in),
             outputs=_channel_rows(dims, groups),
             inputs=lambda x: _patches(module, x),
+            ndim=dims + 2,
             bias=None if module.bias is None else "bias",
             vector=lambda b: b.reshape(groups, k_out),
         )

@@ -118,7 +118,11 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
         )
     if patterns is None:
         return list(layers)
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    wanted = (
+        [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    )
+    if not all(isinstance(pattern, str) for pattern in wanted):
+        raise InputError(f"layers must be a glob of layer names, or several, got {patterns!r}")
     if not wanted:
         raise InputError("layers names no layer: leave it out to take all")
     names = [layer.name for layer in layers]

@@ -30,6 +30,7 @@ class Layer:
         matrix: That tensor, or its gradient, as ``(groups, k_out, k_in)``.
         outputs: Pre-activations or their gradient as ``(samples, positions, groups, k_out)``.
         inputs: Inputs as ``(samples, positions, groups, k_in)``.
+        ndim: Dimensions that ``h`` has at least, with its dimension of samples.
         bias: Name of the bias in ``module``, which adds a constant to ``h``; None without one.
         vector: The bias, or its gradient, as ``(groups, k_out)``.
         note: What a reader of the report should know about this layer.
@@ -47,6 +48,7 @@ class Layer:
     matrix: Callable[[Tensor], Tensor] = field(repr=False)
     outputs: Callable[[Tensor], Tensor] = field(repr=False)
     inputs: Callable[[Tensor], Tensor] = field(repr=False)
+    ndim: int = 2
     bias: str | None = None
     vector: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
     note: str = ""
