@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,7 +126,7 @@ class Law:
     def cdf(self, x: Any) -> Tensor:
         """Share of the eigenvalues that are at most x; jumps by `atom` at zero."""
         points = _points(x)
-        total = torch.where(points >= 0, self.atom, 0.0).to(torch.float64)
+        total = self.atom * (points >= 0).to(torch.float64)
         for bulk in self.bulks:
             total = total + bulk.below(bulk.angle(points.clamp(bulk.left, bulk.right)))
         return total.clamp(0.0, 1.0)
@@ -150,7 +151,8 @@ class Law:
 
 
 def _points(x: Any) -> Tensor:
-    points = as_float64(x).cpu()
+    # By way of numpy: torch makes float32 of Python's floats.
+    points = as_float64(x if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)).cpu()
     if torch.isnan(points).any():
         raise InputError("a law cannot be evaluated at NaN")
     return points
