@@ -51,7 +51,7 @@ def stieltjes(z: complex, slope: float, n: int, width: int, d: int) -> complex:
     g, v = n / width, 1j
     for _ in range(5000):
         following = 1 / (-z + g * (weights * t / (1 + t * v)).sum())
-        if abs(following - v) < 1e-15 * abs(v):
+        if abs(following - v) < 1e-14 * abs(v):
             break
         v = (v + following) / 2
     m = (v + (1 - g) / z) / g
