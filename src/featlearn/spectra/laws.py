@@ -16,6 +16,7 @@ from featlearn.numerics.linalg import as_float64
 __all__ = ["Bulk", "Law", "marchenko_pastur"]
 
 _NEWTON_STEPS = 100  # bisection alone needs 53 of them; Newton's method about 8
+_ROUNDING = 1e-15
 
 
 def marchenko_pastur(rows: float, columns: float, *, variance: float = 1.0, scale: float | None = None) -> Law:
@@ -160,22 +161,23 @@ def _points(x: Any) -> Tensor:
 
 def _invert(bulk: Bulk, target: Tensor) -> Tensor:
     """Points below which a bulk has the given masses: Newton's method in the angle, kept in a bracket."""
-    low, high = torch.zeros_like(target), torch.full_like(target, math.pi)
-    angle = math.pi * target / bulk.mass
+    found = math.pi * target / bulk.mass
+    unsolved = torch.arange(target.numel())
+    angle, goal = found.clone(), target
+    low, high = torch.zeros_like(goal), torch.full_like(goal, math.pi)
     for _ in range(_NEWTON_STEPS):
-        excess = bulk.below(angle) - target
+        excess = bulk.below(angle) - goal
+        found[unsolved] = angle
         low, high = torch.where(excess <= 0, angle, low), torch.where(excess >= 0, angle, high)
         step = angle - excess / bulk.slope(angle).clamp_min(torch.finfo(torch.float64).tiny)
-        safe = (step > low) & (step < high)
-        # Near an edge the mass grows like the cube of the angle, where Newton's method alone is only linear.
-        following = torch.where(safe, step, (low + high) / 2)
-        done = (excess == 0) | (high - low < 1e-15) | ((following - angle).abs() < 1e-16)
-        angle = torch.where(excess == 0, angle, following)
-        if done.all():
+        # Near an edge the mass grows like the cube of the angle, where Newton's method may leave the bracket.
+        angle = torch.where((step > low) & (step < high), step, (low + high) / 2)
+        left = (excess.abs() > _ROUNDING) & (high - low > _ROUNDING)
+        if not left.any():
             break
-    ends = (target <= 0, target >= bulk.mass)
-    x = bulk.point(angle)
-    return torch.where(ends[0], bulk.left, torch.where(ends[1], bulk.right, x))
+        unsolved, angle, goal, low, high = (a[left] for a in (unsolved, angle, goal, low, high))
+    x = bulk.point(found)
+    return torch.where(target <= 0, bulk.left, torch.where(target >= bulk.mass, bulk.right, x))
 
 
 @dataclass(frozen=True)
