@@ -139,6 +139,14 @@ def test_no_linear_part_is_marchenko_pastur() -> None:
         torch.testing.assert_close(law.cdf(x), plain.cdf(x), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "case", [(0.666, 5829, 5830, 4), (1 - 1e-8, 407, 2111, 407), (1 - 2e-6, 981, 75, 981), (0.9, 2, 3, 10**5)]
+)
+def test_extreme_sizes_keep_their_mass(case) -> None:
+    law = conjugate_kernel_law(*case)
+    assert law.atom + sum(bulk.mass for bulk in law.bulks) == pytest.approx(1.0, abs=1e-8)
+
+
 def test_endless_width_is_the_population_law() -> None:
     law, data = conjugate_kernel_law(0.8, 100, 10**10, 300), marchenko_pastur(300, 100)
     assert law.edges == pytest.approx([0.36 + 0.64 * e for e in data.edges], rel=1e-3)

@@ -123,7 +123,7 @@ class _Equation:
         # Only where w(s), the inverse of the Marchenko-Pastur transform, rises is s a transform at all.
         y = y[(1 + u * y) ** 2 > u * self.square * y * y]
         z = poly.polyval(y, n) / (y * (1 + u * y) ** 2)
-        floor = 1e-13 * z.max()
+        floor = 1e-13 * z.max() if hard else 0.0  # a hard edge is a root too, of which rounding may leave anything
         edges = [*([0.0] if hard else []), *sorted(float(e) for e in z if e > floor)]
         middles = torch.tensor([(a + b) / 2 for a, b in pairwise(edges)], dtype=torch.float64)
         inside = (self.density(middles) > 0).tolist()
@@ -143,9 +143,10 @@ class _Equation:
         y = _stacked_roots(coefficients[:, : degree + 1])
         # Of the roots one is the transform: that where v, the transform s of x and its companion are all in the upper
         # half plane (s has the sign of y); elsewhere v solves the quartic on another sheet.
-        v = -y * (1 + u * y) / poly.polyval(y, self._q)
-        w = (-1 / v - (1 - self.square)) / self.square
-        companion = -1 / (w * (1 + u * y))
+        with np.errstate(divide="ignore", invalid="ignore"):  # poles are roots on another sheet
+            v = -y * (1 + u * y) / poly.polyval(y, self._q)
+            w = (-1 / v - (1 - self.square)) / self.square
+            companion = -1 / (w * (1 + u * y))
         valid = (y.imag > 0) & (v.imag > 0) & (companion.imag > 0)
         result: NDArray[np.float64] = np.where(valid, v.imag, 0.0).max(1) / (math.pi * self.g)
         return result
