@@ -3,6 +3,7 @@
 import logging
 from importlib.metadata import version
 
+from featlearn import spectra
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
 from featlearn.kernels import centred_alignment, ck, kernel_target_alignment, label_kernel, ntk, ptk
@@ -22,6 +23,8 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "label_kernel",
     "ntk",
     "ptk",
+    # laws and tails of spectra
+    "spectra",
     # compare and transform matrices
     "corrupt",
     "cosine",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
@@ -177,5 +178,5 @@ def test_the_reference_names_what_exists_and_all_that_is_public() -> None:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
     told = {name.rpartition(".")[2] for name in named}
-    missing = [name for name in fl.__all__ if name not in told]
+    missing = [name for name in fl.__all__ if name not in told and not inspect.ismodule(getattr(fl, name))]
     assert not missing, "public names without a place in the reference"

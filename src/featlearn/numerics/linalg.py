@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,9 @@ __all__ = ["as_float64", "corrupt", "cosine", "pearson", "principal_angles", "ps
 
 def as_float64(array: Any) -> Tensor:
     """A detached float64 tensor of anything array-like, on the device it is on."""
-    return torch.as_tensor(array).detach().to(torch.float64)
+    if isinstance(array, Tensor):
+        return array.detach().to(torch.float64)
+    return torch.from_numpy(np.array(array, dtype=np.float64))  # torch makes float32 of Python's floats
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:

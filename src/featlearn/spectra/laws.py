@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -152,8 +151,7 @@ class Law:
 
 
 def _points(x: Any) -> Tensor:
-    # By way of numpy: torch makes float32 of Python's floats.
-    points = as_float64(x if isinstance(x, Tensor) else np.asarray(x, dtype=np.float64)).cpu()
+    points = as_float64(x).cpu()
     if torch.isnan(points).any():
         raise InputError("a law cannot be evaluated at NaN")
     return points
