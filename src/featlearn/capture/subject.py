@@ -178,16 +178,13 @@ class Subject:
     def _call(self, batch: Batch) -> Any:
         try:
             return run_forward(self.model, batch, self._forward)
-        except RuntimeError as error:
+        except Exception as error:
             own, given = self._dtypes(), batch.dtypes()
-            if "dtype" in str(error) and len(own | given) > 1:
+            if isinstance(error, RuntimeError) and "dtype" in str(error) and len(own | given) > 1:
                 raise InputError(
                     f"the forward pass failed on mixed dtypes ({error}): the parameters are {_listed(own)} and the "
                     f"inputs {_listed(given)}; cast the data, or pass dtype= to measure a copy in one precision"
                 ) from error
-            error.add_note(f"raised by {self._how(batch)}")
-            raise
-        except Exception as error:
             error.add_note(f"raised by {self._how(batch)}")
             raise
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import torch
 
 from featlearn.errors import InputError
 from featlearn.layers import Layer
+from featlearn.numerics.globs import pick_values
 
 __all__ = ["WeightDecay", "decay_of_layers"]
 
@@ -32,7 +32,7 @@ def decay_of_layers(weight_decay: WeightDecay | None, layers: Sequence[Layer]) -
     if isinstance(weight_decay, torch.optim.Optimizer):
         decays = _from_optimizer(weight_decay, layers)
     elif isinstance(weight_decay, Mapping):
-        decays = _from_globs(weight_decay, layers)
+        decays = pick_values(weight_decay, [layer.name for layer in layers], "weight_decay", "layer")
     else:
         decays = {layer.name: weight_decay for layer in layers}
     for name, value in decays.items():
@@ -45,17 +45,6 @@ def decay_of_layers(weight_decay: WeightDecay | None, layers: Sequence[Layer]) -
             "trained with, or leave weight_decay out"
         )
     return positive
-
-
-def _from_globs(globs: Mapping[str, float], layers: Sequence[Layer]) -> dict[str, float]:
-    for glob in globs:
-        if not any(fnmatchcase(layer.name, glob) for layer in layers):
-            raise InputError(f"weight_decay has a value for {glob!r}, which matches no layer")
-    return {
-        layer.name: next(value for glob, value in globs.items() if fnmatchcase(layer.name, glob))
-        for layer in layers
-        if any(fnmatchcase(layer.name, glob) for glob in globs)
-    }
 
 
 def _from_optimizer(optimizer: torch.optim.Optimizer, layers: Sequence[Layer]) -> dict[str, float]:

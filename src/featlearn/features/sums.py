@@ -63,7 +63,7 @@ class BatchSums:
     """
 
     def __init__(self, plan: Plan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self._plan, self.dtype = plan, dtype
+        self.dtype = dtype
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
         if not plan.outer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from featlearn.capture import Batch, Forward, Subject, Trace, batches, sliceable
 from featlearn.errors import InputError
 from featlearn.features.measures import parse_memory
+from featlearn.numerics.globs import as_globs, pick
 
 __all__ = ["OTHER", "ntk"]
 
@@ -223,13 +223,8 @@ def _counted(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str
     named = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if patterns is None:
         return dict(named)
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name in named):
-            raise InputError(
-                f"parameters={pattern!r} matches no parameter; the model has {', '.join(list(named)[:4])}, ..."
-            )
-    return {name: p for name, p in named.items() if any(fnmatchcase(name, w) for w in wanted)}
+    picked = pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+    return {name: named[name] for name in picked}
 
 
 def _blocks(taking: _Taking, data: Any, batch_size: int | None, memory: int) -> Iterator[Batch]:

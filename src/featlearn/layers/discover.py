@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -15,6 +13,7 @@ from featlearn.layers.attention import attention_layers
 from featlearn.layers.conv import conv_layers
 from featlearn.layers.layer import Layer, child_name
 from featlearn.layers.linear import linear_layers, transposed_layers
+from featlearn.numerics.globs import as_globs, pick
 
 __all__ = [
     "ParameterCoverage",
@@ -118,21 +117,9 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
         )
     if patterns is None:
         return list(layers)
-    wanted = (
-        [patterns] if isinstance(patterns, str) else list(patterns) if isinstance(patterns, Iterable) else [patterns]
-    )
-    if not all(isinstance(pattern, str) for pattern in wanted):
-        raise InputError(f"layers must be a glob of layer names, or several, got {patterns!r}")
-    if not wanted:
-        raise InputError("layers names no layer: leave it out to take all")
-    names = [layer.name for layer in layers]
-    for pattern in wanted:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=3) or names[:3]
-            raise InputError(
-                f"layers={pattern!r} matches no layer; the model has {len(names)}, for instance {', '.join(near)}"
-            )
-    return [layer for layer in layers if any(fnmatchcase(layer.name, p) for p in wanted)]
+    wanted = as_globs(patterns, "layers")
+    picked = set(pick(wanted, [layer.name for layer in layers], "layers", "layer"))
+    return [layer for layer in layers if layer.name in picked]
 
 
 def coverage(

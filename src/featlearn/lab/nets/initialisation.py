@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputError, UnsupportedModelError
+from featlearn.numerics.globs import pick_values
 
 __all__ = ["ScaleOf", "SubtractInitial", "scale_weights", "subtract_initial"]
 
@@ -51,15 +51,9 @@ def scale_weights(model: nn.Module, scales: Mapping[str, float], scale_of: Scale
         matrices = [p for p in module.parameters(recurse=False) if p.ndim >= 2]
         if matrices:
             owners[name] = matrices
-    for glob in factors:
-        if not any(fnmatchcase(name, glob) for name in owners):
-            raise InputError(f"{glob!r} matches no module with weights; their names are: {', '.join(owners)}")
     chosen: dict[nn.Parameter, tuple[str, float]] = {}
-    for name, matrices in owners.items():
-        factor = next((f for glob, f in factors.items() if fnmatchcase(name, glob)), None)
-        if factor is None:
-            continue
-        for weight in matrices:
+    for name, factor in pick_values(factors, list(owners), "scales", "module with weights").items():
+        for weight in owners[name]:
             first, before = chosen.setdefault(weight, (name, factor))
             if before != factor:
                 raise InputError(
