@@ -1,7 +1,8 @@
 """The hall of the house: only this package calls a model."""
 
-from featlearn.capture.batches import Batch, Forward, batches, rows_of, sliceable
+from featlearn.capture.batches import Batch, Forward, batches, few_rows, rows_of, sliceable
 from featlearn.capture.capture import Call, Capture, Trace
+from featlearn.capture.jacobian import VectorisationError
 from featlearn.capture.state import check_training_mode
 from featlearn.capture.subject import Subject
 
@@ -12,8 +13,10 @@ __all__ = [
     "Forward",
     "Subject",
     "Trace",
+    "VectorisationError",
     "batches",
     "check_training_mode",
+    "few_rows",
     "rows_of",
     "sliceable",
 ]

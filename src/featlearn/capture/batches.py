@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputError
 
-__all__ = ["Batch", "Forward", "as_batch", "batches", "first_rows", "rows_of", "run_forward", "sliceable"]
+__all__ = [
+    "Batch",
+    "Forward",
+    "as_batch",
+    "batches",
+    "few_rows",
+    "first_rows",
+    "map_tensors",
+    "rows_of",
+    "run_forward",
+    "sliceable",
+]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -31,7 +42,7 @@ class Batch:
     def dtypes(self) -> set[torch.dtype]:
         """Of the floating-point inputs."""
         found: set[torch.dtype] = set()
-        _map(self.inputs, lambda t: found.add(t.dtype) if t.is_floating_point() else None)
+        map_tensors(self.inputs, lambda t: found.add(t.dtype) if t.is_floating_point() else None)
         return found
 
     def rows(self, start: int, stop: int) -> Batch:
@@ -41,7 +52,7 @@ class Batch:
 
     def own_target(self) -> Any:
         """A copy of the target: a loss may write into it, and the batch is the user's data."""
-        return _map(self.target, Tensor.clone)
+        return map_tensors(self.target, Tensor.clone)
 
 
 def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
@@ -102,7 +113,7 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         dtype: What floating-point tensors become; None leaves them.
         parts: How many parts a tuple may have; None for any (the user's forward function reads it).
     """
-    raw = _map(_tensors(raw), lambda t: _placed(t, device, dtype))
+    raw = map_tensors(_tensors(raw), lambda t: _placed(t, device, dtype))
     if isinstance(raw, Mapping):
         key = next((k for k in _TARGETS if k in raw), None)
         inputs = {k: v for k, v in raw.items() if k != key}
@@ -120,8 +131,8 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         _check_tensors(inputs, "batch")
     if target is not None:
         _check_tensors(target, "target")
-    _map(inputs, lambda t: _check_finite(t, "inputs"))
-    _map(target, lambda t: _check_finite(t, "targets"))
+    map_tensors(inputs, lambda t: _check_finite(t, "inputs"))
+    map_tensors(target, lambda t: _check_finite(t, "targets"))
     return Batch(raw, inputs, target, _rows_or_none(inputs))
 
 
@@ -133,8 +144,8 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     """
     # Copies, because a model may write into its input, and the batch is the user's data.
     if forward is not None:
-        return forward(model, _map(batch.raw, Tensor.clone))
-    inputs = _map(batch.inputs, Tensor.clone)
+        return forward(model, map_tensors(batch.raw, Tensor.clone))
+    inputs = map_tensors(batch.inputs, Tensor.clone)
     if isinstance(inputs, Mapping):
         result = model(**inputs)
     elif isinstance(inputs, tuple | list):
@@ -158,6 +169,12 @@ def first_rows(batch: Batch, n: int) -> Batch | None:
     return Batch(inputs, inputs, None, rows)
 
 
+def few_rows(batch: Batch) -> Batch:
+    """The first two samples of a batch, where its tensors agree on what a sample is; otherwise the batch."""
+    sizes = set(_sizes(batch.raw))
+    return batch.rows(0, 2) if len(sizes) == 1 and min(sizes) > 2 else batch
+
+
 def rows_of(data: Any) -> int:
     """Number of samples: the leading dimension, the same for every tensor in the data."""
     sizes = _sizes(_tensors(data))
@@ -171,7 +188,7 @@ def rows_of(data: Any) -> int:
 def _sizes(data: Any) -> list[int]:
     """Leading dimension of every tensor, -1 for one without dimensions."""
     sizes: list[int] = []
-    _map(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
+    map_tensors(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
     return sizes
 
 
@@ -191,11 +208,11 @@ def _tensors(data: Any) -> Any:
     return _rebuilt(data, _tensors)
 
 
-def _map(data: Any, function: Callable[[Tensor], Any]) -> Any:
+def map_tensors(data: Any, function: Callable[[Tensor], Any]) -> Any:
     """Apply a function to every tensor in nested tuples, lists and dicts."""
     if isinstance(data, Tensor):
         return function(data)
-    return _rebuilt(data, lambda part: _map(part, function))
+    return _rebuilt(data, lambda part: map_tensors(part, function))
 
 
 def _rebuilt(data: Any, function: Callable[[Any], Any]) -> Any:
@@ -210,7 +227,7 @@ def _rebuilt(data: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _slice(data: Any, start: int, stop: int) -> Any:
-    return _map(data, lambda t: t[start:stop])
+    return map_tensors(data, lambda t: t[start:stop])
 
 
 def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:

@@ -60,7 +60,8 @@ class Trace:
 
     def inputs(self, layer: Layer) -> Tensor:
         """Inputs x of a layer as (samples, positions, groups, k_in); its calls are further positions."""
-        return torch.cat([layer.inputs(_present(call.x)) for call in self.calls[layer.name]], dim=1)
+        found = [layer.inputs(_present(call.x)) for call in self.calls[layer.name]]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
     def gradients(self, of: Tensor, cotangent: Tensor | None = None) -> dict[str, list[Tensor]]:
         """Gradients of ``<of, cotangent>`` with respect to the pre-activations of each layer.
@@ -142,6 +143,9 @@ class Capture:
         self._cloned: set[str] = set()
         self._checked: set[int] = set()
         self._random_checked = False
+        self._samples: int | None = None
+        self._shared: dict[str, bool] = {}
+        self._shared_checked = False
 
     def __enter__(self) -> Capture:
         check_parameters(self._model, self._what)
@@ -169,8 +173,17 @@ class Capture:
         self._trace = None
         self._stack.close()
 
-    def forward(self, call: Callable[[], Any]) -> Trace:
-        """Run ``call``, which must call the model once and return its output tensor, and trace it."""
+    def forward(self, call: Callable[[], Any], samples: int | None = None) -> Trace:
+        """Run ``call``, which must call the model once and return its output tensor, and trace it.
+
+        Args:
+            call: The call.
+            samples: How many there are. Embeddings that are looked up once for all samples, as those of positions
+                are, are then given to each, so that their gradients come apart.
+        """
+        self._samples = samples
+        if samples is not None and not self._shared_checked and any(layer.one_hot for layer in self._layers):
+            self._check_shared(call)
         trace, x_moved = self._run(call)
         if x_moved:
             # An operation after the layer wrote into its input (x += ...): what was kept, by us or by
@@ -179,6 +192,23 @@ class Capture:
             trace, _ = self._run(call)
         self._check_output(trace)
         return trace
+
+    def _check_shared(self, call: Callable[[], Any]) -> None:
+        """Leave embeddings shared if the model does not broadcast them over samples by itself."""
+        self._shared_checked = True
+        with torch.no_grad():
+            expected = call()
+        try:
+            output: Any = self._run(call)[0].output
+        except Exception:  # whatever the model says to a tensor of another shape
+            output = None
+        if any(self._shared.values()) and not (
+            isinstance(output, Tensor)
+            and isinstance(expected, Tensor)
+            and output.shape == expected.shape
+            and _nearly_equal(output.detach(), expected)
+        ):
+            self._shared = dict.fromkeys(self._shared, False)
 
     def _run(self, call: Callable[[], Any]) -> tuple[Trace, set[str]]:
         trace = Trace(self._layers, torch.empty(0), {}, {})
@@ -301,6 +331,8 @@ class Capture:
         if not torch.is_grad_enabled():
             self._trace.blocked.add(layer.name)
             return h
+        if layer.one_hot and self._samples is not None and self._is_shared(layer, x):
+            x, h = (t.expand(self._samples, *t.shape[-d:]) for t, d in ((x, 1), (h, 2)))
         h = _with_graph(h)
         # The edge is taken now: after an in-place activation h itself would stand for what follows it.
         call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version)
@@ -308,6 +340,13 @@ class Capture:
         if self._weight_gradients:
             self._trace.weights[layer.name] = layer.weight()
         return h
+
+    def _is_shared(self, layer: Layer, ids: Tensor) -> bool:
+        """Whether an embedding is looked up once for all samples, as (positions) or (1, positions); decided once."""
+        if layer.name not in self._shared:
+            one = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
+            self._shared[layer.name] = one and ids.shape[0] != self._samples
+        return self._shared[layer.name]
 
 
 def _with_graph(h: Tensor) -> Tensor:
@@ -332,10 +371,14 @@ def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
     return tuple(own(a) for a in args), {k: own(v) for k, v in kwargs.items()}
 
 
-def _check_same(result: Tensor, expected: Tensor, what: str) -> None:
+def _nearly_equal(result: Tensor, expected: Tensor) -> bool:
     eps = torch.finfo(result.dtype).eps
     scale = expected.abs().amax().clamp_min(1.0) if expected.numel() else expected.new_ones(())
-    if not torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True):
+    return torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True)
+
+
+def _check_same(result: Tensor, expected: Tensor, what: str) -> None:
+    if not _nearly_equal(result, expected):
         gap = float((result - expected).abs().max())
         raise UnsupportedModelError(
             f"the output of {what} differs from that of its own forward function by {gap:.2g}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from featlearn.capture.batches import Batch, Forward, as_batch, batches, first_rows, run_forward
 from featlearn.capture.capture import Capture, Trace
+from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
-from featlearn.capture.state import check_parameters, preserved, refresh_hooked_weights
+from featlearn.capture.state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
 
@@ -28,6 +29,7 @@ class Subject:
     Args:
         model: Any module; wrappers are taken off.
         layers: Globs of layer names; None takes all.
+        vectors: Whether gains of norms and embeddings count as layers.
         forward: ``forward(model, batch)``, where the default call does not fit.
         train_mode: As in `Capture`.
         device: Where to run; another than the model's runs a copy.
@@ -45,6 +47,7 @@ class Subject:
         model: nn.Module,
         *,
         layers: str | Iterable[str] | None = None,
+        vectors: bool = False,
         forward: Forward | None = None,
         train_mode: str = "error",
         device: torch.device | str | None = None,
@@ -62,7 +65,7 @@ class Subject:
         self.original = unwrap(model)
         check_parameters(self.original, what)  # first: lazy layers have no shape to be found by
         self.model = placed(self.original, device, dtype)
-        self.layers = select_layers(find_layers(self.model), layers)
+        self.layers = select_layers(find_layers(self.model, vectors), layers)
         self._forward, self._train_mode, self._dtype, self._what = forward, train_mode, dtype, what
         # A copy would not follow what is done to the original.
         self._original_mark = [] if self.model is self.original else _mark(self.original)
@@ -130,12 +133,23 @@ class Subject:
     def trace(self, batch: Batch) -> Trace:
         """Run the model on a batch and trace it; its output has samples first and none acts on another."""
         assert self._capture is not None
-        trace = self._capture.forward(lambda: self._call(batch))
+        trace = self._capture.forward(lambda: self._call(batch), batch.size)
         self._check_samples(trace, batch)
         if not self._known_apart:
             self._check_apart(trace.output, batch)
             self._known_apart = True
         return trace
+
+    def jacobian(self, batch: Batch, names: Sequence[str], output: int | None = None) -> Tensor:
+        """Gradients of each sample's outputs in the named parameters; see `sample_jacobian`.
+
+        Without hooks: the model must not be open.
+        """
+        assert self._capture is None
+        with preserved_rng(), preserved(self.model), eager():
+            if self._train_mode == "eval":
+                self.model.eval()
+            return sample_jacobian(self.model, batch, self._forward, names, output)
 
     def numbers_of_a_sample(self, data: Any) -> float:
         """How many pre-activations, or outputs, one sample of data given as tensors has."""

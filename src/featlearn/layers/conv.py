@@ -8,8 +8,9 @@ padding mode and dilation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +19,8 @@ from featlearn.layers.layer import Layer
 __all__ = ["conv_layers"]
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+_GROUPED_UP_TO = 256  # channels; above, a product with the patches was twice as fast, below up to three times slower
 
 
 def conv_layers(name: str, module: nn.Module) -> list[Layer]:
@@ -43,6 +46,7 @@ def conv_layers(name: str, module: nn.Module) -> list[Layer]:
             ndim=dims + 2,
             bias=None if module.bias is None else "bias",
             vector=lambda b: b.reshape(groups, k_out),
+            sample_gradients=lambda x, rows: _sample_gradients(module, x, rows),
         )
     ]
 
@@ -56,14 +60,57 @@ def _channel_rows(dims: int, groups: int) -> Callable[[Tensor], Tensor]:
     return rows
 
 
-def _patches(module: Conv, x: Tensor) -> Tensor:
-    """The inputs of each output position, ``(samples, positions, groups, C_in/G * kernel)``."""
+def _sample_gradients(module: Conv, x: Tensor, rows: Sequence[Tensor]) -> Tensor:
+    """Gradients in the weight of each sample: one convolution whose groups are the samples.
+
+    The c gradients of a sample are further output channels of its group.
+    """
+    groups, c = module.groups, len(rows)
+    n, _, _, k_out = rows[0].shape
+    gradients = torch.stack([row.permute(0, 2, 3, 1) for row in rows], dim=2)  # (n, groups, c, k_out, positions)
+    if c * k_out > _GROUPED_UP_TO:
+        patches = _patches(module, x).transpose(1, 2)
+        found: Tensor = gradients.flatten(2, 3) @ patches
+        return found.reshape(n, groups, c, k_out, -1).transpose(1, 2)
+    x = _padded(module, x)
     dims = len(module.kernel_size)
-    if x.ndim == dims + 1:
+    places = [
+        (size - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, dilation in zip(
+            x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True
+        )
+    ]
+    weight = x.new_empty(n * groups * c * k_out, x.shape[1] // groups, *module.kernel_size)
+    zeros = [0] * dims
+    _, found, _ = torch.ops.aten.convolution_backward(
+        gradients.reshape(1, -1, *places),
+        x.reshape(1, -1, *x.shape[2:]),
+        weight,
+        None,
+        list(module.stride),
+        zeros,
+        list(module.dilation),
+        False,
+        zeros,
+        n * groups,
+        [False, True, False],
+    )
+    return found.reshape(n, groups, c, k_out, -1).transpose(1, 2)
+
+
+def _padded(module: Conv, x: Tensor) -> Tensor:
+    """A batch of inputs with the module's padding around them."""
+    if x.ndim == len(module.kernel_size) + 1:
         x = x.unsqueeze(0)
     # The module keeps its padding, also "same" and "valid", in the order that F.pad takes.
     padding = module._reversed_padding_repeated_twice
-    x = F.pad(x, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+    return F.pad(x, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
+
+
+def _patches(module: Conv, x: Tensor) -> Tensor:
+    """The inputs of each output position, ``(samples, positions, groups, C_in/G * kernel)``."""
+    dims = len(module.kernel_size)
+    x = _padded(module, x)
     for axis, (size, stride, dilation) in enumerate(
         zip(module.kernel_size, module.stride, module.dilation, strict=True)
     ):

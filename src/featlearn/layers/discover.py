@@ -13,6 +13,13 @@ from featlearn.layers.attention import attention_layers
 from featlearn.layers.conv import conv_layers
 from featlearn.layers.layer import Layer, child_name
 from featlearn.layers.linear import linear_layers, transposed_layers
+from featlearn.layers.vectors import (
+    batch_norm_layers,
+    embedding_layers,
+    group_norm_layers,
+    instance_norm_layers,
+    last_norm_layers,
+)
 from featlearn.numerics.globs import as_globs, pick
 
 __all__ = [
@@ -34,6 +41,16 @@ _FACTORIES: dict[type[nn.Module], Factory] = {
     nn.Conv2d: conv_layers,
     nn.Conv3d: conv_layers,
     nn.MultiheadAttention: attention_layers,
+}
+
+# No weight matrices, but linear in their parameters: for kernels, which count all.
+_VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
+    nn.Embedding: embedding_layers,
+    nn.LayerNorm: last_norm_layers,
+    nn.RMSNorm: last_norm_layers,
+    nn.GroupNorm: group_norm_layers,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_layers),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_layers),
 }
 
 _REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
@@ -93,12 +110,18 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def find_layers(model: nn.Module) -> list[Layer]:
-    """Every weight matrix of the model that can be seen as ``h = W x``, in the order of its modules."""
+def find_layers(model: nn.Module, vectors: bool = False) -> list[Layer]:
+    """Every weight matrix of the model that can be seen as ``h = W x``, in the order of its modules.
+
+    Args:
+        model: The model.
+        vectors: Whether gains of normalisation layers and embeddings count as well.
+    """
+    factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
     layers: list[Layer] = []
     owned: set[int] = set()  # modules whose matrix a parent already shows, as attention's out_proj
     for name, module, skip in _walk(model):
-        factory = None if skip or id(module) in owned else _factory(module)
+        factory = None if skip or id(module) in owned else _factory(module, factories)
         if factory is not None:
             for layer in factory(name, module):
                 layers.append(_with_note(layer))
@@ -172,14 +195,14 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         yield ".".join(part for part in path.split(".") if part != "_orig_mod"), module, reason
 
 
-def _factory(module: nn.Module) -> Factory | None:
+def _factory(module: nn.Module, factories: Mapping[type[nn.Module], Factory] = _FACTORIES) -> Factory | None:
     kind = type(module)
     if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."):
         return transposed_layers
     for base in kind.__mro__:
-        if base in _FACTORIES:
-            same = kind.forward is base.forward
-            return _FACTORIES[base] if same else None
+        if base in factories:
+            same = getattr(kind, "forward", None) is getattr(base, "forward", None)
+            return factories[base] if same else None
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -33,6 +33,10 @@ class Layer:
         ndim: Dimensions that ``h`` has at least, with its dimension of samples.
         bias: Name of the bias in ``module``, which adds a constant to ``h``; None without one.
         vector: The bias, or its gradient, as ``(groups, k_out)``.
+        one_hot: Whether inputs are unit vectors: ``inputs`` then gives their indices, ``(samples, positions, 1, 1)``.
+        sample_gradients: The gradient in the weight of each sample, ``(samples, c, groups, k_out, k_in)``, from the
+            input ``x`` as the module was given it and c gradients as ``outputs`` gives them, where there is a faster
+            way than the product of ``inputs`` and these.
         note: What a reader of the report should know about this layer.
     """
 
@@ -51,6 +55,8 @@ class Layer:
     ndim: int = 2
     bias: str | None = None
     vector: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
+    one_hot: bool = False
+    sample_gradients: Callable[[Tensor, Sequence[Tensor]], Tensor] | None = field(default=None, repr=False)
     note: str = ""
 
     @property

@@ -1,0 +1,231 @@
+"""A layer's share of a tangent kernel, from inputs ``x`` and gradients ``J``, and how two blocks of samples contract.
+
+Three forms: inputs and gradients at each position, contracted in pairs; the same for unit vectors, given by their
+indices; and gradients per sample in the parameters themselves. The first two never form a gradient in a weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.capture import Call
+from featlearn.layers import Layer
+
+__all__ = ["Gradients", "Indexed", "Pairs", "Share", "contract", "joined", "pairs_are_cheaper", "share_of"]
+
+_STRIP = 64  # rows; narrower products are slow
+_PAIRS = 2**23  # pairs of positions at a time: 32 MB in single precision
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """``sum_{p,q} (J_ap . J_bq)(x_ap . x_bq)``, plus one in the second factor if the bias counts.
+
+    Attributes:
+        x: (n, P, G, k_in).
+        j: (n, c, P, G, k_out).
+        bias: Whether the bias counts.
+    """
+
+    x: Tensor
+    j: Tensor
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """As `Pairs` for unit vectors: ``x_ap . x_bq`` is 1 where the indices are equal, and none is -1.
+
+    Attributes:
+        ids: (n, P).
+        j: (n, c, P, k_out).
+    """
+
+    ids: Tensor
+    j: Tensor
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of each sample's outputs in parameters.
+
+    Attributes:
+        parts: (n, c, numbers) for each of some parameters, side by side.
+    """
+
+    parts: tuple[Tensor, ...]
+
+
+Share = Pairs | Indexed | Gradients
+
+
+def share_of(
+    layer: Layer, calls: Sequence[Call], rows: Sequence[Sequence[Tensor]], weight: bool, bias: bool, pairs: bool
+) -> Share:
+    """What a layer brings for a block of samples.
+
+    Args:
+        layer: The layer.
+        calls: Its calls, with their inputs.
+        rows: For each of c cotangents the gradients of each call, (n, P, G, k_out).
+        weight: Whether the weight counts.
+        bias: Whether the bias counts.
+        pairs: Whether to keep positions rather than to form gradients in the weight.
+    """
+    if layer.one_hot:
+        ids = _by_positions([layer.inputs(_given(call)) for call in calls])[..., 0, 0]
+        return Indexed(ids, _precise(torch.stack([_by_positions(row)[:, :, 0] for row in rows], dim=1)))
+    if weight and pairs:
+        x = _by_positions([layer.inputs(_given(call)) for call in calls])
+        return Pairs(_precise(x), _precise(torch.stack([_by_positions(row) for row in rows], dim=1)), bias)
+    parts = []
+    if weight:
+        found = [_weight_gradients(layer, call, [row[i] for row in rows]) for i, call in enumerate(calls)]
+        parts.append(_total(found))
+    if bias:
+        parts.append(torch.stack([_total([part.sum(1) for part in row]).flatten(1) for row in rows], dim=1))
+    return Gradients(tuple(_precise(part) for part in parts))
+
+
+def joined(shares: Sequence[Share]) -> Share:
+    """The shares of successive samples as one."""
+    first = shares[0]
+    if isinstance(first, Gradients):
+        parts = [share.parts for share in shares if isinstance(share, Gradients)]
+        return Gradients(tuple(torch.cat(part) for part in zip(*parts, strict=True)))
+    j = torch.cat([share.j for share in shares if not isinstance(share, Gradients)])
+    if isinstance(first, Indexed):
+        return Indexed(torch.cat([share.ids for share in shares if isinstance(share, Indexed)]), j)
+    return Pairs(torch.cat([share.x for share in shares if isinstance(share, Pairs)]), j, first.bias)
+
+
+def _weight_gradients(layer: Layer, call: Call, rows: Sequence[Tensor]) -> Tensor:
+    """Gradients in the weight from one call, (n, c, numbers)."""
+    if layer.sample_gradients is not None:
+        return layer.sample_gradients(_given(call), rows).flatten(2)
+    x = layer.inputs(_given(call))
+    if layer.k_out == layer.k_in == 1:
+        return torch.stack([(row * x).sum((1, 3)) for row in rows], dim=1)
+    j = torch.stack(list(rows), dim=2)  # (n, P, c, G, k_out): the product then needs no copy
+    return torch.einsum("npcgo,npgi->ncgoi", j, x).flatten(2)
+
+
+def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:
+    """Whether pairs of positions take fewer products than gradients per sample, for a block of samples with itself."""
+    if layer.k_out == layer.k_in == 1:  # a gain: its gradients are smaller than what they are made of
+        return False
+    pairs = samples * positions**2 * (layer.k_in + outputs * layer.k_out)
+    gradients = layer.k_in * layer.k_out * outputs * (2 * positions + samples)
+    return pairs < gradients
+
+
+def contract(a: Share, b: Share, full: bool) -> Tensor:
+    """The share of the kernel between two blocks: (n, m), or (n, m, c, c) if outputs are kept apart."""
+    if isinstance(a, Gradients) and isinstance(b, Gradients):
+        return _total([_gram(p, q, full) for p, q in zip(a.parts, b.parts, strict=True)])
+    if isinstance(a, Indexed) and isinstance(b, Indexed):
+        return _indexed(a, b, full)
+    assert isinstance(a, Pairs) and isinstance(b, Pairs)
+    if a.x.shape[1] == b.x.shape[1] == a.x.shape[2] == 1:
+        inputs = a.x[:, 0, 0] @ b.x[:, 0, 0].mT + float(a.bias)
+        gradients = _gram(a.j.flatten(2), b.j.flatten(2), full, a is b)
+        return gradients * (inputs[:, :, None, None] if full else inputs)
+    return _by_pairs(a, b, full)
+
+
+def _by_pairs(a: Pairs, b: Pairs, full: bool) -> Tensor:
+    strips = []
+    for x, j in zip(*_strips(a.x, a.j, b.x.shape[0] * a.x.shape[1] * b.x.shape[1]), strict=True):
+        parts = []
+        for g in range(x.shape[2]):
+            inputs = torch.einsum("npi,mqi->nmpq", x[:, :, g], b.x[:, :, g]) + float(a.bias)
+            parts.append(_weighted(j[:, :, :, g], b.j[:, :, :, g], inputs, full))
+        strips.append(_total(parts))
+    return torch.cat(strips)
+
+
+def _strips(x: Tensor, j: Tensor, pairs: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Samples in strips, so that all pairs of positions of a strip fit into a small table."""
+    rows = max(1, _PAIRS // pairs)
+    return torch.split(x, rows), torch.split(j, rows)
+
+
+def _weighted(j: Tensor, k: Tensor, inputs: Tensor, full: bool) -> Tensor:
+    """``sum_{p,q} (J_ap . J_bq) inputs_abpq``."""
+    if full:
+        return torch.einsum("ncpo,mdqo,nmpq->nmcd", j, k, inputs)
+    return (torch.einsum("ncpo,mcqo->nmpq", j, k) * inputs).sum((2, 3))
+
+
+def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
+    """By pairs, or by a table of the indices that occur, whichever is smaller."""
+    (n, p), (m, q) = a.ids.shape, b.ids.shape
+    used = torch.unique(torch.cat([a.ids.flatten(), b.ids.flatten()]))
+    if n * m * p * q < used.numel() * (n * p + m * q + n * m):
+        strips = []
+        for ids, j in zip(*_strips(a.ids, a.j, m * p * q), strict=True):
+            equal = (ids[:, None, :, None] == b.ids[None, :, None, :]) & (ids >= 0)[:, None, :, None]
+            strips.append(_weighted(j, b.j, equal.to(j.dtype), full))
+        return torch.cat(strips)
+    same = a is b
+    tables = [_table(share, used) for share in ((a,) if same else (a, b))]
+    return _gram(tables[0], tables[-1], full, same)
+
+
+def _table(share: Indexed, used: Tensor) -> Tensor:
+    """Gradients of each sample in the rows of the table that are used, (n, c, numbers)."""
+    n, c, positions, k = share.j.shape
+    place = torch.searchsorted(used, share.ids.contiguous())
+    j = share.j * (share.ids >= 0)[:, None, :, None]
+    table = share.j.new_zeros(n, c, used.numel(), k)
+    table.scatter_add_(2, place[:, None, :, None].expand(n, c, positions, k), j)
+    return table.flatten(2)
+
+
+def _gram(a: Tensor, b: Tensor, full: bool, same: bool | None = None) -> Tensor:
+    """Inner products of (n, c, k) and (m, c, k): traced over outputs (n, m), or all of them (n, m, c, c)."""
+    same = a is b if same is None else same
+    if not full:
+        return _inner(a.flatten(1), b.flatten(1), same)
+    (n, c, _), (m, d, _) = a.shape, b.shape
+    return _inner(a.flatten(0, 1), b.flatten(0, 1), same).reshape(n, c, m, d).permute(0, 2, 1, 3)
+
+
+def _inner(a: Tensor, b: Tensor, same: bool) -> Tensor:
+    """``a b^T``; of a symmetric product only strips from the diagonal on, which is little more than half."""
+    n = a.shape[0]
+    if not same or n < 2 * _STRIP:
+        return a @ b.mT
+    product = a.new_empty(n, n)
+    step = max(_STRIP, n // 8)
+    for start in range(0, n, step):
+        strip = a[start : start + step] @ a[start:].mT
+        product[start : start + step, start:] = strip
+        product[start:, start : start + step] = strip.mT
+    return product
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _by_positions(parts: Sequence[Tensor]) -> Tensor:
+    """Calls as further positions; one call is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
+def _precise(t: Tensor) -> Tensor:
+    """At least single precision, detached, contiguous."""
+    return t.detach().to(t.dtype if t.dtype == torch.float64 else torch.float32).contiguous()
+
+
+def _given(call: Call) -> Tensor:
+    assert call.x is not None
+    return call.x

@@ -1,0 +1,272 @@
+"""Gradients of a network's outputs in its parameters, in the forms that kernels need, for blocks of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows
+from featlearn.errors import InputError
+from featlearn.kernels.shares import Gradients, Share, joined, pairs_are_cheaper, share_of
+from featlearn.layers import Layer
+from featlearn.numerics.globs import as_globs, pick
+
+__all__ = ["OTHER", "Features", "TangentFeatures", "called_by_some", "counted_parameters"]
+
+OTHER = "other parameters"
+"""Under this name stand the gradients in parameters that are no layer's own."""
+
+_CACHE = 2**22  # pre-activations at a time: more samples would leave the processor's cache between two operations
+_FEW = 16
+
+Features = dict[str, Share]
+
+
+class TangentFeatures:
+    """Which parameters are had from ``x`` and ``J``, and the features of a batch.
+
+    A parameter is a layer's own if the gradient assembled from the layer's ``x`` and ``J`` is the parameter's total
+    gradient. Ties between kinds of layers, parametrisations and uses outside a module are not: what is left, `rest`,
+    goes by per-sample gradients.
+
+    Args:
+        subject: The model, with vectors.
+        outputs: ``"trace"``, ``"full"`` or the number of an output.
+        parameters: Globs of the parameters that count; None for all.
+
+    Attributes:
+        rest: The parameters that are no layer's own, once prepared.
+        numbers: How many numbers the features of a sample have, with those on the way to them.
+    """
+
+    def __init__(self, subject: Subject, outputs: str | int, parameters: str | Iterable[str] | None) -> None:
+        self._subject, self._outputs = subject, outputs
+        self._counted = counted_parameters(subject.model, parameters)
+        self._weights: set[str] = set()
+        self._biases: set[str] = set()
+        self._pairs: set[str] = set()
+        self._called: set[str] = set()
+        self._rows_at_a_time = 1
+        self._count = 1
+        self.rest: dict[str, Tensor] = {}
+        self.numbers = 0.0
+
+    def prepare(self, batch: Batch, samples: int) -> None:
+        """Learn from a first batch whose the parameters are, and what a sample takes; ``samples`` come in all."""
+        # Two samples tell, unless a gradient is zero on both.
+        trace = self._subject.trace(few_rows(batch))
+        self._measure(trace, samples)
+        if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
+            self._sort(self._subject.trace(batch))
+
+    @property
+    def numbers_of_the_rest(self) -> float:
+        """How many numbers the gradients of a sample in the other parameters have, with those on the way to them."""
+        return self.numbers + self._count * sum(p.numel() for p in self.rest.values())
+
+    def features(self, batch: Batch) -> Features:
+        """X and J of every layer for a batch, or the gradients made of them."""
+        if batch.size is None or few_rows(batch) is batch or batch.size <= self._rows_at_a_time:
+            return self._features(batch)
+        starts = range(0, batch.size, self._rows_at_a_time)
+        parts = [self._features(batch.rows(i, min(i + self._rows_at_a_time, batch.size))) for i in starts]
+        for part in parts[1:]:
+            if differing := set(part) ^ set(parts[0]):
+                raise called_by_some(min(differing))
+        # Popped, so that no more than one layer is there twice.
+        return {name: joined([part.pop(name) for part in parts]) for name in list(parts[0])}
+
+    def _features(self, batch: Batch) -> Features:
+        trace = self._subject.trace(batch)
+        if newly := set(trace.calls) - self._called:
+            raise called_by_some(min(newly))
+        rows: dict[str, list[list[Tensor]]] = {}
+        for v in self._vectors(trace.output):
+            for name, found in trace.gradients(trace.output, v).items():
+                if found:
+                    rows.setdefault(name, []).append(found)
+        features: Features = {}
+        for layer in self._subject.layers:
+            name = layer.name
+            weight, bias = name in self._weights, name in self._biases
+            if name in rows and (weight or bias):
+                mine = rows.pop(name)
+                features[name] = share_of(layer, trace.calls[name], mine, weight, bias, name in self._pairs)
+        return features
+
+    @contextmanager
+    def rest_features(self, batch: Batch) -> Iterator[Callable[[Batch], Features]]:
+        """Gradients in the parameters that are no layer's own, as a function of a batch.
+
+        By vmap, checked on the first samples against autograd; where vmap cannot take the model, one sample after
+        another.
+        """
+        names, output = list(self.rest), self._outputs if isinstance(self._outputs, int) else None
+        first = few_rows(batch)
+        with self._subject.open(inputs=True, weight_gradients=True):
+            expected = self._one_by_one(first)
+        try:
+            vectorised = _same(expected, self._subject.jacobian(first, names, output))
+        except VectorisationError:
+            vectorised = False
+        if vectorised:
+            yield lambda rows: {OTHER: Gradients((_single(self._subject.jacobian(rows, names, output)),))}
+            return
+        with self._subject.open(inputs=True, weight_gradients=True):
+            yield lambda rows: {OTHER: Gradients((_single(self._one_by_one(rows)),))}
+
+    def _one_by_one(self, batch: Batch) -> Tensor:
+        """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers)."""
+        parameters = list(self.rest.values())
+        samples = []
+        for i in range(batch.size or 1):
+            trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
+            rows = []
+            for v in self._vectors(trace.output):
+                grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
+                rows.append(torch.cat([g.reshape(-1) for g in grads]))
+            samples.append(torch.stack(rows).detach())
+        return torch.stack(samples)
+
+    def _vectors(self, output: Tensor) -> Iterator[Tensor]:
+        n, count = output.shape[0], output[0].numel()
+        if isinstance(self._outputs, int) and self._outputs >= count:
+            raise InputError(f"outputs={self._outputs} is no output: the model has {count}, counted from 0")
+        for c in range(count) if isinstance(self._outputs, str) else [self._outputs]:
+            v = torch.zeros_like(output, memory_format=torch.contiguous_format)
+            v.view(n, -1)[:, c] = 1
+            yield v
+
+    def _measure(self, trace: Trace, samples: int) -> None:
+        """How many numbers there are, and which layers are better kept by positions."""
+        n = trace.output.shape[0]
+        self._count = c = sum(1 for _ in self._vectors(trace.output[:1]))
+        numbers = passed = 0.0
+        for layer in self._subject.layers:
+            calls = trace.calls.get(layer.name, ())
+            positions = sum(call.shape.numel() for call in calls) // (n * layer.groups * layer.k_out)
+            outputs = positions * layer.groups * layer.k_out
+            passed += outputs
+            # Gradients arrive position by position, whatever is made of them.
+            numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
+            if pairs_are_cheaper(layer, samples, positions, c):
+                self._pairs.add(layer.name)
+            elif not layer.one_hot:
+                numbers += c * layer.groups * layer.k_out * layer.k_in
+        self.numbers = numbers
+        self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, passed)))
+
+    def _sort(self, trace: Trace) -> bool:
+        """Find out which parameters are layers' own, by one backward pass with random weights.
+
+        Returns:
+            Whether no gradient was zero: zero tells nothing.
+        """
+        for found in (self._weights, self._biases):
+            found.clear()
+        n = trace.output.shape[0]
+        generator = torch.Generator().manual_seed(0)
+        # Not signs: those of two samples may cancel.
+        weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
+        tensors = list(self._counted.values())
+        total = (trace.output * weights).sum()
+        grads = torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True)
+        true = {id(t): g for t, g in zip(tensors, grads, strict=True)}
+        rows = trace.gradients(trace.output, weights)
+        alone = torch.zeros_like(weights)
+        alone[0] = weights[0]
+        first = trace.gradients(trace.output, alone)
+        covered: dict[int, int] = {}
+        claims: list[tuple[int, str, set[str]]] = []
+        for layer in self._subject.layers:
+            # What the first sample's output says nothing about must be zero: rows are samples, not positions.
+            if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
+                continue
+            j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
+            weight = layer.weight()
+            if id(weight) in true and _is_sum(
+                layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs())
+            ):
+                claims.append((id(weight), layer.name, self._weights))
+                covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
+            bias = _bias(layer)
+            if bias is None or layer.vector is None or id(bias) not in true:
+                continue
+            if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1))):
+                claims.append((id(bias), layer.name, self._biases))
+                covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
+        sizes = {id(t): t.numel() for t in tensors}
+        for key, name, claimed in claims:
+            if covered[key] == sizes[key]:
+                claimed.add(name)
+        # A layer that is never called has no gradient, and `_features` watches that it stays so.
+        self._called = set(trace.calls)
+        idle = {
+            id(tensor)
+            for layer in self._subject.layers
+            if layer.name not in trace.calls
+            for tensor in (layer.weight(), _bias(layer))
+            if id(tensor) in true and not true[id(tensor)].any()
+        }
+        self.rest = {
+            name: t for name, t in self._counted.items() if covered.get(id(t)) != t.numel() and id(t) not in idle
+        }
+        return all(bool(true[key].any()) for key, _, _ in claims)
+
+
+def called_by_some(name: str) -> InputError:
+    """What is wrong with a layer that is called for some batches alone."""
+    return InputError(
+        f"layer {name!r} is called for some batches of samples and not for others: pass batch_size=1, or leave its "
+        "parameters out with parameters="
+    )
+
+
+def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, Tensor]:
+    """The parameters whose names match the globs, or all."""
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    if patterns is None:
+        return dict(named)
+    picked = pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+    return {name: named[name] for name in picked}
+
+
+def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
+    """The gradient in a layer's weight from its inputs and gradients, (groups, k_out, k_in)."""
+    if not layer.one_hot:
+        return torch.einsum("npgo,npgi->goi", j, x)
+    ids, kept = x.flatten(), (x.flatten() >= 0).unsqueeze(1)
+    table = j.new_zeros(layer.k_in, layer.k_out)
+    return table.index_add_(0, ids.clamp_min(0), j.flatten(0, 2) * kept).mT.unsqueeze(0)
+
+
+def _is_sum(total: Tensor, found: Tensor, sizes: Tensor) -> bool:
+    """Whether two sums are equal up to rounding, given the sum of the sizes of their terms.
+
+    Terms may cancel: the gradient in the bias of an attention's keys is exactly zero, and rounding is all there is.
+    """
+    return float((total - found).norm()) <= 100 * torch.finfo(total.dtype).eps * float(sizes.norm())
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.abs() if x.is_floating_point() else x  # indices have no size
+
+
+def _same(expected: Tensor, found: Tensor) -> bool:
+    return float((expected - found).norm()) <= 1e3 * torch.finfo(found.dtype).eps * float(expected.norm())
+
+
+def _single(t: Tensor) -> Tensor:
+    """At least single precision."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.float32)
+
+
+def _bias(layer: Layer) -> Tensor | None:
+    found: Any = layer.module
+    for part in (layer.bias or "").split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None
