@@ -21,7 +21,7 @@ _FENCE = 3.0  # interquartile ranges above the upper quartile: Tukey's fence for
 
 
 def qq(initial: Any, trained: Any, *, points: int | None = None) -> Quantiles:
-    r"""Quantiles of two spectra at the same shares ``(i - 1/2) / points``, the Q-Q plot of the spectral paper's figure 1.
+    r"""Quantiles of two spectra at the same shares ``(i - 1/2) / points`` (insets of the spectral paper's figure 1).
 
     Of a spectrum with as many eigenvalues as points these are the eigenvalues in order; otherwise they are
     interpolated. Zeros count, so that a share means the same on both sides.
@@ -90,10 +90,10 @@ def ks_distance(first: Any, second: Any) -> float:
 def histogram(eigenvalues: Any, *, bins: int | Any | None = None, log: bool = False) -> Histogram:
     """A histogram of the positive eigenvalues, as a share of all, in bins that spikes do not spoil.
 
-    The width of the bins is that of Freedman and Diaconis, ``2 IQR / n^(1/3)``, with no more than 100 of them. A
-    few eigenvalues far out would stretch equal bins until the bulk fits in one: the bins end at the last eigenvalue
-    within three interquartile ranges of the upper quartile, and what is above is kept in `beyond`. The heights times
-    the widths, `beyond` and `zeros` together make one, so that a law's density can be drawn on top.
+    The width of the bins is that of Freedman and Diaconis, ``2 IQR / n^(1/3)``. A few eigenvalues far out would ask
+    for very many of them: if it is more than 100, the bins end at the last eigenvalue within three interquartile
+    ranges of the upper quartile, and what is above is kept in `beyond`. The heights times the widths, `beyond` and
+    `zeros` together make one, so that a law's density can be drawn on top.
 
     Args:
         eigenvalues: Of a positive semi-definite matrix.
@@ -143,6 +143,7 @@ def _share(values: Array, points: Array, side: Any = "right") -> Array:
 
 
 def _edges(values: Array, bins: int | None, log: bool) -> Array:
+    edges: Array
     if bins is not None and bins < 1:
         raise InputError(f"bins must be at least 1, got {bins}")
     if not values.size:
@@ -150,7 +151,8 @@ def _edges(values: Array, bins: int | None, log: bool) -> Array:
     x = np.log(values) if log else values
     low, high = np.quantile(x, [0.25, 0.75]).tolist()
     width = 2 * (high - low) / np.cbrt(x.size)
-    top = float(x[-1] if log else x[x <= high + _FENCE * (high - low)][-1])
+    far = not log and x[-1] - x[0] > _MOST_BINS * width
+    top = float(x[x <= high + _FENCE * (high - low)][-1] if far else x[-1])
     if top == x[0]:  # equal values: a bin around them
         half = 0.5 if log else 0.5 * float(values[0])
         edges = np.array([x[0] - half, x[0] + half])

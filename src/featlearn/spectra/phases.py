@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
+from featlearn.plots import spectrum_histogram
 from featlearn.spectra.edges import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, empirical_edge
 from featlearn.spectra.heavy import TailEvidence, tail_evidence
 from featlearn.spectra.laws import Law
-from featlearn.spectra.pairs import ks_distance
+from featlearn.spectra.pairs import histogram, ks_distance, qq
 from featlearn.spectra.ranks import effective_rank, positive_eigenvalues, stable_rank
 from featlearn.spectra.spikes import edge_scale
 
@@ -26,6 +28,7 @@ _SAME_BULK = 0.1
 _GONE = 0.01
 _MANY = 0.1
 _NARROW = 1e-6
+_BINS = 40
 
 
 def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float = MARGIN) -> Phase:
@@ -36,14 +39,16 @@ def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float 
 
     1. **rank collapse**: at least a tenth of the eigenvalues that were positive have fallen below a hundredth of
        their counterparts, rank by rank, while the largest has not.
-    2. **heavy tail**: `tail_evidence` finds nothing against a power law, and the bulk has moved: its own edge is
-       beyond the initial threshold, or the bulks differ. A bulk that stayed and spikes of many sizes are no tail.
+    2. **heavy tail**: `tail_evidence` finds a power law, and the bulk has moved: its own edge is beyond the initial
+       threshold, or the bulks differ. A bulk that stayed and spikes of many sizes are no tail. Where the tail may
+       as well be a few spikes of a bulk that has moved, the phase is undecided.
     3. **bulk + spikes**: eigenvalues exceed the bulk's own edge (`empirical_edge`) by more than ``margin``
-       Tracy-Widom scales, and are not spikes of the start. One of the start that has stayed within
-       ``margin sqrt(2 / n)`` of its value, which are so many standard deviations of a spike, is not new.
+       Tracy-Widom scales, and the largest of the initial bulk by half as many, and are not spikes of the start. One
+       of the start that has stayed within ``margin sqrt(2 / n)`` of its value, which are so many standard deviations
+       of a spike, is not new.
     4. **invariant bulk**: nothing of all this, and the bulks are at a Kolmogorov-Smirnov distance of at most 0.1:
        nowhere has more than a tenth of the eigenvalues crossed.
-    5. **undecided**: otherwise, and where there are fewer than 40 positive eigenvalues at the start.
+    5. **undecided**: otherwise, and where there are fewer than 50 positive eigenvalues at the start.
 
     A bulk is what is positive and no spike; bulks are compared after division by their medians. A heavy tail that was
     there at the start and has not changed is an invariant bulk: the phase is about training.
@@ -133,9 +138,38 @@ class Phase:
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
 
+    def plot(self, title: str | None = None) -> Figure:
+        """Histograms of both spectra beside their Q-Q plot; logarithmic for tails and collapses."""
+        if not self.trained.size:
+            raise InputError("all the trained eigenvalues are zero: there is nothing to draw")
+        e = self.evidence
+        spread = self.trained[-1] > 4 * self.initial[-1]
+        log = spread or self.name in ("heavy tail", "rank collapse")
+        both = np.concatenate([self.initial, self.trained])
+        ends = (both.min(), both.max()) if log else (0.0, both.max())
+        bins = (np.geomspace if log else np.linspace)(*ends, _BINS + 1)
+        bins[-1] = ends[1]
+        before, after = histogram(self.initial, bins=bins), histogram(self.trained, bins=bins)
+        zeros = (0, 0) if e is None else e.zeros
+        pairs = qq(np.pad(self.initial, (zeros[0], 0)), np.pad(self.trained, (zeros[1], 0)))
+        curve = None
+        if self.law is not None:
+            x = np.linspace(*self.law.edges, 300)[1:-1]
+            curve = (x, self.law.pdf(x).numpy() / (1 - self.law.atom))
+        return spectrum_histogram(
+            (after.edges, after.density),
+            (before.edges, before.density),
+            density=curve,
+            edge=None if e is None or e.trained_edge is None else e.trained_edge.edge,
+            spikes=() if e is None or self.name == "heavy tail" else e.spikes,
+            qq=(pairs.initial, pairs.trained),
+            log=log,
+            title=title or self.name,
+        )
+
 
 def _start(initial: Any, count: int, size: int | None) -> tuple[Array, int]:
-    """Positive eigenvalues at the start and the number of zeros; of a law, as many quantiles as it has positive ones."""
+    """Positive eigenvalues at the start, and the number of zeros; a law gives quantiles."""
     if isinstance(initial, Law):
         positive = max(1, round((1 - initial.atom) * count))
         shares = initial.atom + (1 - initial.atom) * (np.arange(positive) + 0.5) / positive
@@ -156,7 +190,9 @@ def _gather(initial: Any, before: Array, after: Array, zeros: tuple[int, int], m
     old = _bulk(before, start)
     bulk = _bulk(after, own) if after.size else np.zeros(1)
     middle = float(np.median(bulk)) / float(np.median(old))
-    new, kept = _match(start, own, middle, margin * math.sqrt(2 / before.size))
+    # A spike at the edge is found in one draw and missed in the next: it is new if the start has nothing like it.
+    floor = 0.0 if own is None else middle * float(old[-1]) + margin / 2 * own.scale
+    new, kept = _match(start, own, middle, margin * math.sqrt(2 / before.size), floor)
     return PhaseEvidence(
         zeros=zeros,
         collapsed=_collapsed(before, after, zeros),
@@ -189,7 +225,7 @@ def _collapsed(before: Array, after: Array, zeros: tuple[int, int]) -> float:
 
 
 def _match(
-    start: EmpiricalEdge | None, own: EmpiricalEdge | None, scale: float, tolerance: float
+    start: EmpiricalEdge | None, own: EmpiricalEdge | None, scale: float, tolerance: float, floor: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Spikes of the trained spectrum: new ones, and those that a spike of the start explains."""
     left = [] if start is None else [float(s) * scale for s in start.spikes]
@@ -198,6 +234,8 @@ def _match(
         nearest = min(left, key=lambda s: abs(s - spike), default=None)
         if nearest is not None and abs(spike - nearest) <= tolerance * nearest:
             left.remove(nearest)
+            kept.append(spike)
+        elif spike <= floor:
             kept.append(spike)
         else:
             new.append(spike)
@@ -220,7 +258,13 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
         fit = e.tail.fit
         return "heavy tail", (
             f"a power law of exponent {fit.alpha:.2f} +- {fit.standard_error:.2f} fits the largest {fit.n_tail} of "
-            f"{after.size} eigenvalues, from {fit.x_min:.3g} to {after[-1]:.3g}, without a gap"
+            f"{after.size} eigenvalues, from {fit.x_min:.3g} to {after[-1]:.3g}"
+        )
+    if e.tail is not None and e.tail.possible and moved and (e.spikes or e.trained_edge is None):
+        rival = "no edge" if e.trained_edge is None else f"{len(e.spikes)} spikes beyond its edge"
+        return "undecided", (
+            f"a power law of exponent {e.tail.fit.alpha:.2f} cannot be told from a bulk that has moved and has {rival} "
+            f"(largest {after[-1]:.3g}; p {e.tail.end_p_value:.2g} for the end of the power law)"
         )
     if e.trained_edge is None:
         return "undecided", f"the trained bulk has no edge, yet no heavy tail: {'; '.join(_objections(e))}"
