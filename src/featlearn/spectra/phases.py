@@ -146,9 +146,8 @@ class Phase:
         spread = self.trained[-1] > 4 * self.initial[-1]
         log = spread or self.name in ("heavy tail", "rank collapse")
         both = np.concatenate([self.initial, self.trained])
-        ends = (both.min(), both.max()) if log else (0.0, both.max())
-        bins = (np.geomspace if log else np.linspace)(*ends, _BINS + 1)
-        bins[-1] = ends[1]
+        low, high = float(both.min()), float(both.max())
+        bins = np.geomspace(low, high, _BINS + 1) if log else np.linspace(0.0, high, _BINS + 1)
         before, after = histogram(self.initial, bins=bins), histogram(self.trained, bins=bins)
         zeros = (0, 0) if e is None else e.zeros
         pairs = qq(np.pad(self.initial, (zeros[0], 0)), np.pad(self.trained, (zeros[1], 0)))
