@@ -50,6 +50,11 @@ def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float 
        nowhere has more than a tenth of the eigenvalues crossed.
     5. **undecided**: otherwise, and where there are fewer than 50 positive eigenvalues at the start.
 
+    What it can and cannot do, measured at 300 x 200: a signal of 1.5 times `bbp_threshold` is found in 97% of draws and
+    one of 1.25 times in 29%; entries of Cauchy's law are a heavy tail in 99%, Student's of 2 degrees of freedom in 77%,
+    of 3 in 4% (mostly bulk + spikes). A bulk that has stretched and has three or four spikes of different sizes is
+    undecided, and so is Adam's case 4 of the paper at half its size: the paper calls it a heavy tail.
+
     A bulk is what is positive and no spike; bulks are compared after division by their medians. A heavy tail that was
     there at the start and has not changed is an invariant bulk: the phase is about training.
 
