@@ -2,7 +2,21 @@
 
 from featlearn.plots.layers import layer_bars
 from featlearn.plots.matrices import matrix_row
+from featlearn.plots.spectra import qq_plot, spectrum_evolution, spectrum_histogram, tail_plot
 from featlearn.plots.spectrum import spectrum
 from featlearn.plots.style import MARKERS, PALETTE, new_figure, save_figure, style
 
-__all__ = ["MARKERS", "PALETTE", "layer_bars", "matrix_row", "new_figure", "save_figure", "spectrum", "style"]
+__all__ = [
+    "MARKERS",
+    "PALETTE",
+    "layer_bars",
+    "matrix_row",
+    "new_figure",
+    "qq_plot",
+    "save_figure",
+    "spectrum",
+    "spectrum_evolution",
+    "spectrum_histogram",
+    "style",
+    "tail_plot",
+]

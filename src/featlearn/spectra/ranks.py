@@ -12,34 +12,53 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["effective_rank", "positive_eigenvalues", "spectral_entropy", "stable_rank"]
+__all__ = [
+    "clean_eigenvalues",
+    "effective_rank",
+    "eigenvalue_vector",
+    "positive_eigenvalues",
+    "spectral_entropy",
+    "stable_rank",
+]
 
 
-def positive_eigenvalues(eigenvalues: Any) -> tuple[NDArray[np.float64], int]:
-    """The positive eigenvalues of a positive semi-definite matrix, ascending, and how many count as zero.
-
-    Rounding is what is below ``n * eps * lambda_max`` or no larger than the most negative eigenvalue; a negative
-    one beyond ``1e-6 * lambda_max`` is no rounding and is refused.
-    """
+def eigenvalue_vector(eigenvalues: Any, what: str = "eigenvalues") -> NDArray[np.float64]:
+    """Eigenvalues as a float64 vector in the order given, finite and at least one."""
     if isinstance(eigenvalues, Tensor):
         array = eigenvalues.detach().to("cpu", torch.float64).numpy()
     else:
         array = np.asarray(eigenvalues, dtype=np.float64)
     if array.ndim != 1:
-        raise InputError(f"eigenvalues must be a vector, got shape {array.shape}: pass one spectrum at a time")
+        raise InputError(f"{what} must be a vector, got shape {array.shape}: pass one spectrum at a time")
     if not array.size:
-        raise InputError("there are no eigenvalues")
+        raise InputError(f"{what} must be a vector that is not empty: there are no eigenvalues")
     if not np.isfinite(array).all():
-        raise InputError(f"{int((~np.isfinite(array)).sum())} of {array.size} eigenvalues are NaN or infinite")
+        raise InputError(f"{int((~np.isfinite(array)).sum())} of {array.size} {what} are NaN or infinite")
+    return array
+
+
+def positive_eigenvalues(eigenvalues: Any, what: str = "eigenvalues") -> tuple[NDArray[np.float64], int]:
+    """The positive eigenvalues of a positive semi-definite matrix, ascending, and how many count as zero.
+
+    Rounding is what is below ``n * eps * lambda_max`` or no larger than the most negative eigenvalue; a negative
+    one beyond ``1e-6 * lambda_max`` is no rounding and is refused.
+    """
+    array = eigenvalue_vector(eigenvalues, what)
     low, high = float(array.min()), float(np.abs(array).max())
     if low < -1e-6 * high:
         raise InputError(
-            f"eigenvalues must not be negative, got down to {low:.3g} (largest {float(array.max()):.3g}): tails and "
+            f"{what} must not be negative, got down to {low:.3g} (largest {float(array.max()):.3g}): tails and "
             "ranks are of W^T W or of a kernel; square singular values, or take absolute values, if that is meant"
         )
     floor = max(array.size * np.finfo(np.float64).eps * high, -low)
     kept = np.sort(array[array > floor])
     return kept, array.size - kept.size
+
+
+def clean_eigenvalues(eigenvalues: Any, what: str = "eigenvalues") -> NDArray[np.float64]:
+    """All the eigenvalues of a positive semi-definite matrix, ascending, those that are rounding exactly zero."""
+    values, zeros = positive_eigenvalues(eigenvalues, what)
+    return np.concatenate([np.zeros(zeros), values])
 
 
 def stable_rank(eigenvalues: Any) -> float:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.spectra.laws import Law
+from featlearn.spectra.ranks import eigenvalue_vector
 
 __all__ = ["Spikes", "bbp_threshold", "edge_scale", "spikes"]
 
@@ -22,8 +22,13 @@ def spikes(eigenvalues: Any, law: Law, *, size: int | None = None, margin: float
 
     The largest eigenvalue of a random matrix exceeds the edge by a Tracy-Widom variable times `edge_scale`, which
     falls like ``size^(-2/3)``. A spike is what exceeds ``right + margin * edge_scale(law, size)``. For real matrices
-    the variable is above 0.98 in 5% and above 2.02 in 1% of draws (Johnstone 2001); the default of 4 leaves room for
-    what a law of infinite size does not know, as entries that are not Gaussian.
+    the variable is above 0.98 in 5% and above 2.02 in 1% of draws (Johnstone 2001).
+
+    False alarms at the default margin of 4, measured on Marchenko-Pastur of the right variance with 1/4 to 8 times as
+    many rows as columns: 3 of 23,000 matrices of 50 and 200 columns with Gaussian entries, 1 of 46,000 with uniform
+    or random-sign entries, none of 720 with 800 columns. A margin of 2 alarms in 0.7% of Gaussian matrices. Heavier
+    entries need more: Laplace ones alarm in 1.4% of the matrices of 50 columns and in 0.2% of those of 200, and
+    Student's with 5 degrees of freedom in about a tenth at any size, as their largest entries are spikes of their own.
 
     Args:
         eigenvalues: In any order.
@@ -32,14 +37,7 @@ def spikes(eigenvalues: Any, law: Law, *, size: int | None = None, margin: float
             eigenvalues are given.
         margin: In units of the Tracy-Widom scale.
     """
-    if isinstance(eigenvalues, Tensor):
-        values = eigenvalues.detach().to("cpu", torch.float64).numpy()
-    else:
-        values = np.asarray(eigenvalues, dtype=np.float64)
-    if values.ndim != 1 or not values.size:
-        raise InputError(f"eigenvalues must be a vector that is not empty, got shape {values.shape}")
-    if not np.isfinite(values).all():
-        raise InputError(f"{int((~np.isfinite(values)).sum())} of {values.size} eigenvalues are NaN or infinite")
+    values = eigenvalue_vector(eigenvalues)
     if not (math.isfinite(margin) and margin >= 0):
         raise InputError(f"margin must be a number of Tracy-Widom scales, at least 0, got {margin!r}")
     count = values.size if size is None else size

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 from featlearn.numerics.seeds import Seed, as_generator
+from featlearn.plots import tail_plot
 from featlearn.spectra.ranks import positive_eigenvalues
 
 __all__ = ["PowerLawFit", "power_law"]
@@ -136,6 +138,10 @@ class PowerLawFit:
         """``log10 sum lambda^alpha`` over all the positive eigenvalues."""
         logs = self.alpha * np.log10(self.eigenvalues)
         return float(logs[-1] + np.log10((10 ** (logs - logs[-1])).sum()))  # the power itself may overflow
+
+    def plot(self, title: str | None = None) -> Figure:
+        """The share of eigenvalues above x, with the fitted line."""
+        return tail_plot(self.eigenvalues, self.x_min, self.alpha, standard_error=self.standard_error, title=title)
 
 
 _Found = tuple[float, float, int, float]

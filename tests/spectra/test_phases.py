@@ -1,0 +1,215 @@
+"""Phases of simulated spectra whose phase is known, edges, tails, and spectra that cannot be judged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from featlearn.errors import InputError
+from featlearn.spectra import (
+    bbp_threshold,
+    conjugate_kernel_law,
+    edge_scale,
+    empirical_edge,
+    marchenko_pastur,
+    phase,
+    tail_evidence,
+)
+
+H, D = 300, 200
+LAW = marchenko_pastur(H, D)
+
+
+def eigenvalues(w: np.ndarray) -> np.ndarray:
+    return np.linalg.eigvalsh(w.T @ w / w.shape[0])
+
+
+def noise(seed: int, shape: tuple[int, int] = (H, D)) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def spiked(strengths: list[float], seed: int, profile: np.ndarray | float = 1.0) -> np.ndarray:
+    """A bulk with signals of so many times the threshold; the profile is the variance of each column."""
+    draw = np.random.default_rng(seed)
+    u, v = (np.linalg.qr(draw.standard_normal((n, len(strengths))))[0] for n in (H, D))
+    signal = (u * strengths) @ v.T * bbp_threshold(H, D)
+    return eigenvalues(draw.standard_normal((H, D)) * np.sqrt(profile) + signal)
+
+
+def test_two_draws_of_one_law_are_invariant() -> None:
+    names = [phase(eigenvalues(noise(s)), eigenvalues(noise(1000 + s))).name for s in range(60)]
+    names += [phase(LAW, eigenvalues(noise(s))).name for s in range(60)]
+    assert names.count("invariant bulk") >= 119  # one in a hundred may differ
+
+
+def test_scale_does_not_matter() -> None:
+    found = phase(eigenvalues(noise(0)), 0.3 * eigenvalues(noise(1)))
+    assert found.name == "invariant bulk"
+    assert found.evidence is not None
+    assert found.evidence.scale == pytest.approx(0.3, rel=0.03)
+    assert found.evidence.raw_distance > 0.2 > 0.05 > found.evidence.bulk_distance
+
+
+@pytest.mark.parametrize("start", ["eigenvalues", "law"])
+@pytest.mark.parametrize("strengths", [[2.0], [30.0], [2.0, 2.0, 2.0], [2.0, 4.0, 8.0, 16.0], [3.0] * 12])
+def test_planted_signals_are_spikes(start: str, strengths: list[float]) -> None:
+    initial = LAW if start == "law" else eigenvalues(noise(99))
+    for seed in range(4):
+        found = phase(initial, spiked(strengths, seed))
+        assert found.name == "bulk + spikes", str(found)
+        assert found.evidence is not None
+        assert len(found.evidence.spikes) == len(strengths)
+
+
+def test_a_signal_below_the_threshold_is_not_seen() -> None:
+    assert [phase(LAW, spiked([0.7], seed)).name for seed in range(10)] == ["invariant bulk"] * 10
+
+
+def test_a_spike_of_the_start_is_not_new_unless_it_grows() -> None:
+    start = spiked([3.0], 0)
+    kept = phase(start, spiked([3.0], 1))
+    assert kept.name == "invariant bulk", str(kept)
+    assert kept.evidence is not None
+    assert len(kept.evidence.kept_spikes) == 1
+    assert phase(start, spiked([6.0], 1)).name == "bulk + spikes"
+    assert phase(start, spiked([3.0, 3.1], 1)).name == "bulk + spikes"
+
+
+def test_heavy_entries_and_populations_are_heavy_tails() -> None:
+    draw = np.random.default_rng(0)
+    initial = eigenvalues(noise(0))
+    spectra = [eigenvalues(draw.standard_cauchy((H, D))) for _ in range(10)]
+    spectra += [draw.uniform(size=D) ** (-1 / 1.5) for _ in range(10)]  # alpha 2.5
+    spectra += [eigenvalues(draw.standard_normal((H, D)) / np.sqrt(draw.uniform(size=D))) for _ in range(10)]  # alpha 2
+    names = [phase(initial, values).name for values in spectra]
+    assert names.count("heavy tail") >= 26  # 94% of such tails pass; three deviations of thirty
+
+
+def test_a_stretched_bulk_with_spikes_is_not_called_a_heavy_tail() -> None:
+    stretched = np.linspace(0.5, 1.8, D)
+    found = [phase(LAW, spiked([2.0, 4.0, 8.0], seed, stretched)) for seed in range(20)]
+    assert [f.name for f in found].count("heavy tail") == 0
+    assert all(f.evidence is not None and len(f.evidence.spikes) == 3 for f in found)
+
+
+@pytest.mark.parametrize("rank", [1, 5, 20, 100])
+@pytest.mark.parametrize("rest", [0.0, 0.03])
+def test_low_rank_is_a_collapse(rank: int, rest: float) -> None:
+    draw = np.random.default_rng(rank)
+    low = draw.standard_normal((H, rank)) @ draw.standard_normal((rank, D)) / math.sqrt(rank)
+    found = phase(eigenvalues(noise(0)), eigenvalues(low + rest * noise(1)))
+    assert found.name == "rank collapse", str(found)
+    assert found.evidence is not None
+    assert found.evidence.collapsed == pytest.approx(1 - rank / D, abs=0.02)
+
+
+def test_a_zero_matrix_has_collapsed() -> None:
+    found = phase(LAW, np.zeros(D))
+    assert found.name == "rank collapse"
+    with pytest.raises(InputError, match="nothing to draw"):
+        found.plot()
+
+
+def test_a_bulk_of_another_shape_is_undecided() -> None:
+    found = phase(LAW, eigenvalues(noise(0, (2000, D))))
+    assert found.name == "undecided"
+    assert "changed its shape" in found.reason
+
+
+def test_thin_evidence_is_undecided() -> None:
+    few = phase([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert (few.name, few.evidence) == ("undecided", None)
+    assert "3 positive eigenvalues" in few.reason
+    orthogonal = phase(np.ones(D), eigenvalues(noise(0)))
+    assert orthogonal.name == "undecided"
+    assert "all equal" in orthogonal.reason
+    assert phase(np.ones(D), np.ones(D)).name == "undecided"
+    assert phase(eigenvalues(noise(0)), np.ones(D)).name == "undecided"
+
+
+def test_zeros_and_sizes() -> None:
+    wide = marchenko_pastur(100, 200)
+    values = np.linalg.eigvalsh(noise(0, (100, 200)).T @ noise(0, (100, 200)) / 100)
+    with_zeros, without = phase(wide, values), phase(wide, values[100:], size=200)
+    assert with_zeros.name == without.name == "invariant bulk"
+    assert with_zeros.evidence is not None
+    assert without.evidence is not None
+    assert with_zeros.evidence.zeros == without.evidence.zeros == (100, 100)
+    # Other numbers of eigenvalues, but the same ratio of sizes.
+    assert phase(eigenvalues(noise(0, (150, 100))), eigenvalues(noise(1))).name == "invariant bulk"
+
+
+def test_words() -> None:
+    found = phase(LAW, spiked([3.0], 0))
+    assert str(found) == f"bulk + spikes: {found.reason}"
+    assert found.reason.startswith("1 new eigenvalue (")
+    assert len(found.plot().axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("initial", "trained", "options", "message"),
+    [
+        (LAW, [], {}, "trained eigenvalues must be a vector that is not empty"),
+        (LAW, np.ones((60, 60)), {}, "vector"),
+        (LAW, [1.0, math.nan], {}, "1 of 2 trained eigenvalues are NaN"),
+        ([1.0, math.inf], np.ones(60), {}, "1 of 2 initial eigenvalues"),
+        (LAW, [1.0, -1.0], {}, "trained eigenvalues must not be negative"),
+        (np.zeros(60), np.ones(60), {}, "all 60 initial eigenvalues are zero"),
+        (LAW, np.ones(60), {"size": 59}, "size is the dimension"),
+        (LAW, np.ones(60), {"margin": -1.0}, "margin"),
+    ],
+)
+def test_bad_input(initial, trained, options, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        phase(initial, trained, **options)
+
+
+@pytest.mark.parametrize(
+    ("law", "draw", "size"),
+    [
+        (LAW, lambda seed: eigenvalues(noise(seed)), D),
+        (
+            conjugate_kernel_law(0.964608689374, 200, 600, 400),
+            lambda seed: eigenvalues(
+                np.tanh(noise(seed, (600, 400)) @ noise(seed + 500, (400, 200)) / 20) / 0.62792873
+            ),
+            200,
+        ),
+    ],
+    ids=["Marchenko-Pastur", "conjugate kernel"],
+)
+def test_the_edge_is_found_without_the_law(law, draw, size: int) -> None:
+    found = [empirical_edge(draw(seed)) for seed in range(20)]
+    assert all(f is not None for f in found)
+    scale = edge_scale(law, size)
+    errors = np.array([(f.edge - law.edges[1]) / scale for f in found if f is not None])
+    assert abs(errors.mean()) < 1
+    assert errors.std() < 1.5
+    assert np.mean([f.scale for f in found if f is not None]) == pytest.approx(scale, rel=0.15)
+
+
+def test_edges_need_eigenvalues_and_may_be_missing() -> None:
+    with pytest.raises(InputError, match="at least 50"):
+        empirical_edge(np.arange(1.0, 40.0))
+    two = np.concatenate([np.linspace(1, 2, 100), np.linspace(50, 51, 60)])
+    found = empirical_edge(two)
+    assert found is None or found.spikes.size == 0  # sixty of them are a second bulk, not spikes
+
+
+def test_tail_evidence_of_exact_power_laws_and_bulks() -> None:
+    shares = (np.arange(300) + 0.5) / 300
+    tail = tail_evidence(shares ** (-1 / 1.5))
+    assert tail is not None
+    assert tail.heavy
+    assert tail.objections == ()
+    assert tail.fit.alpha == pytest.approx(2.5, abs=0.1)
+    bulk = tail_evidence(LAW.quantile(shares).numpy())
+    assert bulk is not None
+    assert not bulk.possible
+    one = tail_evidence([*LAW.quantile(shares).tolist(), 1e4])
+    assert one is not None
+    assert not one.possible
+    assert tail_evidence(np.ones(20)) is None
+    assert tail_evidence([1.0, 2.0]) is None
