@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.lab.tasks.task import RegressionTask, check_sizes
+from featlearn.lab.tasks.task import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = [
@@ -90,10 +90,7 @@ def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
         raise InputError(f"the decay of the data spectrum must be 0 or more, got {decay}")
     if decay == 0:
         return torch.eye(d, dtype=torch.float64)
-    gaussian = torch.randn(d, d, generator=as_generator(generator, "covariance"), dtype=torch.float64)
-    q, triangle = torch.linalg.qr(gaussian)
-    # QR alone is not Haar: the signs of the triangle's diagonal belong to the basis.
-    q = q * triangle.diagonal().sign()
+    q = orthonormal_columns(d, d, as_generator(generator, "covariance"))
     eigenvalues = 1 / (1 + torch.arange(d, dtype=torch.float64) ** decay)
     covariance: Tensor = (q * eigenvalues) @ q.mT
     return 0.5 * (covariance + covariance.mT)

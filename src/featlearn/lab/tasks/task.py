@@ -1,21 +1,30 @@
-"""What every regression task is made of."""
+"""What regression tasks have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["RegressionTask", "check_sizes"]
+__all__ = ["RegressionTask", "check_sizes", "orthonormal_columns"]
 
 
 def check_sizes(n: int, n_test: int) -> None:
     """Refuse numbers of points that make no task."""
     if n < 2 or n_test < 0:
         raise InputError(f"a task needs n >= 2 training points and n_test >= 0, got n={n}, n_test={n_test}")
+
+
+def orthonormal_columns(d: int, k: int, generator: torch.Generator) -> Tensor:
+    """``(d, k)`` with orthonormal columns, uniform over all such matrices, in float64."""
+    q, triangle = torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64))
+    # QR alone is not Haar: the signs of the triangle's diagonal belong to the basis.
+    columns: Tensor = q * triangle.diagonal().sign()
+    return columns
 
 
 @dataclass(frozen=True, eq=False)

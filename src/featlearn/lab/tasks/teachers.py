@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from featlearn.errors import InputError
 from featlearn.lab.nets import activation_module, normalised_activation
 from featlearn.lab.nets.activations import Activation
-from featlearn.lab.tasks.task import RegressionTask, check_sizes
+from featlearn.lab.tasks.task import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.numerics import Seed, as_generator, gaussian_mean, hermite_coefficients
 
 __all__ = ["KernelLowerBounds", "Teacher", "TeacherTask", "teacher_task"]
@@ -61,7 +61,7 @@ def teacher_task(
         raise InputError(f"noise is a standard deviation and must not be negative, got {noise!r}")
     generator = as_generator(generator, "teacher")
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    directions = torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64))[0].mT.contiguous()
+    directions = orthonormal_columns(d, k, generator).mT.contiguous()
     sigma = normalised_activation(activation) if normalised else activation_module(activation)
     teacher = Teacher(directions, sigma, tau, centre_norm)
     X = torch.randn(n, d, generator=generator, dtype=torch.float64)
