@@ -63,7 +63,7 @@ def teacher_task(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     directions = orthonormal_columns(d, k, generator).mT.contiguous()
     sigma = normalised_activation(activation) if normalised else activation_module(activation)
-    teacher = Teacher(directions, sigma, tau, centre_norm)
+    teacher = Teacher(directions, sigma.double().requires_grad_(False), tau, centre_norm)
     X = torch.randn(n, d, generator=generator, dtype=torch.float64)
     errors = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     # Test points come last, so that asking for some leaves the others as they are.
@@ -86,7 +86,7 @@ class Teacher:
 
     Attributes:
         directions: The beta_i, orthonormal rows, ``(k, d)`` in float64.
-        activation: sigma*, a module.
+        activation: sigma*, a module; parameters, if it has any, in float64 and frozen.
         tau: Factor of the norm term.
         centre_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, of mean 0.
     """
@@ -97,12 +97,11 @@ class Teacher:
     centre_norm: bool = False
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The teacher at ``(..., d)`` inputs; returns ``(..., 1)``."""
-        directions = self.directions.to(X.device, X.dtype)
-        with torch.no_grad():
-            values: Tensor = self.activation(X @ directions.mT).mean(-1, keepdim=True)
-        norm = X.square().mean(-1, keepdim=True) - float(self.centre_norm)
-        return values + self.tau * norm
+        """The teacher at ``(..., d)`` inputs; returns ``(..., 1)``, computed in float64 and rounded to their dtype."""
+        points = X.double()
+        values: Tensor = self.activation(points @ self.directions.to(X.device).mT).mean(-1, keepdim=True)
+        norm = points.square().mean(-1, keepdim=True) - float(self.centre_norm)
+        return (values + self.tau * norm).to(X.dtype)
 
     def kernel_lower_bounds(self) -> KernelLowerBounds:
         """What is left of the teacher beyond its linear and its quadratic part, over x ~ N(0, I_d).
@@ -116,9 +115,8 @@ class Teacher:
         """
         k, d = self.directions.shape
         sigma = self.activation
-        with torch.no_grad():
-            mean, first, second = hermite_coefficients(sigma, 2).tolist()
-            variance = gaussian_mean(lambda z: (sigma(z) - mean).square())
+        mean, first, second = hermite_coefficients(sigma, 2).tolist()
+        variance = gaussian_mean(lambda z: (sigma(z) - mean).square())
         u = math.sqrt(2) * self.tau / d
         # Of a polynomial nothing is left, and rounding must not make that negative.
         beyond = max(variance - first**2 - second**2, 0.0) / k
