@@ -85,13 +85,16 @@ def spectral_case(
     - An odd network cannot learn the mean of the teacher's norm term, tau, which would add tau^2 and more to its
       error: the term is centred unless ``centre_norm=False``.
     - Cases 3 and 4 stop at a training loss of 1e-5 (figure 2). Case 4 needs a falling rate to come there. Cases 1 and
-      2 would take ten times as long, and more, and end after 400 steps and 200 epochs.
+      2 end after 400 steps and 200 epochs: at half size it takes case 1 1500 steps to come to 1e-5, with a spectrum
+      that is no less invariant and an error of .379 instead of .363, and case 2 more than ten times as long.
     - At sizes other than "full" the rate of case 3 is 20: at half size, 22 diverges on some seeds.
+
+    Measured at full size (seed 0): errors .360, .385, .242, .241, lazy .290; R^2 .645, .620, .762, .762, lazy .714.
 
     Args:
         case: 1 to 4.
-        size: "half" (n, h, d = 1000, 750, 500; seconds), "full" (2000, 1500, 1000; a minute or two), or three
-            numbers.
+        size: "half" (n, h, d = 1000, 750, 500; 10 to 20 seconds), "full" (2000, 1500, 1000; 1 to 3 minutes), or
+            three numbers.
         tau: Factor of the teacher's norm term, equation (9).
         centre_norm: Whether to centre that term.
         noise: Standard deviation of the noise in the training labels.
