@@ -86,6 +86,8 @@ def test_the_spike_appears_between_rates_16_and_18(transition):
 
 
 def test_the_half_loss_as_printed_gives_no_spike():
-    """Equation (2) halves the mean square, but the learning rates are for all of it."""
-    assert spikes(spectral_case(3, lr=22.0, loss="half_mse", stop_loss=0.5e-5, seed=0)) == 0
-    assert spikes(spectral_case(3, lr=22.0, seed=0)) == 1
+    """Equation (2) halves the mean square; with it a rate of 22 does less than 20 does in case 3."""
+    result = spectral_case(3, lr=22.0, loss="half_mse", stop_loss=0.5e-5, seed=0)
+    assert result.history.stopped == "loss"
+    assert spikes(result) == 0
+    assert result.weights.alignment[1] < 0.15  # .04
