@@ -1,6 +1,6 @@
 """What the spectral paper claims of table 1 and figure 2, at half of its size and over seeds.
 
-Bounds are from runs of seeds 0 to 2 (cases) and 0 to 5 (rates), given at each test.
+Beside the bounds stand the values of seeds 0 to 2 (cases), and of these, 3 to 5 and three other draws (rates).
 """
 
 import pytest
@@ -75,12 +75,12 @@ def test_errors_and_alignment_with_labels_are_in_the_papers_order(cases):
 def test_the_spike_appears_between_rates_16_and_18(transition):
     slow, middle, fast = (transition.results[rate] for rate in (16.0, 18.0, 20.0))
     risen = [float(r.weights.trained[-1] - r.weights.initial[-1]) for r in (slow, middle, fast)]
-    assert risen[0] < 0.04 < 0.1 < risen[1] < 0.3 < 0.8 < risen[2]  # .002 to .015, .16 to .21, 1.01 to 1.20
+    assert risen[0] < 0.04 < 0.05 < risen[1] < 0.5 < risen[2]  # -.02 to .03, .06 to .35, .63 to 1.22
     assert 16.0 not in transition.spiked()
     assert 20.0 in transition.spiked()
     # The leading direction turns before it can be told from the bulk by its eigenvalue.
     aligned = [r.weights.alignment[1] for r in (slow, middle, fast)]
-    assert aligned[0] < 0.3 < 0.55 < aligned[1] < aligned[2]  # .11 to .21, .70 to .76, .85 to .86
+    assert aligned[0] < 0.3 < 0.45 < aligned[1] < aligned[2]  # .06 to .23, .48 to .77, .84 to .86
     assert aligned[2] > 0.78
     assert slow.test_error > middle.test_error > fast.test_error
 
