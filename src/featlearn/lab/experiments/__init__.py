@@ -1,5 +1,26 @@
 """Experiments of the papers, a file a table or figure."""
 
 from featlearn.lab.experiments.nfa_fig1 import ChainAlignment, chain_alignment
+from featlearn.lab.experiments.spectral_fig2 import LearningRateTransition, learning_rate_transition
+from featlearn.lab.experiments.spectral_table1 import compare_with_table1, spectral_case
+from featlearn.lab.experiments.two_layer import (
+    MatrixEvolution,
+    SpectralEvolution,
+    Student,
+    new_student,
+    train_student,
+)
 
-__all__ = ["ChainAlignment", "chain_alignment"]
+__all__ = [
+    "ChainAlignment",
+    "LearningRateTransition",
+    "MatrixEvolution",
+    "SpectralEvolution",
+    "Student",
+    "chain_alignment",
+    "compare_with_table1",
+    "learning_rate_transition",
+    "new_student",
+    "spectral_case",
+    "train_student",
+]

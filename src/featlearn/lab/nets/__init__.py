@@ -1,7 +1,18 @@
 """Networks of the papers, and how they start."""
 
-from featlearn.lab.nets.activations import activation_module
+from featlearn.lab.nets.activations import NormalisedActivation, activation_module, normalised_activation
 from featlearn.lab.nets.initialisation import SubtractInitial, scale_weights, subtract_initial
 from featlearn.lab.nets.mlp import mlp
+from featlearn.lab.nets.ntk_mlp import Scale, ntk_mlp
 
-__all__ = ["SubtractInitial", "activation_module", "mlp", "scale_weights", "subtract_initial"]
+__all__ = [
+    "NormalisedActivation",
+    "Scale",
+    "SubtractInitial",
+    "activation_module",
+    "mlp",
+    "normalised_activation",
+    "ntk_mlp",
+    "scale_weights",
+    "subtract_initial",
+]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputError
+from featlearn.numerics import activation_constants
 
-__all__ = ["Activation", "Elementwise", "activation_module"]
+__all__ = ["Activation", "Elementwise", "NormalisedActivation", "activation_module", "normalised_activation"]
 
 Activation = str | nn.Module | type[nn.Module] | Callable[..., "nn.Module | Tensor"]
 """A name, a module (copied), a factory of modules, or a function of a tensor."""
@@ -59,6 +60,23 @@ def activation_module(activation: Activation) -> nn.Module:
     raise InputError(f"activation must be a name, a module or a function, got {type(activation).__name__}")
 
 
+def normalised_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalisedActivation:
+    """``(sigma(z) - E sigma) / sd sigma`` under z ~ N(0, 1) (spectral paper, assumption 4.2 and section 4).
+
+    Args:
+        activation: As in `activation_module`.
+        kinks: Points other than multiples of 1/2 where the function, or a derivative of it, jumps.
+
+    >>> round(float(normalised_activation("softplus")(torch.zeros(1))), 4)
+    -0.2167
+    """
+    module = activation_module(activation)
+    with torch.no_grad():
+        # A copy, for the module may have parameters in another dtype.
+        constants = activation_constants(copy.deepcopy(module).double(), kinks)
+    return NormalisedActivation(module, constants.mean, constants.std)
+
+
 def _is_factory(activation: object) -> bool:
     made_of = activation.func if isinstance(activation, partial) else activation
     if isinstance(made_of, type):
@@ -88,3 +106,28 @@ class Elementwise(nn.Module):
     def extra_repr(self) -> str:
         """Name of the function, for printing."""
         return getattr(self.function, "__name__", repr(self.function)).lstrip("_")
+
+
+class NormalisedActivation(nn.Module):
+    """See `normalised_activation`.
+
+    Attributes:
+        activation: The module before normalisation.
+        mean: What is taken off.
+        std: What the rest is divided by.
+    """
+
+    def __init__(self, activation: nn.Module, mean: float, std: float) -> None:
+        super().__init__()
+        self.activation = activation
+        self.mean = mean
+        self.std = std
+
+    def forward(self, h: Tensor) -> Tensor:
+        """``(activation(h) - mean) / std``."""
+        out: Tensor = self.activation(h)
+        return (out - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        """The two constants, for printing."""
+        return f"mean={self.mean:.6g}, std={self.std:.6g}"

@@ -15,7 +15,7 @@ from featlearn.lab.nets.activations import Activation, activation_module
 from featlearn.lab.nets.initialisation import ScaleOf, scale_weights
 from featlearn.numerics.seeds import Seed, as_generator
 
-__all__ = ["mlp"]
+__all__ = ["check_widths", "linear_layer", "mlp"]
 
 
 def mlp(
@@ -52,8 +52,7 @@ def mlp(
     >>> [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     ['0', '2', '4']
     """
-    if len(widths) < 2 or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in widths):
-        raise InputError(f"widths must be two or more positive integers, got {list(widths)}")
+    check_widths(widths)
     if init not in ("uniform", "normal"):
         raise InputError(f"init must be 'uniform' or 'normal', got {init!r}")
     generator = as_generator(generator, "mlp")
@@ -61,20 +60,33 @@ def mlp(
     for k_in, k_out in pairwise(widths):
         if len(net):
             net.append(activation_module(activation))
-        # skip_init leaves the parameters unset: nn.Linear would draw from the global generator.
-        linear: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-            nn.Linear, k_in, k_out, bias=bias, dtype=dtype
-        )
-        with torch.no_grad():
-            linear.weight.copy_(_draw((k_out, k_in), k_in, init, generator))
-            if bias and init == "uniform":
-                linear.bias.copy_(_draw((k_out,), k_in, init, generator))
-            elif bias:
-                linear.bias.zero_()
-        net.append(linear)
+        weight, shift = _draw((k_out, k_in), k_in, init, generator), None
+        if bias:
+            shift = _draw((k_out,), k_in, init, generator) if init == "uniform" else torch.zeros(k_out)
+        net.append(linear_layer(weight, shift, dtype))
     if scales is not None:
         scale_weights(net, _by_name(scales, len(widths) - 1), scale_of)
     return net
+
+
+def check_widths(widths: Sequence[int]) -> None:
+    """Refuse what cannot be the widths of a network."""
+    if len(widths) < 2 or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in widths):
+        raise InputError(f"widths must be two or more positive integers, got {list(widths)}")
+
+
+def linear_layer(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> nn.Linear:
+    """A linear layer with given parameters, rounded to ``dtype`` (torch's default if None)."""
+    k_out, k_in = weight.shape
+    # skip_init leaves the parameters unset: nn.Linear would draw from the global generator.
+    linear: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        nn.Linear, k_in, k_out, bias=bias is not None, dtype=dtype
+    )
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear
 
 
 def _draw(shape: tuple[int, ...], k_in: int, init: str, generator: torch.Generator) -> Tensor:

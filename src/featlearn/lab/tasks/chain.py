@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
+from featlearn.lab.tasks.task import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = [
-    "RegressionTask",
     "chain_monomial",
     "chain_monomial_egop",
     "chain_monomial_task",
@@ -92,10 +90,7 @@ def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
         raise InputError(f"the decay of the data spectrum must be 0 or more, got {decay}")
     if decay == 0:
         return torch.eye(d, dtype=torch.float64)
-    gaussian = torch.randn(d, d, generator=as_generator(generator, "covariance"), dtype=torch.float64)
-    q, triangle = torch.linalg.qr(gaussian)
-    # QR alone is not Haar: the signs of the triangle's diagonal belong to the basis.
-    q = q * triangle.diagonal().sign()
+    q = orthonormal_columns(d, d, as_generator(generator, "covariance"))
     eigenvalues = 1 / (1 + torch.arange(d, dtype=torch.float64) ** decay)
     covariance: Tensor = (q * eigenvalues) @ q.mT
     return 0.5 * (covariance + covariance.mT)
@@ -129,8 +124,7 @@ def chain_monomial_task(
         The task; its exact EGOP is ``task.scale**2 * chain_monomial_egop(d, r, task.covariance)``.
     """
     _check_chain(d, r)
-    if n < 2 or n_test < 0:
-        raise InputError(f"a task needs n >= 2 training points and n_test >= 0, got n={n}, n_test={n_test}")
+    check_sizes(n, n_test)
     generator = as_generator(generator, "chain_monomial")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     covariance = None
@@ -158,26 +152,3 @@ def _scaled_chain_monomial(X: Tensor, r: int, scale: float) -> Tensor:
 def _gaussian(n: int, d: int, covariance: Tensor | None, generator: torch.Generator) -> Tensor:
     X = torch.randn(n, d, generator=generator, dtype=torch.float64)
     return X if covariance is None else X @ torch.linalg.cholesky(covariance).mT
-
-
-@dataclass(frozen=True, eq=False)
-class RegressionTask:
-    """Points, labels and the function behind them.
-
-    Attributes:
-        X: Training inputs, ``(n, d)``.
-        y: Training labels, ``(n, 1)``.
-        X_test: Test inputs, ``(n_test, d)``.
-        y_test: Test labels, ``(n_test, 1)``.
-        target: The function that labels obey, with their scale: ``target(X)`` is ``y``.
-        scale: Factor between the target as the paper writes it and the labels.
-        covariance: Of the inputs, in float64; None stands for the identity.
-    """
-
-    X: Tensor
-    y: Tensor
-    X_test: Tensor
-    y_test: Tensor
-    target: Callable[[Tensor], Tensor]
-    scale: float
-    covariance: Tensor | None = None

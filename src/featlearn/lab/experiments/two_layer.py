@@ -1,0 +1,231 @@
+"""A two-layer student of a teacher, with the spectra of its weights and kernels before and after training."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.kernels import ck, kernel_target_alignment, ntk
+from featlearn.lab.nets import ntk_mlp
+from featlearn.lab.nets.activations import Activation
+from featlearn.lab.tasks import TeacherTask, teacher_task
+from featlearn.numerics import Seed, as_generator
+from featlearn.numerics.linalg import symmetric_eigh
+from featlearn.training import History, fit
+
+__all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "new_student", "train_student"]
+
+_HIDDEN, _READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
+
+
+def new_student(
+    n: int,
+    h: int,
+    d: int,
+    *,
+    k: int = 1,
+    activation: Activation = "tanh",
+    teacher: Activation = "softplus",
+    tau: float = 0.2,
+    centre_norm: bool = True,
+    noise: float = 0.3,
+    n_test: int = 2000,
+    seed: Seed = None,
+    dtype: torch.dtype | None = None,
+) -> Student:
+    """Draw a task and a two-layer network (spectral paper, equation 7), and measure the network as it is.
+
+    Args:
+        n: Training points.
+        h: Width of the hidden layer.
+        d: Input coordinates.
+        k: Directions of the teacher.
+        activation: Of the student, normalised.
+        teacher: sigma* of the teacher, normalised.
+        tau: Factor of the teacher's norm term (9).
+        centre_norm: Whether that term has its mean taken off, see `teacher_task`.
+        noise: Standard deviation of the noise in the training labels.
+        n_test: Test points, whose labels have no noise.
+        seed: Generator or integer seed of the task and then of the network.
+        dtype: Of both.
+    """
+    generator = as_generator(seed, "student")
+    task = teacher_task(
+        n,
+        d,
+        k,
+        activation=teacher,
+        tau=tau,
+        centre_norm=centre_norm,
+        noise=noise,
+        n_test=n_test,
+        generator=generator,
+        dtype=dtype,
+    )
+    model = ntk_mlp([d, h, 1], activation=activation, generator=generator, dtype=dtype)
+    return Student(task, model, _measure(model, task), _lazy_error(model, task))
+
+
+def train_student(student: Student, **training: Any) -> SpectralEvolution:
+    """Train a copy of the network with `featlearn.training.fit`, and measure it again.
+
+    Args:
+        student: From `new_student`; it is left as it is, so that several trainings can start from one.
+        training: Arguments of `fit` other than model and data.
+    """
+    task, before = student.task, student.state
+    model = copy.deepcopy(student.model)
+    history = fit(model, (task.X, task.y), **training)
+    after = _measure(model, task)
+    with torch.no_grad():
+        error = _squared_error(model(task.X_test), task)
+    variance = float(task.y_test.double().var(correction=0))
+    return SpectralEvolution(
+        model=model,
+        task=task,
+        history=history,
+        test_error=error,
+        r2=1 - error / variance,
+        lazy_error=student.lazy_error,
+        lazy_r2=1 - student.lazy_error / variance,
+        weights=_evolution(before.weights, after.weights),
+        ck=_evolution(before.ck, after.ck),
+        ntk=_evolution(before.ntk, after.ntk),
+        readout_change=float((after.readout - before.readout).norm()),
+    )
+
+
+def _squared_error(prediction: Tensor, task: TeacherTask) -> float:
+    return float((prediction.double() - task.y_test.double()).square().mean())
+
+
+def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
+    """Test error of lazy training, ``f_0(x) + K(x, X) K(X, X)^-1 (y - f_0(X))`` (spectral paper, equation 6)."""
+    points, n = torch.cat([task.X, task.X_test]), len(task.X)
+    kernel = ntk(model, points, task.X)
+    assert isinstance(kernel, Tensor)
+    with torch.no_grad():
+        f = model(points).double()
+    return _squared_error(f[n:] + kernel[n:] @ torch.linalg.solve(kernel[:n], task.y.double() - f[:n]), task)
+
+
+def _measure(model: nn.Module, task: TeacherTask) -> _State:
+    w = model.get_parameter(_HIDDEN).detach().double().clone()
+    conjugate, tangent = ck(model, task.X), ntk(model, task.X)
+    assert isinstance(tangent, Tensor)
+    return _State(
+        weights=_spectrum(w, w.mT @ w / w.shape[0], task.teacher.directions.mT),
+        ck=_spectrum(conjugate, conjugate, task.y, kernel_target_alignment(conjugate, task.y)),
+        ntk=_spectrum(tangent, tangent, task.y, kernel_target_alignment(tangent, task.y)),
+        readout=model.get_parameter(_READOUT).detach().double().clone(),
+    )
+
+
+def _spectrum(matrix: Tensor, gram: Tensor, directions: Tensor, kta: float | None = None) -> _Spectrum:
+    values, vectors = symmetric_eigh(gram)
+    span = torch.linalg.qr(directions.double())[0]
+    return _Spectrum(matrix, values, float((vectors[:, -1] @ span).norm()), kta)
+
+
+def _evolution(before: _Spectrum, after: _Spectrum) -> MatrixEvolution:
+    change = after.matrix - before.matrix
+    square = torch.linalg.eigvalsh(change.mT @ change)[-1]  # many times faster than the norm by singular values
+    kta = None if before.kta is None or after.kta is None else (before.kta, after.kta)
+    return MatrixEvolution(
+        initial=before.values,
+        trained=after.values,
+        alignment=(before.alignment, after.alignment),
+        kta=kta,
+        operator_change=float(square.clamp_min(0).sqrt()),
+        frobenius_change=float(change.norm()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixEvolution:
+    """What became of the weights, or of a kernel.
+
+    Attributes:
+        initial: Eigenvalues at initialisation, ascending, in float64: of ``W^T W / h``, or of the kernel.
+        trained: Eigenvalues after training.
+        alignment: Before and after, length of the leading eigenvector's projection onto what there is to learn: the
+            teacher's directions for weights, ``|beta . u_1|``, and the labels for kernels, ``|y . v_1| / |y|``.
+        kta: Kernel target alignment before and after (equation 15); None for weights.
+        operator_change: Operator norm of the change of W, or of the kernel.
+        frobenius_change: Frobenius norm of the same.
+    """
+
+    initial: Tensor
+    trained: Tensor
+    alignment: tuple[float, float]
+    kta: tuple[float, float] | None
+    operator_change: float
+    frobenius_change: float
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralEvolution:
+    """A trained student, and what training did to its matrices.
+
+    Attributes:
+        model: The network.
+        task: What it was trained on.
+        history: The training.
+        test_error: Mean squared error on labels without noise.
+        r2: One minus that over the variance of these labels.
+        lazy_error: Test error of the kernel machine of the initial tangent kernel (equation 6), the benchmark.
+        lazy_r2: Its R^2.
+        weights: Of the hidden layer, by ``W^T W / h``. Figure 2 has ``W W^T / d``: h/d times as much.
+        ck: Of the conjugate kernel of the training points (equation 4).
+        ntk: Of their neural tangent kernel (equation 5).
+        readout_change: ``|v - v_0|``.
+    """
+
+    model: nn.Sequential
+    task: TeacherTask
+    history: History
+    test_error: float
+    r2: float
+    lazy_error: float
+    lazy_r2: float
+    weights: MatrixEvolution
+    ck: MatrixEvolution
+    ntk: MatrixEvolution
+    readout_change: float
+
+
+@dataclass(frozen=True, eq=False)
+class Student:
+    """A task and a network that is not trained yet, from `new_student`.
+
+    Attributes:
+        task: The task.
+        model: The network.
+        state: Its matrices and their spectra.
+        lazy_error: Test error of the kernel machine of its tangent kernel (equation 6).
+    """
+
+    task: TeacherTask
+    model: nn.Sequential
+    state: _State
+    lazy_error: float
+
+
+@dataclass(frozen=True, eq=False)
+class _Spectrum:
+    matrix: Tensor
+    values: Tensor
+    alignment: float
+    kta: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    weights: _Spectrum
+    ck: _Spectrum
+    ntk: _Spectrum
+    readout: Tensor
