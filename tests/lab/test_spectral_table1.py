@@ -60,6 +60,14 @@ def test_a_heavy_tail_in_case_4(cases):
     assert result.weights.alignment[1] < 0.4  # .02 to .09
 
 
+def test_every_case_is_in_its_phase(cases):
+    expected = {1: "invariant bulk", 2: "invariant bulk", 3: "bulk + spikes", 4: "heavy tail"}
+    for case, result in cases.items():
+        assert {matrix: found.name for matrix, found in result.phases().items()} == dict.fromkeys(
+            ("W", "CK", "NTK"), expected[case]
+        )
+
+
 def test_errors_and_alignment_with_labels_are_in_the_papers_order(cases):
     errors = {case: result.test_error for case, result in cases.items()}
     lazy = cases[1].lazy_error

@@ -49,11 +49,11 @@ def test_eigenvalues_are_those_of_the_matrices(student, evolution):
 def test_alignments_and_changes(student, evolution):
     task, first, last = student.task, student.model, evolution.model
     change = (last[1].weight - first[1].weight).detach().numpy()
-    assert evolution.weights.operator_change == pytest.approx(np.linalg.norm(change, 2))
-    assert evolution.weights.frobenius_change == pytest.approx(np.linalg.norm(change))
+    assert evolution.weights.change.operator == pytest.approx(np.linalg.norm(change, 2))
+    assert evolution.weights.change.frobenius == pytest.approx(np.linalg.norm(change))
     kernel_change = (fl.ntk(last, task.X) - fl.ntk(first, task.X)).numpy()
-    assert evolution.ntk.operator_change == pytest.approx(np.linalg.norm(kernel_change, 2))
-    assert evolution.ntk.frobenius_change == pytest.approx(np.linalg.norm(kernel_change))
+    assert evolution.ntk.change.operator == pytest.approx(np.linalg.norm(kernel_change, 2))
+    assert evolution.ntk.change.frobenius == pytest.approx(np.linalg.norm(kernel_change))
     assert evolution.readout_change == pytest.approx(float((last[4].weight - first[4].weight).detach().norm()))
     for net, index in ((first, 0), (last, 1)):
         u = np.linalg.svd(net[1].weight.detach().numpy())[2][0]
@@ -122,7 +122,7 @@ def test_cases_of_a_seed_share_data_and_network():
     assert [len(result.history.step) for result in cases.values()] == [2, 4, 4, 4]
     assert len({round(result.test_error, 6) for result in cases.values()}) == 4
     # Adam moves every entry of W by about its rate a step, whatever the gradient.
-    assert cases[4].weights.frobenius_change > 10 * cases[2].weights.frobenius_change
+    assert cases[4].weights.change.frobenius > 10 * cases[2].weights.change.frobenius
     frame = compare_with_table1(cases)
     assert list(frame.index) == [1, 2, 3, 4]
     assert frame.loc[3, "published error"] == 0.23791
@@ -137,7 +137,7 @@ def test_transition_over_rates():
     assert found.results[1e6] is None
     slow, fast = found.results[1.0], found.results[8.0]
     assert torch.equal(slow.weights.initial, fast.weights.initial)
-    assert fast.weights.frobenius_change > slow.weights.frobenius_change
+    assert fast.weights.change.frobenius > slow.weights.change.frobenius
     table = found.table()
     assert list(table.index) == [1.0, 8.0, 1e6]
     assert table.loc[8.0, "lambda1 W"] == float(fast.weights.trained[-1])

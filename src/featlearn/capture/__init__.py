@@ -3,6 +3,7 @@
 from featlearn.capture.batches import Batch, Forward, batches, few_rows, rows_of, sliceable
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import VectorisationError
+from featlearn.capture.models import initial_model
 from featlearn.capture.state import check_training_mode
 from featlearn.capture.subject import Subject
 
@@ -17,6 +18,7 @@ __all__ = [
     "batches",
     "check_training_mode",
     "few_rows",
+    "initial_model",
     "rows_of",
     "sliceable",
 ]

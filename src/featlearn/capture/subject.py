@@ -140,6 +140,17 @@ class Subject:
             self._known_apart = True
         return trace
 
+    def outputs(self, batch: Batch) -> Tensor:
+        """The model's output for a batch, without gradients and hooks; the model must not be open."""
+        assert self._capture is None
+        with preserved_rng(), preserved(self.model), eager(), torch.no_grad():
+            if self._train_mode == "eval":
+                self.model.eval()
+            output = self._call(batch)
+        if not isinstance(output, Tensor):
+            raise InputError(f"the forward pass must give a tensor, got {type(output).__name__}: pass forward=")
+        return output
+
     def jacobian(self, batch: Batch, names: Sequence[str], output: int | None = None) -> Tensor:
         """Gradients of each sample's outputs in the named parameters; see `sample_jacobian`.
 

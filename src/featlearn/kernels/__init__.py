@@ -1,7 +1,20 @@
 """Kernels of a network, on the same capture as the probe, and how they align with labels."""
 
 from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
+from featlearn.kernels.average import AverageKernel, average_ntk
 from featlearn.kernels.layer_kernels import ck, ptk
+from featlearn.kernels.lazy import LazyRegressor
 from featlearn.kernels.tangent import ntk
 
-__all__ = ["centred_alignment", "centred_kernel", "ck", "kernel_target_alignment", "label_kernel", "ntk", "ptk"]
+__all__ = [
+    "AverageKernel",
+    "LazyRegressor",
+    "average_ntk",
+    "centred_alignment",
+    "centred_kernel",
+    "ck",
+    "kernel_target_alignment",
+    "label_kernel",
+    "ntk",
+    "ptk",
+]

@@ -15,7 +15,18 @@ from torch import Tensor
 from featlearn.capture import Call
 from featlearn.layers import Layer
 
-__all__ = ["Gradients", "Indexed", "Pairs", "Share", "contract", "joined", "pairs_are_cheaper", "share_of"]
+__all__ = [
+    "Gradients",
+    "Indexed",
+    "Pairs",
+    "Share",
+    "average",
+    "contract",
+    "derivative",
+    "joined",
+    "pairs_are_cheaper",
+    "share_of",
+]
 
 _STRIP = 64  # rows; narrower products are slow
 _PAIRS = 2**23  # pairs of positions at a time: 32 MB in single precision
@@ -112,6 +123,31 @@ def _weight_gradients(layer: Layer, call: Call, rows: Sequence[Tensor]) -> Tenso
         return torch.stack([(row * x).sum((1, 3)) for row in rows], dim=1)
     j = torch.stack(list(rows), dim=2)  # (n, P, c, G, k_out): the product then needs no copy
     return torch.einsum("npcgo,npgi->ncgoi", j, x).flatten(2)
+
+
+def average(shares: Sequence[Share], weights: Sequence[float]) -> Share:
+    """The weighted mean of gradients at several parameters, for the same samples."""
+    first = shares[0]
+    if isinstance(first, Gradients):
+        parts = [share.parts for share in shares if isinstance(share, Gradients)]
+        return Gradients(
+            tuple(
+                _total([w * part for w, part in zip(weights, same, strict=True)]) for same in zip(*parts, strict=True)
+            )
+        )
+    assert isinstance(first, Indexed)
+    indexed = [share for share in shares if isinstance(share, Indexed)]
+    # The same indices at every point of the path, so that gradients add up position by position.
+    return Indexed(first.ids, _total([w * share.j for w, share in zip(weights, indexed, strict=True)]))
+
+
+def derivative(share: Share, steps: Sequence[Tensor]) -> Tensor:
+    """Inner products (n, c) of gradients with steps in a weight (groups, k_out, k_in) and a bias (groups, k_out)."""
+    if isinstance(share, Indexed):
+        rows = steps[0][0].mT[share.ids.clamp_min(0)] * (share.ids >= 0).unsqueeze(-1)
+        return torch.einsum("ncpo,npo->nc", share.j.double(), rows)
+    assert isinstance(share, Gradients)
+    return _total([part.double() @ step.reshape(-1) for part, step in zip(share.parts, steps, strict=True)])
 
 
 def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:

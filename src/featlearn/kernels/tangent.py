@@ -14,7 +14,7 @@ from featlearn.features.measures import parse_memory
 from featlearn.kernels.shares import Share, contract
 from featlearn.kernels.tangent_features import Features, TangentFeatures, called_by_some
 
-__all__ = ["ntk"]
+__all__ = ["block_kernels", "blocks_of", "check_outputs", "first_batch", "most_rows", "ntk"]
 
 _FIRST = 64
 _MOST_ROWS = 4096
@@ -64,8 +64,7 @@ def ntk(
     per-sample gradients, ``(n + m) c P k_in k_out + n m c k_in k_out``. Samples are taken in blocks; if they do not all
     fit, those of Z are computed again for each block of X.
     """
-    if outputs not in ("trace", "full") and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 0):
-        raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}')
+    check_outputs(outputs)
     subject = Subject(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     memory = parse_memory(max_memory) // (1 if max_memory is not None else 2)
     tangents = TangentFeatures(subject, outputs, parameters)
@@ -73,16 +72,15 @@ def ntk(
     def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
         # A quarter: the features of two blocks, and what they are made of.
         rows = memory / 4 / (4 * max(1.0, numbers)) if batch_size is None else batch_size
-        left = _blocks(subject, X, rows)
-        return left, left if Z is None else _blocks(subject, Z, rows)
+        left = blocks_of(subject, X, rows)
+        return left, left if Z is None else blocks_of(subject, Z, rows)
 
     with subject.open(inputs=True, weight_gradients=True):
-        tangents.prepare(subject.batch(next(iter(batches(X, _FIRST if sliceable(X) else None)))), _rows(X, Z))
-        kernels = _kernels(*blocks(tangents.numbers), tangents.features, outputs == "full")
+        tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+        kernels = block_kernels(*blocks(tangents.numbers), tangents.features, outputs == "full")
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
-        with tangents.rest_features(left[0]) as features:
-            kernels |= _kernels(left, right, features, outputs == "full")
+        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), outputs == "full")
     if by_layer:
         return kernels
     total = sum(kernels.values())
@@ -90,7 +88,13 @@ def ntk(
     return total
 
 
-def _kernels(
+def check_outputs(outputs: str | int) -> None:
+    """Refuse what is neither a way to take the outputs together nor the number of one."""
+    if outputs not in ("trace", "full") and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 0):
+        raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}')
+
+
+def block_kernels(
     left: Sequence[Batch], right: Sequence[Batch], features: Callable[[Batch], Features], full: bool
 ) -> dict[str, Tensor]:
     """Each share's kernel from the features of blocks of samples; symmetric if both sides are one list."""
@@ -122,11 +126,17 @@ def _partner(features: Features, name: str) -> Share:
     return features[name]
 
 
-def _blocks(subject: Subject, data: Any, rows: float) -> list[Batch]:
+def first_batch(subject: Subject, data: Any) -> Batch:
+    """Samples to learn from what a sample takes."""
+    return subject.batch(next(iter(batches(data, _FIRST if sliceable(data) else None))))
+
+
+def blocks_of(subject: Subject, data: Any, rows: float) -> list[Batch]:
+    """The data in batches of so many rows, if it can be cut."""
     size = max(1, min(_MOST_ROWS, int(rows))) if sliceable(data) else None
     return [subject.batch(raw) for raw in batches(data, size)]
 
 
-def _rows(*data: Any) -> int:
+def most_rows(*data: Any) -> int:
     """About how many samples a block will have, for the choice of a form."""
     return max((min(_MOST_ROWS, rows_of(part)) for part in data if part is not None and sliceable(part)), default=64)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows
 from featlearn.errors import InputError
-from featlearn.kernels.shares import Gradients, Share, joined, pairs_are_cheaper, share_of
+from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of
 from featlearn.layers import Layer
 from featlearn.numerics.globs import as_globs, pick
 
@@ -37,19 +36,27 @@ class TangentFeatures:
         subject: The model, with vectors.
         outputs: ``"trace"``, ``"full"`` or the number of an output.
         parameters: Globs of the parameters that count; None for all.
+        materialise: Whether to form gradients in weights even where pairs of positions are cheaper.
 
     Attributes:
         rest: The parameters that are no layer's own, once prepared.
         numbers: How many numbers the features of a sample have, with those on the way to them.
     """
 
-    def __init__(self, subject: Subject, outputs: str | int, parameters: str | Iterable[str] | None) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        outputs: str | int,
+        parameters: str | Iterable[str] | None = None,
+        materialise: bool = False,
+    ) -> None:
         self._subject, self._outputs = subject, outputs
         self._counted = counted_parameters(subject.model, parameters)
         self._weights: set[str] = set()
         self._biases: set[str] = set()
         self._pairs: set[str] = set()
         self._called: set[str] = set()
+        self._materialise = materialise
         self._rows_at_a_time = 1
         self._count = 1
         self.rest: dict[str, Tensor] = {}
@@ -98,38 +105,55 @@ class TangentFeatures:
                 features[name] = share_of(layer, trace.calls[name], mine, weight, bias, name in self._pairs)
         return features
 
-    @contextmanager
-    def rest_features(self, batch: Batch) -> Iterator[Callable[[Batch], Features]]:
-        """Gradients in the parameters that are no layer's own, as a function of a batch.
+    def along(self, features: Features, change: Mapping[str, Tensor]) -> Tensor:
+        """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialised features."""
+        names = {id(p): name for name, p in self._counted.items()}
+        layers = {layer.name: layer for layer in self._subject.layers}
+        total: Tensor | None = None
+        for name, share in features.items():
+            if name == OTHER:
+                steps = [torch.cat([change[rest].reshape(-1) for rest in self.rest])]
+            else:
+                layer, steps = layers[name], []
+                if name in self._weights:
+                    steps.append(layer.matrix(change[names[id(layer.weight())]]))
+                bias = _bias_of(layer)
+                if name in self._biases and bias is not None and layer.vector is not None:
+                    steps.append(layer.vector(change[names[id(bias)]]))
+            part = derivative(share, [step.double() for step in steps])
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def rest_features(self, batch: Batch) -> Callable[[Batch], Features]:
+        """Gradients in the parameters that are no layer's own, as a function of a batch; the model must be closed.
 
         By vmap, checked on the first samples against autograd; where vmap cannot take the model, one sample after
         another.
         """
         names, output = list(self.rest), self._outputs if isinstance(self._outputs, int) else None
         first = few_rows(batch)
-        with self._subject.open(inputs=True, weight_gradients=True):
-            expected = self._one_by_one(first)
+        expected = self._one_by_one(first)
         try:
             vectorised = _same(expected, self._subject.jacobian(first, names, output))
         except VectorisationError:
             vectorised = False
         if vectorised:
-            yield lambda rows: {OTHER: Gradients((_single(self._subject.jacobian(rows, names, output)),))}
-            return
-        with self._subject.open(inputs=True, weight_gradients=True):
-            yield lambda rows: {OTHER: Gradients((_single(self._one_by_one(rows)),))}
+            return lambda rows: {OTHER: Gradients((_single(self._subject.jacobian(rows, names, output)),))}
+        return lambda rows: {OTHER: Gradients((_single(self._one_by_one(rows)),))}
 
     def _one_by_one(self, batch: Batch) -> Tensor:
         """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers)."""
         parameters = list(self.rest.values())
         samples = []
-        for i in range(batch.size or 1):
-            trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
-            rows = []
-            for v in self._vectors(trace.output):
-                grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
-                rows.append(torch.cat([g.reshape(-1) for g in grads]))
-            samples.append(torch.stack(rows).detach())
+        with self._subject.open(inputs=True, weight_gradients=True):
+            for i in range(batch.size or 1):
+                trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
+                rows = []
+                for v in self._vectors(trace.output):
+                    grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
+                    rows.append(torch.cat([g.reshape(-1) for g in grads]))
+                samples.append(torch.stack(rows).detach())
         return torch.stack(samples)
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
@@ -153,7 +177,7 @@ class TangentFeatures:
             passed += outputs
             # Gradients arrive position by position, whatever is made of them.
             numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
-            if pairs_are_cheaper(layer, samples, positions, c):
+            if not self._materialise and pairs_are_cheaper(layer, samples, positions, c):
                 self._pairs.add(layer.name)
             elif not layer.one_hot:
                 numbers += c * layer.groups * layer.k_out * layer.k_in
@@ -193,7 +217,7 @@ class TangentFeatures:
             ):
                 claims.append((id(weight), layer.name, self._weights))
                 covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
-            bias = _bias(layer)
+            bias = _bias_of(layer)
             if bias is None or layer.vector is None or id(bias) not in true:
                 continue
             if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1))):
@@ -209,7 +233,7 @@ class TangentFeatures:
             id(tensor)
             for layer in self._subject.layers
             if layer.name not in trace.calls
-            for tensor in (layer.weight(), _bias(layer))
+            for tensor in (layer.weight(), _bias_of(layer))
             if id(tensor) in true and not true[id(tensor)].any()
         }
         self.rest = {
@@ -265,7 +289,7 @@ def _single(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.float32)
 
 
-def _bias(layer: Layer) -> Tensor | None:
+def _bias_of(layer: Layer) -> Tensor | None:
     found: Any = layer.module
     for part in (layer.bias or "").split("."):
         found = getattr(found, part, None)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.kernels import ck, kernel_target_alignment, ntk
+from featlearn.kernels import LazyRegressor, ck, kernel_target_alignment, ntk
 from featlearn.lab.nets import ntk_mlp
 from featlearn.lab.nets.activations import Activation
 from featlearn.lab.tasks import TeacherTask, teacher_task
 from featlearn.numerics import Seed, as_generator
 from featlearn.numerics.linalg import symmetric_eigh
+from featlearn.spectra import ChangeNorms, Phase, change_norms, phase
 from featlearn.training import History, fit
 
 __all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "new_student", "train_student"]
@@ -105,12 +106,8 @@ def _squared_error(prediction: Tensor, task: TeacherTask) -> float:
 
 def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
     """Test error of lazy training, ``f_0(x) + K(x, X) K(X, X)^-1 (y - f_0(X))`` (spectral paper, equation 6)."""
-    points, n = torch.cat([task.X, task.X_test]), len(task.X)
-    kernel = ntk(model, points, task.X)
-    assert isinstance(kernel, Tensor)
-    with torch.no_grad():
-        f = model(points).double()
-    return _squared_error(f[n:] + kernel[n:] @ torch.linalg.solve(kernel[:n], task.y.double() - f[:n]), task)
+    lazy = LazyRegressor(model).fit(task.X.double().numpy(), task.y.double().numpy())
+    return _squared_error(torch.from_numpy(lazy.predict(task.X_test.double().numpy())), task)
 
 
 def _measure(model: nn.Module, task: TeacherTask) -> _State:
@@ -132,16 +129,13 @@ def _spectrum(matrix: Tensor, gram: Tensor, directions: Tensor, kta: float | Non
 
 
 def _evolution(before: _Spectrum, after: _Spectrum) -> MatrixEvolution:
-    change = after.matrix - before.matrix
-    square = torch.linalg.eigvalsh(change.mT @ change)[-1]  # many times faster than the norm by singular values
     kta = None if before.kta is None or after.kta is None else (before.kta, after.kta)
     return MatrixEvolution(
         initial=before.values,
         trained=after.values,
         alignment=(before.alignment, after.alignment),
         kta=kta,
-        operator_change=float(square.clamp_min(0).sqrt()),
-        frobenius_change=float(change.norm()),
+        change=change_norms(before.matrix, after.matrix),
     )
 
 
@@ -155,16 +149,18 @@ class MatrixEvolution:
         alignment: Before and after, length of the leading eigenvector's projection onto what there is to learn: the
             teacher's directions for weights, ``|beta . u_1|``, and the labels for kernels, ``|y . v_1| / |y|``.
         kta: Kernel target alignment before and after (equation 15); None for weights.
-        operator_change: Operator norm of the change of W, or of the kernel.
-        frobenius_change: Frobenius norm of the same.
+        change: Norms of the change of W, or of the kernel.
     """
 
     initial: Tensor
     trained: Tensor
     alignment: tuple[float, float]
     kta: tuple[float, float] | None
-    operator_change: float
-    frobenius_change: float
+    change: ChangeNorms
+
+    def phase(self) -> Phase:
+        """Which phase the spectrum is in; see `featlearn.spectra.phase`."""
+        return phase(self.initial, self.trained)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +192,10 @@ class SpectralEvolution:
     ck: MatrixEvolution
     ntk: MatrixEvolution
     readout_change: float
+
+    def phases(self) -> dict[str, Phase]:
+        """The phase of the weights and of both kernels."""
+        return {"W": self.weights.phase(), "CK": self.ck.phase(), "NTK": self.ntk.phase()}
 
 
 @dataclass(frozen=True, eq=False)
