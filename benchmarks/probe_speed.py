@@ -11,7 +11,7 @@ from torch.func import functional_call, jacrev, vmap
 
 import featlearn as fl
 from benchmarks.models import GPT, resnet
-from benchmarks.timing import Row, best_times
+from benchmarks.timing import Row, best_times, limited
 from featlearn.lab.nets import mlp
 
 SKETCHES = 16
@@ -57,14 +57,14 @@ def mlp_rows() -> list[Row]:
     name = "MLP 784-5x256-10, n = 4096"
     reference = "10 backward passes to the input"
     return [
-        _row(name, "bare passes", floor, reference, floor, None),
-        _row(name, "probe: all scalars, K, FACT, eNFA", times["probe"], reference, floor, 1.5),
-        _row(name, "probe, with initial", times["probe with initial"], reference, floor, 3.5),
-        _row(
+        limited(name, "bare passes", floor, reference, floor, None),
+        limited(name, "probe: all scalars, K, FACT, eNFA", times["probe"], reference, floor, 1.5),
+        limited(name, "probe, with initial", times["probe with initial"], reference, floor, 3.5),
+        limited(
             name, "torch.func: Jacobian in each weight (scaled from 64 rows)", weights, "probe", times["probe"], -10.0
         ),
         # Out of reach: this recipe takes 3.6 times the bare passes, which any method must make.
-        _row(name, "torch.func: Jacobian in each h, K alone", min(slow.values()), "probe", times["probe"], -10.0),
+        limited(name, "torch.func: Jacobian in each h, K alone", min(slow.values()), "probe", times["probe"], -10.0),
     ]
 
 
@@ -87,8 +87,8 @@ def resnet_rows() -> list[Row]:
     func = best_times({"func": lambda: perturbed_by_torch_func(model, X, 16, None)}, turns=1)["func"]
     name = "ResNet, 9 matrices, 256 images of 32 x 32"
     return [
-        _row(name, "probe", times["probe"], "10 backward passes to the input", times["bare"], None),
-        _row(name, "torch.func: Jacobian in each h, K alone", func, "probe", times["probe"], -1.0),
+        limited(name, "probe", times["probe"], "10 backward passes to the input", times["bare"], None),
+        limited(name, "torch.func: Jacobian in each h, K alone", func, "probe", times["probe"], -1.0),
     ]
 
 
@@ -113,8 +113,8 @@ def gpt_rows() -> list[Row]:
     func = best_times({"func": lambda: perturbed_by_torch_func(model, ids, 8, SKETCHES)}, turns=1)["func"]
     name = "GPT, 4 blocks, 25 matrices, 32 x 64 tokens"
     return [
-        _row(name, "probe", times["probe"], "16 backward passes to the embeddings", times["bare"], None),
-        _row(name, "torch.func: Jacobian in each h, K alone", func, "probe", times["probe"], -1.0),
+        limited(name, "probe", times["probe"], "16 backward passes to the embeddings", times["bare"], None),
+        limited(name, "torch.func: Jacobian in each h, K alone", func, "probe", times["probe"], -1.0),
     ]
 
 
@@ -188,15 +188,6 @@ def _perturbed(model: nn.Module, module: nn.Module, rows: Tensor, sketches: int 
         jacobian = jacobian.flatten(2).mT
     jacobian = jacobian.reshape(-1, jacobian.shape[-1])
     return (jacobian.mT @ jacobian).double()
-
-
-def _row(name: str, candidate: str, seconds: float, reference: str, base: float, limit: float | None) -> Row:
-    """A line of the table; a limit is at most so much, a negative one at least."""
-    ratio = seconds / base
-    if limit is None:
-        return Row(name, candidate, seconds, reference, ratio)
-    met = ratio <= limit if limit > 0 else ratio >= -limit
-    return Row(name, candidate, seconds, reference, ratio, f"{'<=' if limit > 0 else '>='} {abs(limit):g}", met)
 
 
 def rows() -> list[Row]:
