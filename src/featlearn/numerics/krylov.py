@@ -22,8 +22,8 @@ __all__ = ["Eigenpairs", "Estimate", "frobenius_norm", "hutchpp_trace", "top_eig
 _DENSE = 64  # up to this size all columns are as cheap as Lanczos' method
 _LARGE = 4096  # from this size on all columns would take too much memory
 _BLOCK = 64  # columns at a time where all are asked for
-_ROUGH = 1e-3  # how well an eigenvalue is found out that is only compared with others
-_NOTHING = 1e-12  # of the largest eigenvalue
+_ROUGH = 1e-4  # how well an eigenvalue is found out that is only compared with others
+_ROUNDING = 1e-12
 _ASYMMETRIC = 1e-3
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ def top_eigenpairs(
     Args:
         operator: A symmetric matrix, or a ``LinearOperator`` such as that of `featlearn.kernels.ntk_operator`.
         k: How many.
-        tolerance: Of the residuals, relative to each eigenvalue.
+        tolerance: Of the residuals, relative to each eigenvalue plus twice the root mean square of all.
         generator: Generator or seed of the first vector.
         max_iterations: Restarts after which to give up, 10 n by default.
 
@@ -86,19 +86,19 @@ def top_eigenpairs(
         raise InputError(f"k must be a whole number from 1 to the size of the matrix, {n}, got {k!r}")
     if not 0 < tolerance < 1:
         raise InputError(f"tolerance must be between 0 and 1, got {tolerance!r}")
-    start = _normal(as_generator(generator, "top_eigenpairs"), n, 1)
     few = 2 * k + 1 < n
     if not few and n > _LARGE:
         raise InputError(f"k={k} is more than Lanczos' method finds of a matrix of size {n}: ask for less than half")
+    start = _normal(as_generator(generator, "top_eigenpairs"), n, 1)
+    scale = float(np.linalg.norm(counted(start)) / np.linalg.norm(start))
     if n <= _DENSE or not few:
         values, vectors = _dense(counted, k)
-    elif not counted(start).any():
+    elif scale == 0:
         values, vectors = np.zeros(k), np.linalg.qr(np.hstack([start, np.eye(n, k - 1)]))[0]
     else:
-        values, vectors = _lanczos(counted, k, start, tolerance, max_iterations)
-        values, vectors = _with_copies(counted, values, vectors, tolerance, max_iterations)
+        values, vectors = _leading(counted, k, start, 2 * scale, tolerance, max_iterations)
     residuals = np.linalg.norm(counted(vectors) - vectors * values, axis=0)
-    if residuals.max() > max(_ASYMMETRIC, 10 * tolerance) * np.abs(values).max():
+    if residuals.max() > max(_ASYMMETRIC, 10 * tolerance) * (scale + np.abs(values).max()):
         raise InputError(
             f"the residuals are up to {residuals.max():.2g} for eigenvalues up to {np.abs(values).max():.2g}: "
             "the operator is not symmetric, or not the same at every application"
@@ -181,9 +181,37 @@ class _Counted:
         return result
 
 
+def _leading(
+    product: _Counted, k: int, start: Array, shift: float, tolerance: float, max_iterations: int | None
+) -> tuple[Array, Array]:
+    """Eigenpairs by Lanczos' method, with the copies it has passed over in the place of the last ones.
+
+    Shifted by more than the mean is below zero: a tolerance relative to an eigenvalue of zero would never be met.
+    """
+    values, vectors = _lanczos(lambda v: product(v) + shift * v, k, start, tolerance, max_iterations)
+    generator = as_generator(0, "copies")
+    for _ in range(k):
+
+        def rest(v: Array, known: Array = vectors) -> Array:
+            inside = _without(known, v)
+            return _without(known, product(inside)) + shift * inside
+
+        value, vector = _lanczos(rest, 1, _without(vectors, _normal(generator, product.n, 1)), _ROUGH, max_iterations)
+        if value[0] <= values[-1] + max(tolerance, _ROUNDING) * abs(values[-1]):
+            break
+        value, vector = _lanczos(rest, 1, vector, tolerance, max_iterations)
+        vector = _without(vectors, vector)
+        values = np.append(values[:-1], value)
+        vectors = np.hstack([vectors[:, :-1], vector / np.linalg.norm(vector)])
+        order = np.argsort(-values, kind="stable")
+        values, vectors = values[order], vectors[:, order]
+    return values - shift, vectors
+
+
 def _lanczos(
     product: Callable[[Array], Array], k: int, start: Array, tolerance: float, max_iterations: int | None
 ) -> tuple[Array, Array]:
+    """The k largest eigenvalues, descending, and their vectors, each eigenvalue perhaps with too few of its copies."""
     n = len(start)
     operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
     try:
@@ -194,32 +222,6 @@ def _lanczos(
             "more max_iterations, or a larger k, if the last ones asked for lie close to those that follow"
         ) from error
     return values[::-1], vectors[:, ::-1]
-
-
-def _with_copies(
-    product: _Counted, values: Array, vectors: Array, tolerance: float, max_iterations: int | None
-) -> tuple[Array, Array]:
-    """Eigenpairs with what Lanczos' method has passed over in the place of the last ones."""
-    generator = as_generator(0, "copies")
-    for _ in range(len(values)):
-        # Shifted, so that a rest of zero, or of rounding alone, is found as easily as any.
-        nothing = _NOTHING * float(np.abs(values).max())
-        shift = max(abs(values[-1]), nothing)
-
-        def rest(v: Array, known: Array = vectors, shift: float = shift) -> Array:
-            inside = _without(known, v)
-            return _without(known, product(inside)) + shift * inside
-
-        value, vector = _lanczos(rest, 1, _without(vectors, _normal(generator, product.n, 1)), _ROUGH, max_iterations)
-        if value[0] - shift <= values[-1] + max(tolerance * shift, nothing):
-            break
-        value, vector = _lanczos(rest, 1, vector, tolerance, max_iterations)
-        vector = _without(vectors, vector)
-        vector /= np.linalg.norm(vector)
-        values, vectors = np.append(values[:-1], value - shift), np.hstack([vectors[:, :-1], vector])
-        order = np.argsort(-values, kind="stable")
-        values, vectors = values[order], vectors[:, order]
-    return values, vectors
 
 
 def _dense(product: _Counted, k: int) -> tuple[Array, Array]:
