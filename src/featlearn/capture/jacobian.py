@@ -11,7 +11,7 @@ from torch.func import functional_call, vjp, vmap
 
 from featlearn.capture.batches import Batch, Forward, map_tensors, run_forward
 
-__all__ = ["VectorisationError", "sample_jacobian"]
+__all__ = ["VectorisationError", "Whole", "sample_jacobian"]
 
 
 class VectorisationError(RuntimeError):
@@ -36,7 +36,7 @@ def sample_jacobian(
 
     Time: a forward pass and c backward passes. Memory: the graph of c backward passes, and the result.
     """
-    whole = _Whole(model, forward)
+    whole = Whole(model, forward)
     parameters = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in set(names)}
     order = [f"model.{name}" for name in names]
 
@@ -61,7 +61,7 @@ def sample_jacobian(
     return found.detach()
 
 
-class _Whole(nn.Module):
+class Whole(nn.Module):
     """A model together with the way it is called."""
 
     def __init__(self, model: nn.Module, forward: Forward | None) -> None:
@@ -69,6 +69,7 @@ class _Whole(nn.Module):
         self.model, self._forward = model, forward
 
     def forward(self, batch: Batch) -> Any:
+        """The output for a batch."""
         return run_forward(self.model, batch, self._forward)
 
 

@@ -14,6 +14,7 @@ from featlearn.capture.batches import Batch, Forward, as_batch, batches, first_r
 from featlearn.capture.capture import Capture, Trace
 from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
+from featlearn.capture.products import forward_products
 from featlearn.capture.state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
@@ -161,6 +162,17 @@ class Subject:
             if self._train_mode == "eval":
                 self.model.eval()
             return sample_jacobian(self.model, batch, self._forward, names, output)
+
+    def forward_products(self, batch: Batch, directions: Mapping[str, Tensor]) -> Tensor:
+        """Derivatives of the outputs along directions in the parameters; see `featlearn.capture.products`.
+
+        Without hooks: the model must not be open.
+        """
+        assert self._capture is None
+        with preserved_rng(), preserved(self.model), eager():
+            if self._train_mode == "eval":
+                self.model.eval()
+            return forward_products(self.model, batch, self._forward, directions)
 
     def numbers_of_a_sample(self, data: Any) -> float:
         """How many pre-activations, or outputs, one sample of data given as tensors has."""
