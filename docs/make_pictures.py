@@ -12,6 +12,7 @@ from matplotlib.patches import FancyBboxPatch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.lab.experiments import spectral_case
 from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
 from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
@@ -39,6 +40,26 @@ def figure_1() -> None:
         crop=8,
     )
     save_figure(figure, IMAGES / "figure-1.png", dpi=110)
+
+
+def phases() -> None:
+    """A spectrum in each phase: three cases of table 1 of the spectral paper at half size, and one of weight decay."""
+    cases = {case: spectral_case(case, seed=0) for case in (1, 3, 4)}
+    found = {
+        "invariant": (cases[1].weights.phase(), "case 1, gradient descent: $W^T W/h$"),
+        "spike": (cases[3].weights.phase(), "case 3, SGD at a large rate: $W^T W/h$"),
+        "heavy-tail": (cases[4].ck.phase(), "case 4, Adam: the conjugate kernel"),
+    }
+    task = chain_monomial_task(n=2000, d=64, r=5, generator=0)
+    model = mlp([64, 128, 1], activation="quadratic", generator=0)
+    before = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
+    fit(model, (task.X, task.y), optimizer="adam", lr=3e-3, steps=1500, weight_decay=1e-3, schedule="cosine")
+    after = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
+    found["collapse"] = (fl.spectra.phase(before, after), "weight decay, a task of five inputs: $W^T W/h$")
+    for name, (phase, title) in found.items():
+        print(f"{name}: {phase}")
+        save_figure(phase.plot(title), IMAGES / f"phase-{name}.png", dpi=110)
+    save_figure(fl.spectra.power_law(cases[4].ck.trained).plot(), IMAGES / "tail.png", dpi=110)
 
 
 class Block(nn.Module):
@@ -169,3 +190,4 @@ if __name__ == "__main__":
     flow()
     figure_1()
     reports()
+    phases()

@@ -6,8 +6,28 @@ from importlib.metadata import version
 from featlearn import spectra
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
-from featlearn.kernels import centred_alignment, ck, kernel_target_alignment, label_kernel, ntk, ptk
-from featlearn.numerics import corrupt, cosine, pearson, principal_angles, psd_power
+from featlearn.kernels import (
+    AverageKernel,
+    LazyRegressor,
+    average_ntk,
+    centred_alignment,
+    ck,
+    kernel_target_alignment,
+    label_kernel,
+    ntk,
+    ntk_operator,
+    ptk,
+)
+from featlearn.numerics import (
+    corrupt,
+    cosine,
+    frobenius_norm,
+    hutchpp_trace,
+    pearson,
+    principal_angles,
+    psd_power,
+    top_eigenpairs,
+)
 
 __all__ = [  # noqa: RUF022  # grouped by use
     # measure a model
@@ -17,20 +37,27 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "egop",
     "probe",
     # kernels
+    "AverageKernel",
+    "LazyRegressor",
+    "average_ntk",
     "centred_alignment",
     "ck",
     "kernel_target_alignment",
     "label_kernel",
     "ntk",
+    "ntk_operator",
     "ptk",
     # laws and tails of spectra
     "spectra",
     # compare and transform matrices
     "corrupt",
     "cosine",
+    "frobenius_norm",
+    "hutchpp_trace",
     "pearson",
     "principal_angles",
     "psd_power",
+    "top_eigenpairs",
     # errors
     "FeatlearnError",
     "InputError",

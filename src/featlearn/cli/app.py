@@ -13,7 +13,7 @@ from rich.table import Table
 from featlearn import __version__
 from featlearn.errors import FeatlearnError
 from featlearn.features import Report
-from featlearn.lab.experiments import ChainAlignment, chain_alignment
+from featlearn.lab.experiments import ChainAlignment, SpectralEvolution, chain_alignment, spectral_case
 from featlearn.plots import save_figure
 
 __all__ = ["app"]
@@ -41,13 +41,15 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of data, network and rotations.")] = 0,
 ) -> None:
-    """Train a network on the chain monomial, probe it before and after, and draw what it learnt."""
+    """Train two small networks, probe the layers of one, look at the spectrum of the other, and draw both."""
     began = time.perf_counter()
     try:
         result = chain_alignment(seed=seed, progress=True)
         features = save_figure(result.plot(), out / "features.png")
         layers = save_figure(result.after.plot(["nfc", "centered_nfc"]), out / "layers.png")
         result.after.save(out / "report")
+        student = spectral_case(3, (500, 375, 250), lr=18.0, seed=seed, progress=True)
+        spectrum = save_figure(student.weights.phase().plot("spectrum of $W^T W/h$"), out / "spectrum.png")
     except (FeatlearnError, OSError) as error:
         raise SystemExit(f"featlearn: {error}") from error
     seconds = time.perf_counter() - began
@@ -60,9 +62,15 @@ def demo(
     )
     console.print(_layer_table(result.before, result.after))
     console.print(_reading(result))
-    console.print(f"  {features}  [dim]EGOP, NFM, AGOP and corrupted AGOP[/dim]")
-    console.print(f"  {layers}    [dim]correlations by layer[/dim]")
-    console.print(f"  {out / 'report'}        [dim]featlearn.Report.load reads it[/dim]")
+    console.print("[bold]A two-layer network and its teacher[/bold], y = s(x . b) + noise, by SGD at a large rate")
+    console.print(_spectral_reading(student))
+    for path, what in (
+        (features, "EGOP, NFM, AGOP and corrupted AGOP"),
+        (layers, "correlations by layer"),
+        (spectrum, "eigenvalues of the weights before and after"),
+        (out / "report", "featlearn.Report.load reads it"),
+    ):
+        console.print(f"  {path!s:{len(str(features)) + 1}s} [dim]{what}[/dim]")
     console.print(f"[dim]{seconds:.1f} s[/dim]")
 
 
@@ -74,6 +82,16 @@ def _reading(result: ChainAlignment) -> str:
         f"With random eigenvectors in place of K's own it falls to {result.mean_corrupted_nfc:.2f} "
         f"({low:.2f} to {high:.2f}).\n"
         f"K is far from the identity: its eigenvalues deviate by {result.spread:.1f} times their mean.\n"
+    )
+
+
+def _spectral_reading(student: SpectralEvolution) -> str:
+    """What became of the spectrum, in words."""
+    before, after = student.weights.alignment
+    return (
+        f"The weights' spectrum is {student.weights.phase()}.\n"
+        f"Cosine of the leading direction with b: {before:.2f} before, {after:.2f} after training.\n"
+        f"Test error {student.test_error:.3f}; the kernel machine of the initial network {student.lazy_error:.3f}.\n"
     )
 
 

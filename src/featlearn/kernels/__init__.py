@@ -4,6 +4,7 @@ from featlearn.kernels.alignment import centred_alignment, centred_kernel, kerne
 from featlearn.kernels.average import AverageKernel, average_ntk
 from featlearn.kernels.layer_kernels import ck, ptk
 from featlearn.kernels.lazy import LazyRegressor
+from featlearn.kernels.operator import ntk_operator
 from featlearn.kernels.tangent import ntk
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "kernel_target_alignment",
     "label_kernel",
     "ntk",
+    "ntk_operator",
     "ptk",
 ]

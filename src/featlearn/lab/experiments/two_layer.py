@@ -112,7 +112,8 @@ def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
 
 def _measure(model: nn.Module, task: TeacherTask) -> _State:
     w = model.get_parameter(_HIDDEN).detach().double().clone()
-    conjugate, tangent = ck(model, task.X), ntk(model, task.X)
+    # In double precision: rounding to single would give eigenvalues to the null space.
+    conjugate, tangent = ck(model, task.X, dtype=torch.float64), ntk(model, task.X, dtype=torch.float64)
     assert isinstance(tangent, Tensor)
     return _State(
         weights=_spectrum(w, w.mT @ w / w.shape[0], task.teacher.directions.mT),
