@@ -114,7 +114,7 @@ def test_columns_share_the_forward_passes() -> None:
     theta @ np.ones(9)
     assert calls == 6  # two passes over three batches, whatever the number of outputs
     theta @ np.ones((9, 5))
-    assert calls == 6 + 6
+    assert calls == 6 + 3 * (1 + 4)  # 15 derivatives by fours; five products apart would take 30 calls
 
 
 def test_parameters_that_do_not_fit_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +228,20 @@ def test_what_one_way_can_do(function: Any) -> None:
 
 
 def test_what_neither_way_can_do() -> None:
-    model = With(Cube.apply)
-    assert torch.isfinite(ntk(model, X)).all()
-    with pytest.raises(fl.UnsupportedModelError, match=r"neither in forward mode \(.*\) nor by a second backward pass"):
-        ntk_operator(model, X)
+    message = r"neither in forward mode \(.*\) nor by a second backward pass \(.*\): use ntk, which needs neither$"
+    bag = nn.Sequential(nn.EmbeddingBag(7, 3), nn.Linear(3, 2)).double()
+    for model, data in ((With(Cube.apply), X), (bag, torch.arange(6).reshape(3, 2))):
+        assert torch.isfinite(ntk(model, data)).all()
+        with pytest.raises(fl.UnsupportedModelError, match=message):
+            ntk_operator(model, data)
+
+
+def test_inside_no_grad_and_inference_mode() -> None:
+    model = net()
+    for off in (torch.no_grad(), torch.inference_mode()):
+        with off:
+            found = ntk_operator(model, X) @ np.eye(9)
+        assert close(found, ntk(model, X))
 
 
 def test_bad_input() -> None:

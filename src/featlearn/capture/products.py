@@ -16,7 +16,7 @@ from featlearn.capture.jacobian import Whole
 
 __all__ = ["differentiable_attention", "forward_products", "reverse_products"]
 
-_DIRECTIONS = 16  # at a time: by then the forward pass itself is no longer felt
+_DIRECTIONS = 4  # at a time: more would share the forward pass better, but leave the processor's cache
 
 
 @contextmanager
@@ -37,7 +37,8 @@ def forward_products(
         forward: As in `featlearn.probe`.
         directions: (m, ...) for each parameter that moves, by name.
 
-    Time: one forward pass, and two products a layer for each direction. Memory: no graph; m activations at a time.
+    Time: a forward pass for each four directions, and two products a layer for each direction. Memory: no graph, but
+    the activations of four.
     """
     whole = Whole(model, forward)
     names = list(directions)

@@ -22,7 +22,7 @@ from featlearn.numerics.progress import progress_bar
 
 __all__ = ["ntk_operator"]
 
-_NUMBERS = 2**22  # pre-activations in a batch: more would leave the processor's cache between two operations
+_NUMBERS = 2**20  # pre-activations in a batch: more would leave the processor's cache between two operations
 _FEWEST, _MOST = 16, 4096
 
 Array = NDArray[np.float64]
@@ -73,10 +73,15 @@ def ntk_operator(
         An operator of shape (n, n), symmetric, float64 outside; inside, products are in the model's precision and
         sums in float64.
 
-    Time: for k vectors and c outputs two forward passes over the data, c k backward passes, and c k times about two
-    thirds of a forward-mode pass: with ``matmat`` the forward passes are shared. Memory: c k times the parameters,
+    Time: for k vectors and c outputs c k backward passes and c k forward passes of derivatives over the data; a
+    product with one output takes two to three times as long as a forward and a backward pass. With ``matmat`` the
+    backward passes share one forward pass, and the derivatives share theirs by fours. Memory: c k times the parameters
     in float64 (if that is over a quarter of the machine's memory, fewer at a time, with more forward passes), and the
     graph of one batch; never n times anything but X and the vectors.
+
+    Raises:
+        UnsupportedModelError: An operation, such as that of `torch.nn.EmbeddingBag`, has neither a forward mode nor a
+            second derivative.
     """
     if outputs != "trace" and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 0):
         raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}')
@@ -113,7 +118,7 @@ class _Products:
     def prepare(self, data: Any, batch_size: int | None, one_row_a_sample: bool) -> None:
         """Cut the data, count samples and outputs, and find out how the model can be differentiated."""
         subject = self._subject
-        with differentiable_attention():
+        with torch.inference_mode(False), differentiable_attention():
             with subject.open(weight_gradients=True):
                 if sliceable(data) and batch_size is None:
                     rows = _NUMBERS / subject.numbers_of_a_sample(data)
@@ -130,7 +135,7 @@ class _Products:
             self._choose(few_rows(subject.batch(self._raw[0][1])))
 
     def apply(self, given: Any) -> Array:
-        """``Theta V`` for a vector or the columns of a matrix."""
+        """``Theta V`` for a vector or the columns of a matrix, checked."""
         if self._subject.is_outdated() or self._subject.mark() != self._mark:
             raise InputError("the weights of the model have changed since the operator was made: make it again")
         if np.iscomplexobj(given):
@@ -138,14 +143,20 @@ class _Products:
         V = np.array(given, dtype=np.float64)
         if not np.isfinite(V).all():
             raise InputError("the operator was applied to a vector with NaN or infinite entries")
-        vectors, sizes = _scaled(torch.from_numpy(V.reshape(self.n, -1)).to(self._subject.device).mT)
+        with torch.inference_mode(False), differentiable_attention():
+            vectors = torch.from_numpy(V.reshape(self.n, -1)).to(self._subject.device)
+            return np.asarray(self._product(vectors.mT).mT.cpu().numpy()).reshape(V.shape)
+
+    def _product(self, given: Tensor) -> Tensor:
+        """``Theta v`` for each row v."""
+        vectors, sizes = _scaled(given)
         result = torch.zeros_like(vectors)
         chosen = range(self._count) if isinstance(self._outputs, str) else [self._outputs]
         pairs = [(column, c) for column in range(len(vectors)) for c in chosen]
         step = max(1, parse_memory(None) // 2 // (8 * self._numbers))
         groups = [pairs[i : i + step] for i in range(0, len(pairs), step)]
         total = 2 * len(groups) * len(self._raw)
-        with differentiable_attention(), progress_bar(total, "kernel products", self._progress) as advance:
+        with progress_bar(total, "kernel products", self._progress) as advance:
             for group in groups:
                 sums, scale = _scaled(self._pulled(vectors, group, advance))
                 if not torch.isfinite(scale).all():
@@ -153,7 +164,7 @@ class _Products:
                 for rows, found in self._pushed(sums, advance):
                     for i, (column, c) in enumerate(group):
                         result[column, rows] += found[i, :, c] * scale[i]
-        return np.asarray((result * sizes[:, None]).mT.cpu().numpy()).reshape(V.shape)
+        return result * sizes[:, None]
 
     def _pulled(self, vectors: Tensor, pairs: Sequence[Pair], advance: Callable[..., None]) -> Tensor:
         """``J_c^T v`` for pairs of a vector and an output, (pairs, numbers)."""
