@@ -19,6 +19,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test,lint]'
+	$(PIP) --no-deps nngeometry  # a peer in the tests; it asks for torchvision, which it does not need here
 	touch $@ $(VENV)/run.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
