@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +65,9 @@ class CheckpointReader:
 def _load(file: Path) -> Mapping[str, Any]:
     try:
         # Only the zip format of torch 1.6 and later can be mapped.
-        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickle's protocol: what cannot be read is refused below
+            loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         refused = re.search(r"GLOBAL (\S+)", str(error))
         why = f"it asks for {refused[1]}" if refused else "it is damaged or no checkpoint"

@@ -48,8 +48,9 @@ def weight_spectra(
 
     Modules are split as by `probe`: convolutions into their groups, attention into q, k and v, and also the fused
     ``c_attn``, ``qkv`` and ``Wqkv`` of other libraries where they are three times as long as wide. A file does not
-    tell the groups of a convolution: they are then taken as one. Embeddings are taken. Tied tensors are taken once,
-    and the weight of a weight norm is what its factors make. Stacks (experts) are blocks of one matrix.
+    tell the groups of a convolution, which are then taken as one, nor a buffer from a parameter.
+    Embeddings are taken. Tied tensors are taken once, and the weight of a weight norm is what its factors make. Stacks
+    (experts) are blocks of one matrix.
 
     Args:
         source: A model, a state dict or a checkpoint that holds one, a ``.safetensors`` file, a torch checkpoint
