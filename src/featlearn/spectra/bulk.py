@@ -31,8 +31,8 @@ def fit_marchenko_pastur(eigenvalues: Any, rows: int, columns: int) -> FittedBul
     of the eigenvalues, is left out and the median taken again, until nothing changes. A signal of rank k leaves the
     bulk of a matrix with k rows and k columns less, so that is the law.
 
-    Measured at 768 columns and as many rows, or four times as many: the variance is found to 0.5% and 0.3%, with 0,
-    5 and 20 spikes of ten times the edge alike, where the mean square is up to 105% and 59% off.
+    Measured at 768 columns and as many rows, or four times as many, three draws of each: the variance is found to
+    0.5% and 0.3%, with 0, 5 and 20 spikes of ten times the edge alike, where the mean square is up to 105% and 59% off.
 
     Args:
         eigenvalues: All those of the smaller side of a weight W, of ``W^T W`` or ``W W^T``, not divided by anything.
