@@ -1,5 +1,6 @@
 """Spectra: the laws of random matrices, tails, and what stands outside a law."""
 
+from featlearn.spectra.bulk import FittedBulk, fit_marchenko_pastur
 from featlearn.spectra.change import ChangeNorms, change_norms, weight_eigenvalues
 from featlearn.spectra.comparison import TailComparison, compare
 from featlearn.spectra.conjugate import conjugate_kernel_law
@@ -12,11 +13,15 @@ from featlearn.spectra.phases import Phase, PhaseEvidence, PhaseName, phase
 from featlearn.spectra.ranks import effective_rank, spectral_entropy, stable_rank
 from featlearn.spectra.spikes import Spikes, bbp_threshold, edge_scale, spikes
 from featlearn.spectra.tails import PowerLawFit, power_law
+from featlearn.spectra.weight_report import TensorCoverage, WeightSpectra
+from featlearn.spectra.weight_spectrum import WeightSpectrum
+from featlearn.spectra.weights import weight_spectra
 
 __all__ = [
     "Bulk",
     "ChangeNorms",
     "EmpiricalEdge",
+    "FittedBulk",
     "Histogram",
     "Law",
     "LeadingAlignment",
@@ -28,6 +33,9 @@ __all__ = [
     "Spikes",
     "TailComparison",
     "TailEvidence",
+    "TensorCoverage",
+    "WeightSpectra",
+    "WeightSpectrum",
     "bbp_threshold",
     "change_norms",
     "compare",
@@ -35,6 +43,7 @@ __all__ = [
     "edge_scale",
     "effective_rank",
     "empirical_edge",
+    "fit_marchenko_pastur",
     "histogram",
     "ks_distance",
     "leading_alignment",
@@ -49,4 +58,5 @@ __all__ = [
     "subspace_alignment",
     "tail_evidence",
     "weight_eigenvalues",
+    "weight_spectra",
 ]
