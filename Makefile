@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WATCHER := .venv-weightwatcher
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One thread a process: two test workers on two cores must not fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
@@ -41,11 +42,17 @@ lint: $(VENV)/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/test.stamp
-	$(ONE_THREAD) $(BIN)/python -m benchmarks
+# WeightWatcher, a peer, in an environment of its own: what it asks for may not go with ours.
+$(WATCHER)/run.stamp: constraints.txt
+	$(PYTHON) -m venv $(WATCHER)
+	$(WATCHER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch weightwatcher==0.7.7
+	touch $@
+
+bench: $(VENV)/test.stamp $(WATCHER)/run.stamp
+	$(ONE_THREAD) FEATLEARN_WEIGHTWATCHER=$(CURDIR)/$(WATCHER)/bin/python $(BIN)/python -m benchmarks
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) build site demo benchmarks/results
+	rm -rf $(VENV) $(WATCHER) build site demo benchmarks/results

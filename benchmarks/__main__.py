@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import probe_speed
+from benchmarks import kernel_speed, probe_speed, weights_speed
 from benchmarks.timing import Row
 
 
@@ -18,8 +18,19 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(highlight=False, width=130)
     found: list[Row] = []
-    for benchmark in (probe_speed.mlp_rows, probe_speed.resnet_rows, probe_speed.gpt_rows):
-        with console.status(f"{benchmark.__name__.removesuffix('_rows')} ..."):
+    for benchmark in (
+        probe_speed.mlp_rows,
+        probe_speed.resnet_rows,
+        probe_speed.gpt_rows,
+        kernel_speed.mlp_rows,
+        kernel_speed.conv_rows,
+        kernel_speed.transformer_rows,
+        kernel_speed.tail_rows,
+        weights_speed.weights_rows,
+    ):
+        with console.status(
+            f"{benchmark.__module__.rpartition('.')[2]}: {benchmark.__name__.removesuffix('_rows')} ..."
+        ):
             found += benchmark()
     console.print(_table(found))
     out = Path(__file__).parent / "results" / "latest.json"
@@ -31,7 +42,7 @@ def main() -> None:
         "rows": [row.as_dict() for row in found],
     }
     out.write_text(json.dumps(described, indent=1), encoding="utf-8")
-    console.print(f"[dim]one thread; best of several turns; also in {out.relative_to(Path.cwd())}[/dim]")
+    console.print(f"[dim]one thread; best or middle of several turns; also in {out.relative_to(Path.cwd())}[/dim]")
 
 
 def _table(found: list[Row]) -> Table:

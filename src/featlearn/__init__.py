@@ -28,6 +28,7 @@ from featlearn.numerics import (
     psd_power,
     top_eigenpairs,
 )
+from featlearn.spectra import weight_spectra
 
 __all__ = [  # noqa: RUF022  # grouped by use
     # measure a model
@@ -47,8 +48,9 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "ntk",
     "ntk_operator",
     "ptk",
-    # laws and tails of spectra
+    # laws, tails and phases of spectra
     "spectra",
+    "weight_spectra",
     # compare and transform matrices
     "corrupt",
     "cosine",

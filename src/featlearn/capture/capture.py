@@ -70,21 +70,29 @@ class Trace:
             For each layer one tensor a call, ``(samples, positions, groups, k_out)``; none where ``of``
             depends on no call of the layer.
         """
-        return self._pull(of, cotangent, weights=False)[0]
+        return self._pull(of, cotangent, {})[0]
 
     def gradients_and_weight_gradients(self, of: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
         """As `gradients` of a scalar, and its *total* gradient with respect to each weight tensor.
 
         The total counts every use of a tied weight, as an optimiser does.
         """
-        return self._pull(of, None, weights=True)
+        # Tied layers share a tensor, and autograd returns the total for it: ask once.
+        rows, totals = self._pull(of, None, {id(w): w for w in self.weights.values() if w.requires_grad})
+        return rows, {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
+
+    def gradients_and_totals(
+        self, of: Tensor, cotangent: Tensor, tensors: Sequence[Tensor]
+    ) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """As `gradients`, and in the same pass the gradient with respect to each of some tensors, zeros where none."""
+        rows, totals = self._pull(of, cotangent, {id(t): t for t in tensors})
+        found = [totals.get(id(t)) for t in tensors]
+        return rows, [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
 
     def _pull(
-        self, of: Tensor, cotangent: Tensor | None, weights: bool
-    ) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
+        self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor]
+    ) -> tuple[dict[str, list[Tensor]], dict[int, Tensor | None]]:
         places = [(layer, call) for layer in self.layers for call in self.calls.get(layer.name, ())]
-        # Tied layers share a tensor, and autograd returns the total for it: ask once.
-        leaves = {id(w): w for w in self.weights.values() if w.requires_grad} if weights else {}
         wanted: list[Any] = [call.edge for _, call in places] + list(leaves.values())
         rows: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
         if not of.requires_grad or not wanted:
@@ -103,8 +111,7 @@ class Trace:
             if layer.name in reached:
                 # One call of several without a gradient keeps its place: calls are compared with those of J0.
                 rows[layer.name].append(layer.outputs(of.new_zeros(call.shape) if grad is None else grad))
-        totals = dict(zip(leaves, grads[len(places) :], strict=True))
-        return rows, {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
+        return rows, dict(zip(leaves, grads[len(places) :], strict=True))
 
 
 class Capture:

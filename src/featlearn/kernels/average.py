@@ -16,7 +16,7 @@ from featlearn.capture import Batch, Forward, Subject, initial_model
 from featlearn.errors import InputError
 from featlearn.features.measures import parse_memory
 from featlearn.kernels.shares import average
-from featlearn.kernels.tangent import block_kernels, blocks_of, check_outputs, first_batch, most_rows
+from featlearn.kernels.tangent import block_kernels, blocks_of, check_outputs, first_batch, most_rows, rows_at_a_time
 from featlearn.kernels.tangent_features import Features, TangentFeatures
 from featlearn.layers import unwrap
 from featlearn.numerics.progress import progress_bar
@@ -93,12 +93,12 @@ def average_ntk(
     memory = parse_memory(max_memory) // (1 if max_memory is not None else 2)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-    # Two blocks' averages, those of one point, and what they are made of.
-    rows = memory / 6 / (4 * tangents.numbers_of_the_rest) if batch_size is None else batch_size
+    # Less than for one point: there are the averages beside it.
+    rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
     left = blocks_of(subject, X, rows)
     right = left if Z is None else blocks_of(subject, Z, rows)
     rest = tangents.rest_features(left[0]) if tangents.rest else None
-    calls = len(left) * (1 + len(right)) if right is not left else len(left) * (len(left) + 1) // 2
+    calls = len(left) + (0 if right is left else len(right))  # if all of them fit into the memory
 
     linear: Tensor | None = None
     with progress_bar(calls * points, "points on the path", progress) as advance:
@@ -121,7 +121,7 @@ def average_ntk(
                 linear = tangents.along(total, path.change)
             return total
 
-        kernels = block_kernels(left, right, features, outputs == "full")
+        kernels = block_kernels(left, right, features, outputs == "full", memory)
     assert linear is not None
     path.go(1.0)
     after = _values(subject, left[0], outputs)

@@ -21,6 +21,7 @@ __all__ = [
     "Pairs",
     "Share",
     "average",
+    "bytes_of",
     "contract",
     "derivative",
     "joined",
@@ -148,6 +149,15 @@ def derivative(share: Share, steps: Sequence[Tensor]) -> Tensor:
         return torch.einsum("ncpo,npo->nc", share.j.double(), rows)
     assert isinstance(share, Gradients)
     return _total([part.double() @ step.reshape(-1) for part, step in zip(share.parts, steps, strict=True)])
+
+
+def bytes_of(share: Share) -> int:
+    """Memory that a share takes."""
+    if isinstance(share, Gradients):
+        tensors: tuple[Tensor, ...] = share.parts
+    else:
+        tensors = (share.j, share.x if isinstance(share, Pairs) else share.ids)
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from featlearn.capture import Batch, Forward, Subject, batches, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.features.measures import parse_memory
-from featlearn.kernels.shares import Share, contract
+from featlearn.kernels.shares import Share, bytes_of, contract
 from featlearn.kernels.tangent_features import Features, TangentFeatures, called_by_some
 
-__all__ = ["block_kernels", "blocks_of", "check_outputs", "first_batch", "most_rows", "ntk"]
+__all__ = ["block_kernels", "blocks_of", "check_outputs", "first_batch", "most_rows", "ntk", "rows_at_a_time"]
 
 _FIRST = 64
 _MOST_ROWS = 4096
+_FEWEST_ROWS = 64
+_BLOCK = 2**28  # bytes of features in a block: larger ones only take more time to be joined
 
 
 def ntk(
@@ -70,17 +72,17 @@ def ntk(
     tangents = TangentFeatures(subject, outputs, parameters)
 
     def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
-        # A quarter: the features of two blocks, and what they are made of.
-        rows = memory / 4 / (4 * max(1.0, numbers)) if batch_size is None else batch_size
+        rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
         left = blocks_of(subject, X, rows)
         return left, left if Z is None else blocks_of(subject, Z, rows)
 
+    full = outputs == "full"
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-        kernels = block_kernels(*blocks(tangents.numbers), tangents.features, outputs == "full")
+        kernels = block_kernels(*blocks(tangents.numbers), tangents.features, full, memory)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
-        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), outputs == "full")
+        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory)
     if by_layer:
         return kernels
     total = sum(kernels.values())
@@ -95,18 +97,35 @@ def check_outputs(outputs: str | int) -> None:
 
 
 def block_kernels(
-    left: Sequence[Batch], right: Sequence[Batch], features: Callable[[Batch], Features], full: bool
+    left: Sequence[Batch], right: Sequence[Batch], features: Callable[[Batch], Features], full: bool, memory: float
 ) -> dict[str, Tensor]:
-    """Each share's kernel from the features of blocks of samples; symmetric if both sides are one list."""
+    """Each share's kernel from the features of blocks of samples; symmetric if both sides are one list.
+
+    The features of as many blocks on the right are kept as fit into half of the memory; those of the others are
+    computed again for each block on the left.
+    """
     rows: dict[str, list[list[Tensor]]] = {}
+    kept: dict[int, Features] = {}
+    free = memory / 2
+
+    def of_right(j: int) -> Features:
+        nonlocal free
+        if j in kept:
+            return kept[j]
+        found = features(right[j])
+        size = sum(bytes_of(share) for share in found.values())
+        if size <= free and len(left) > 1:
+            kept[j], free = found, free - size
+        return found
+
     for i, block in enumerate(left):
-        a = features(block)
+        a = of_right(i) if right is left else features(block)
         row: dict[str, list[Tensor]] = {}
-        for j, other in enumerate(right):
+        for j in range(len(right)):
             if right is left and j < i:
                 found = {name: _mirrored(parts[j][i]) for name, parts in rows.items()}
             else:
-                b = a if right is left and i == j else features(other)
+                b = a if right is left and i == j else of_right(j)
                 found = {name: contract(share, _partner(b, name), full).to(torch.float64) for name, share in a.items()}
             for name, kernel in found.items():
                 row.setdefault(name, []).append(kernel)
@@ -124,6 +143,15 @@ def _partner(features: Features, name: str) -> Share:
     if name not in features:
         raise called_by_some(name)
     return features[name]
+
+
+def rows_at_a_time(numbers: float, memory: float) -> float:
+    """How many samples a block has: what products need to be fast, and no more than the memory allows.
+
+    A quarter of it is for the features of a block and what they are made of, another for those of a second one.
+    """
+    size = 4 * max(1.0, numbers)
+    return min(memory / 8 / size, max(_FEWEST_ROWS, _BLOCK / size))
 
 
 def first_batch(subject: Subject, data: Any) -> Batch:

@@ -19,7 +19,7 @@ __all__ = ["OTHER", "Features", "TangentFeatures", "called_by_some", "counted_pa
 OTHER = "other parameters"
 """Under this name stand the gradients in parameters that are no layer's own."""
 
-_CACHE = 2**22  # pre-activations at a time: more samples would leave the processor's cache between two operations
+_CACHE = 2**24  # gradients at a time: what does not stay near the processor until it is used is slower
 _FEW = 16
 
 Features = dict[str, Share]
@@ -182,7 +182,7 @@ class TangentFeatures:
             elif not layer.one_hot:
                 numbers += c * layer.groups * layer.k_out * layer.k_in
         self.numbers = numbers
-        self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, passed)))
+        self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
 
     def _sort(self, trace: Trace) -> bool:
         """Find out which parameters are layers' own, by one backward pass with random weights.
@@ -197,10 +197,8 @@ class TangentFeatures:
         # Not signs: those of two samples may cancel.
         weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
         tensors = list(self._counted.values())
-        total = (trace.output * weights).sum()
-        grads = torch.autograd.grad(total, tensors, retain_graph=True, materialize_grads=True)
+        rows, grads = trace.gradients_and_totals(trace.output, weights, tensors)
         true = {id(t): g for t, g in zip(tensors, grads, strict=True)}
-        rows = trace.gradients(trace.output, weights)
         alone = torch.zeros_like(weights)
         alone[0] = weights[0]
         first = trace.gradients(trace.output, alone)
