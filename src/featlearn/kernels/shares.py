@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from featlearn.capture import Call
-from featlearn.layers import Layer
+from featlearn.layers import Layer, stacked
 
 __all__ = [
     "Gradients",
@@ -90,16 +90,16 @@ def share_of(
     """
     if layer.one_hot:
         ids = _by_positions([layer.inputs(_given(call)) for call in calls])[..., 0, 0]
-        return Indexed(ids, _precise(torch.stack([_by_positions(row)[:, :, 0] for row in rows], dim=1)))
+        return Indexed(ids, _precise(stacked([_by_positions(row)[:, :, 0] for row in rows], dim=1)))
     if weight and pairs:
         x = _by_positions([layer.inputs(_given(call)) for call in calls])
-        return Pairs(_precise(x), _precise(torch.stack([_by_positions(row) for row in rows], dim=1)), bias)
+        return Pairs(_precise(x), _precise(stacked([_by_positions(row) for row in rows], dim=1)), bias)
     parts = []
     if weight:
         found = [_weight_gradients(layer, call, [row[i] for row in rows]) for i, call in enumerate(calls)]
         parts.append(_total(found))
     if bias:
-        parts.append(torch.stack([_total([part.sum(1) for part in row]).flatten(1) for row in rows], dim=1))
+        parts.append(stacked([_total([part.sum(1) for part in row]).flatten(1) for row in rows], dim=1))
     return Gradients(tuple(_precise(part) for part in parts))
 
 
@@ -121,8 +121,8 @@ def _weight_gradients(layer: Layer, call: Call, rows: Sequence[Tensor]) -> Tenso
         return layer.sample_gradients(_given(call), rows).flatten(2)
     x = layer.inputs(_given(call))
     if layer.k_out == layer.k_in == 1:
-        return torch.stack([(row * x).sum((1, 3)) for row in rows], dim=1)
-    j = torch.stack(list(rows), dim=2)  # (n, P, c, G, k_out): the product then needs no copy
+        return stacked([(row * x).sum((1, 3)) for row in rows], dim=1)
+    j = stacked(rows, dim=2)  # (n, P, c, G, k_out): the product then needs no copy
     return torch.einsum("npcgo,npgi->ncgoi", j, x).flatten(2)
 
 

@@ -9,7 +9,7 @@ from featlearn.layers.discover import (
     select_layers,
     unwrap,
 )
-from featlearn.layers.layer import Layer
+from featlearn.layers.layer import Layer, stacked
 from featlearn.layers.linear import token_rows
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "find_layers",
     "register_layer",
     "select_layers",
+    "stacked",
     "token_rows",
     "unwrap",
 ]

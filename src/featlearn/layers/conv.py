@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.layers.layer import Layer
+from featlearn.layers.layer import Layer, stacked
 
 __all__ = ["conv_layers"]
 
@@ -67,7 +67,7 @@ def _sample_gradients(module: Conv, x: Tensor, rows: Sequence[Tensor]) -> Tensor
     """
     groups, c = module.groups, len(rows)
     n, _, _, k_out = rows[0].shape
-    gradients = torch.stack([row.permute(0, 2, 3, 1) for row in rows], dim=2)  # (n, groups, c, k_out, positions)
+    gradients = stacked([row.permute(0, 2, 3, 1) for row in rows], dim=2)  # (n, groups, c, k_out, positions)
     if c * k_out > _GROUPED_UP_TO:
         patches = _patches(module, x).transpose(1, 2)
         found: Tensor = gradients.flatten(2, 3) @ patches

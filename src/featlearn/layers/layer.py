@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "child_name"]
+__all__ = ["Layer", "child_name", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Layer:
     def shape(self) -> tuple[int, int, int]:
         """``(groups, k_out, k_in)``."""
         return self.groups, self.k_out, self.k_in
+
+
+def stacked(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """Tensors along a new dimension; one alone is not copied."""
+    return rows[0].unsqueeze(dim) if len(rows) == 1 else torch.stack(list(rows), dim=dim)
 
 
 def child_name(parent: str, child: str) -> str:
