@@ -90,6 +90,7 @@ def spectral_case(
     - At sizes other than "full" the rate of case 3 is 20: at half size, 22 diverges on some seeds.
 
     Measured at full size (seed 0): errors .360, .385, .242, .241, lazy .290; R^2 .645, .620, .762, .762, lazy .714.
+    The lazy error over seeds 0 to 6 is .272 to .321 (mean .300, deviation .017), its R^2 .679 to .725.
 
     Args:
         case: 1 to 4.
