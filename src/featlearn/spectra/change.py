@@ -11,6 +11,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.numerics.linalg import as_float64
+from featlearn.spectra.gram import gram_eigenvalues
 from featlearn.spectra.leading import leading_vectors
 
 __all__ = ["ChangeNorms", "change_norms", "weight_eigenvalues"]
@@ -103,7 +104,7 @@ def weight_eigenvalues(
     divisor = w.shape[-2] if scale is None else scale
     if not (math.isfinite(divisor) and divisor > 0):
         raise InputError(f"scale must be positive and finite, got {scale!r}")
-    gram = w @ w.mT if w.shape[-2] < w.shape[-1] else w.mT @ w
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).reshape(-1) / divisor
-    zeros = values.new_zeros((sizes[side] - gram.shape[-1]) * (w.shape[0] if w.ndim == 3 else 1))
-    return torch.cat([zeros, values.sort().values])
+    blocks = w if w.ndim == 3 else w.unsqueeze(0)
+    values = torch.from_numpy(gram_eigenvalues(blocks)) / divisor
+    zeros = values.new_zeros((sizes[side] - sizes["smaller"]) * blocks.shape[0])
+    return torch.cat([zeros, values])
