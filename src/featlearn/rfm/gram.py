@@ -1,0 +1,196 @@
+"""The kernel of all training rows in one n x n buffer, with its solver, leave-one-out errors and slopes.
+
+A symmetric matrix needs one triangle. The upper one keeps the pairs (squared distances or inner products) through the
+whole iteration; the lower one holds the kernel and then its Cholesky factor. So distances are computed once, any
+number of ridges can be tried, and the slopes of the feature matrix come from the same buffer at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from featlearn.errors import FeatlearnError
+from featlearn.rfm.kernels import Kernel
+
+__all__ = ["Gram", "SingularKernelError", "leave_one_out"]
+
+_STRIP = 512
+_LADDER = 8
+
+
+class SingularKernelError(FeatlearnError, ArithmeticError):
+    """The kernel with its ridge is not positive definite, even with jitter."""
+
+
+class Gram:
+    """Kernel matrix of n rows with themselves.
+
+    Call `factor` (any number of times), then `solve`, then `inverse_diagonal`, and at the very end `slopes`, which
+    takes the buffer over.
+
+    Args:
+        kernel: The kernel.
+        u: Rows transformed by the root of M, ``(n, d)``; centred for a radial kernel.
+        bandwidth: L.
+
+    Attributes:
+        jitter: What `factor` had to add to the diagonal beyond the shift; 0 nearly always.
+        condition: LAPACK's estimate of the condition number of the last factored matrix (1-norm); NaN off the CPU.
+
+    Memory: one n x n matrix and strips of 512 rows.
+    """
+
+    def __init__(self, kernel: Kernel, u: Tensor, bandwidth: float, buffer: Tensor | None = None) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.jitter = 0.0
+        self.condition = math.nan
+        n = len(u)
+        self._buffer = u.new_empty(n, n) if buffer is None else buffer[: n * n].view(n, n)
+        self._factor: Tensor | None = None
+        for rows in self._strips():
+            # The pairs of one strip with the rows from its first on: the lower triangle would be its mirror.
+            kernel.pairs(u[rows], u[rows.start :], out=self._buffer[rows, rows.start :])
+        self._diagonal = torch.zeros_like(u[:, 0]) if kernel.radial else u.square().sum(1)
+
+    def _strips(self) -> list[slice]:
+        n = len(self._buffer)
+        return [slice(first, min(first + _STRIP, n)) for first in range(0, n, _STRIP)]
+
+    def _pairs_of(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Pairs of a strip with the rows before it, and within it, from the upper triangle."""
+        before = self._buffer[: rows.start, rows].mT.contiguous()
+        within = self._buffer[rows, rows].triu(1)
+        within = within + within.mT
+        within.diagonal().copy_(self._diagonal[rows])
+        return before, within
+
+    def _fill(self, shift: Tensor) -> float:
+        """Put ``K + diag(shift)`` into the lower triangle; its 1-norm."""
+        a = self._buffer
+        sums = torch.zeros_like(self._diagonal)
+        for rows in self._strips():
+            before, within = (self.kernel.values_(part, self.bandwidth) for part in self._pairs_of(rows))
+            within.diagonal().add_(shift[rows])
+            a[rows, : rows.start] = before
+            a[rows, rows] = torch.where(torch.ones_like(within, dtype=torch.bool).tril(), within, a[rows, rows])
+            before.abs_()
+            sums[: rows.start] += before.sum(0)
+            sums[rows] += before.sum(1) + within.abs().sum(1)
+        return float(sums.max())
+
+    def factor(self, shift: Tensor) -> None:
+        """Cholesky factor of ``K + diag(shift)``.
+
+        Where rounding makes the matrix indefinite, jitter is added to the diagonal, from the rounding of the matrix
+        up by factors of ten; a warning says how much.
+
+        Time: ``n^3 / 3``, once for each rung of the ladder.
+        """
+        eps = torch.finfo(self._buffer.dtype).eps
+        self.jitter = 0.0
+        for rung in range(_LADDER):
+            norm = self._fill(shift + self.jitter)
+            if math.isfinite(norm) and self._cholesky(norm):
+                if self.jitter:
+                    warnings.warn(
+                        f"the kernel matrix is singular to {self._buffer.dtype} precision: {self.jitter:.1e} was added "
+                        "to its diagonal; a larger ridge, or dtype='float64', avoids this",
+                        ConvergenceWarning,
+                        stacklevel=2,
+                    )
+                return
+            self.jitter = eps * norm * 10.0**rung
+        raise SingularKernelError(
+            f"the kernel matrix is not positive definite even with {self.jitter:.1e} on its diagonal: "
+            "take a larger ridge, or dtype='float64'"
+        )
+
+    def _cholesky(self, norm: float) -> bool:
+        if self._buffer.device.type != "cpu":
+            self._factor, failed = torch.linalg.cholesky_ex(self._buffer.tril())
+            return not bool(failed)
+        # scipy's LAPACK works in place on column-major arrays: our transpose, whose upper triangle is our lower one.
+        columns, failed = self._call("potrf", self._buffer.numpy().T, lower=0, clean=0, overwrite_a=1)
+        if failed:
+            return False
+        reciprocal, _ = self._call("pocon", columns, norm, uplo="U")
+        self.condition = 1.0 / float(reciprocal) if reciprocal > 0 else math.inf
+        return True
+
+    def _call(self, routine: str, *arguments: Any, **options: Any) -> Any:
+        prefix = "s" if self._buffer.dtype == torch.float32 else "d"
+        return getattr(lapack, prefix + routine)(*arguments, **options)
+
+    def solve(self, right: Tensor) -> Tensor:
+        """``(K + diag(shift))^{-1} right``, ``(n, c)``. Time: ``2 n^2 c``."""
+        if self._factor is not None:
+            return torch.cholesky_solve(right, self._factor)
+        solution, _ = self._call("potrs", self._buffer.numpy().T, np.asfortranarray(right.numpy()), lower=0)
+        return torch.from_numpy(np.ascontiguousarray(solution))
+
+    def inverse_diagonal(self) -> Tensor:
+        """Diagonal of ``(K + diag(shift))^{-1}``; the factor is gone afterwards.
+
+        With ``A = L L^T`` it is the squared norms of the columns of ``L^{-1}``. Time: ``n^3 / 3``, in place.
+        """
+        if self._factor is not None:
+            identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
+            inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
+            norms: Tensor = inverse.square().sum(0)
+            return norms
+        self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
+        sums = torch.zeros_like(self._diagonal)
+        for rows in self._strips():
+            sums[: rows.start] += self._buffer[rows, : rows.start].square().sum(0)
+            sums[rows] += self._buffer[rows, rows].tril().square_().sum(0)
+        return sums
+
+    def slopes(self) -> Tensor:
+        """The factors T of the gradients between all rows, ``(n, n)``, in place of everything else."""
+        a = self._buffer
+        for rows in self._strips():
+            before, within = (self.kernel.slopes_(part, self.bandwidth) for part in self._pairs_of(rows))
+            a[rows, : rows.start] = before
+            a[: rows.start, rows] = before.mT
+            a[rows, rows] = within
+        self._factor = None
+        return a
+
+
+def leave_one_out(
+    solved: Tensor, solved_ones: Tensor, inverse_diagonal: Tensor, targets: Tensor, weights: Tensor, intercept: bool
+) -> tuple[Tensor, Tensor]:
+    r"""Exact errors of predicting each row from the others, and the coefficients on all rows.
+
+    With ``A = K + n lambda W^{-1}``, the row left out of a fit without intercept is missed by
+    ``e_i(y) = [A^{-1} y]_i / [A^{-1}]_ii``. The fit is linear in y, so with the mean of the other targets,
+    ``m_i``, taken off, it is missed by ``e_i(y) - m_i e_i(1)``. The penalty ``n lambda`` is that of all rows.
+
+    Args:
+        solved: ``A^{-1} Y``, ``(n, c)``.
+        solved_ones: ``A^{-1} 1``, ``(n, 1)``.
+        inverse_diagonal: Diagonal of ``A^{-1}``.
+        targets: Y.
+        weights: Of the rows.
+        intercept: Whether the mean target is taken off before the solve.
+
+    Returns:
+        Residuals ``y_i - f_{-i}(x_i)`` and alpha, both ``(n, c)``.
+    """
+    errors = solved / inverse_diagonal[:, None]
+    if not intercept:
+        return errors, solved
+    total, share = weights.sum(), weights[:, None]
+    sums = (share * targets).sum(0)
+    others = (sums - share * targets) / (total - share)
+    residuals = errors - others * (solved_ones / inverse_diagonal[:, None])
+    return residuals, solved - (sums / total) * solved_ones
