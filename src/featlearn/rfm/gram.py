@@ -20,7 +20,7 @@ from torch import Tensor
 from featlearn.errors import FeatlearnError
 from featlearn.rfm.kernels import Kernel
 
-__all__ = ["Gram", "SingularKernelError", "leave_one_out"]
+__all__ = ["Gram", "SingularKernelError"]
 
 _STRIP = 512
 _LADDER = 8
@@ -33,8 +33,8 @@ class SingularKernelError(FeatlearnError, ArithmeticError):
 class Gram:
     """Kernel matrix of n rows with themselves.
 
-    Call `factor` (any number of times), then `solve`, then `inverse_diagonal`, and at the very end `slopes`, which
-    takes the buffer over.
+    Call `factor` (any number of times), then `solve`, then `missed`, and at the very end `slopes`, which takes the
+    buffer over.
 
     Args:
         kernel: The kernel.
@@ -137,22 +137,41 @@ class Gram:
         solution, _ = self._call("potrs", self._buffer.numpy().T, np.asfortranarray(right.numpy()), lower=0)
         return torch.from_numpy(np.ascontiguousarray(solution))
 
-    def inverse_diagonal(self) -> Tensor:
-        """Diagonal of ``(K + diag(shift))^{-1}``; the factor is gone afterwards.
+    def missed(self, solved: Tensor, folds: Tensor | None = None) -> Tensor:
+        """Errors on rows left out of the fit, ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``; the factor is gone afterwards.
 
-        With ``A = L L^T`` it is the squared norms of the columns of ``L^{-1}``. Time: ``n^3 / 3``, in place.
+        With ``A = L L^T``, ``A^{-1}`` has products of columns of ``L^{-1}`` as its entries: squared norms on the
+        diagonal, for single rows.
+
+        Args:
+            solved: ``A^{-1} Y`` from `solve`.
+            folds: Number of the fold of each row; None leaves out single rows.
+
+        Time: ``n^3 / 3`` in place, and ``n f^2`` for each fold of f rows.
         """
+        inverse = self._inverse_factor()
+        if folds is None:
+            sums = torch.zeros_like(self._diagonal)
+            for rows in self._strips():
+                sums[: rows.start] += inverse[rows, : rows.start].square().sum(0)
+                sums[rows] += inverse[rows, rows].tril().square_().sum(0)
+            return solved / sums[:, None]
+        result = torch.empty_like(solved)
+        order = torch.arange(len(inverse), device=inverse.device)
+        for fold in range(int(folds.max()) + 1):
+            rows_out = (folds == fold).nonzero().squeeze(1)
+            columns = inverse[:, rows_out] * (order[:, None] >= rows_out)  # above the diagonal are the pairs
+            result[rows_out] = torch.linalg.solve(columns.mT @ columns, solved[rows_out])
+        return result
+
+    def _inverse_factor(self) -> Tensor:
+        """``L^{-1}``, in a lower triangle."""
         if self._factor is not None:
             identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
-            inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
-            norms: Tensor = inverse.square().sum(0)
-            return norms
+            inverse: Tensor = torch.linalg.solve_triangular(self._factor, identity, upper=False)
+            return inverse
         self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
-        sums = torch.zeros_like(self._diagonal)
-        for rows in self._strips():
-            sums[: rows.start] += self._buffer[rows, : rows.start].square().sum(0)
-            sums[rows] += self._buffer[rows, rows].tril().square_().sum(0)
-        return sums
+        return self._buffer
 
     def slopes(self) -> Tensor:
         """The factors T of the gradients between all rows, ``(n, n)``, in place of everything else."""
@@ -164,33 +183,3 @@ class Gram:
             a[rows, rows] = within
         self._factor = None
         return a
-
-
-def leave_one_out(
-    solved: Tensor, solved_ones: Tensor, inverse_diagonal: Tensor, targets: Tensor, weights: Tensor, intercept: bool
-) -> tuple[Tensor, Tensor]:
-    r"""Exact errors of predicting each row from the others, and the coefficients on all rows.
-
-    With ``A = K + n lambda W^{-1}``, the row left out of a fit without intercept is missed by
-    ``e_i(y) = [A^{-1} y]_i / [A^{-1}]_ii``. The fit is linear in y, so with the mean of the other targets,
-    ``m_i``, taken off, it is missed by ``e_i(y) - m_i e_i(1)``. The penalty ``n lambda`` is that of all rows.
-
-    Args:
-        solved: ``A^{-1} Y``, ``(n, c)``.
-        solved_ones: ``A^{-1} 1``, ``(n, 1)``.
-        inverse_diagonal: Diagonal of ``A^{-1}``.
-        targets: Y.
-        weights: Of the rows.
-        intercept: Whether the mean target is taken off before the solve.
-
-    Returns:
-        Residuals ``y_i - f_{-i}(x_i)`` and alpha, both ``(n, c)``.
-    """
-    errors = solved / inverse_diagonal[:, None]
-    if not intercept:
-        return errors, solved
-    total, share = weights.sum(), weights[:, None]
-    sums = (share * targets).sum(0)
-    others = (sums - share * targets) / (total - share)
-    residuals = errors - others * (solved_ones / inverse_diagonal[:, None])
-    return residuals, solved - (sums / total) * solved_ones

@@ -14,7 +14,7 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.rfm.kernels import Kernel, row_blocks
 
-__all__ = ["UPDATES", "agop", "fact", "next_metric", "root_of"]
+__all__ = ["UPDATES", "agop", "fact", "next_metric", "root_of", "transform"]
 
 UPDATES = ("fact", "fact-geometric", "nfa", "none")
 """Names of the updates."""
@@ -32,8 +32,9 @@ def root_of(metric: Tensor) -> Tensor:
     return root.to(metric.dtype)
 
 
-def _times(rows: Tensor, root: Tensor) -> Tensor:
-    return rows * root if root.ndim == 1 else rows @ root
+def transform(x: Tensor, root: Tensor) -> Tensor:
+    """``u = R x`` for every row."""
+    return x * root if root.ndim == 1 else x @ root
 
 
 def _gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) -> Iterator[tuple[slice, Tensor]]:

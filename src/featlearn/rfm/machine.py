@@ -1,0 +1,284 @@
+"""Algorithm 1 of the FACT paper: solve, learn M from the solution, solve again; the best iterate is kept."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from featlearn.rfm.gram import Gram, SingularKernelError
+from featlearn.rfm.kernels import Kernel
+from featlearn.rfm.problem import Problem
+from featlearn.rfm.selection import Solution, kernel_scale, predict_rows, tune
+from featlearn.rfm.updates import agop, fact, next_metric, root_of, transform
+from featlearn.spectra import effective_rank
+
+__all__ = ["Iteration", "Machine", "Settings", "learn", "solve_rows"]
+
+BANDWIDTHS = (1.0, 2.0, 4.0, 8.0)
+"""Multiples of the median distance that leave-one-out errors choose from."""
+SHIFTS = 10.0 ** torch.arange(-6, 2.1, 0.5, dtype=torch.float64)
+"""``n lambda`` that leave-one-out errors choose from, for a kernel with ones on its diagonal."""
+TUNING_ROWS = 1000
+"""Rows that eigendecompositions see; more are solved by Cholesky factors."""
+_WALK_ROWS = 6000
+_STEP = 10.0**0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a machine is told; see `featlearn.RFMRegressor` for the meaning."""
+
+    kernel: Kernel
+    update: str = "fact-geometric"
+    power: float = 0.5
+    rescale: bool = True
+    bandwidth: float | None = None
+    ridge: float | None = None
+    n_iter: int = 5
+    diagonal: bool = False
+    subset: int | None = None
+    judge: bool = True
+    patience: int | None = 2
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One line of the history.
+
+    Attributes:
+        iteration: 0 is plain kernel regression.
+        error: Mean squared error on the rows left out or held out.
+        ridge: lambda.
+        bandwidth: L.
+        effective_rank: Of M: the exponential of its spectrum's entropy.
+        condition: Estimated condition number of the solve.
+        rows: Distinct rows of the solve.
+        seconds: Since the iteration began.
+    """
+
+    iteration: int
+    error: float
+    ridge: float
+    bandwidth: float
+    effective_rank: float
+    condition: float
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A fitted machine, ``f(x) = mean + k(M^{1/2} x, M^{1/2} centers) alpha``.
+
+    Attributes:
+        metric: M, ``(d, d)``, or its diagonal ``(d,)``.
+        centers: Rows of the kernel part, ``(n, d)``.
+        solution: Coefficients, bandwidth and error.
+        mean: ``(c,)``.
+        ridge: lambda.
+        best: Number of the iterate.
+        history: A line an iteration.
+    """
+
+    metric: Tensor
+    centers: Tensor
+    solution: Solution
+    mean: Tensor
+    ridge: float
+    best: int
+    history: tuple[Iteration, ...]
+
+
+def _bandwidths(kernel: Kernel, u: Tensor, given: float | None) -> list[float]:
+    if given is not None:
+        return [given]
+    scale = kernel_scale(kernel, u)
+    if kernel.name == "quadratic":  # homogeneous: a bandwidth is a factor of the kernel
+        return [scale]
+    return [multiple * scale for multiple in BANDWIDTHS]
+
+
+def solve_rows(problem: Problem, settings: Settings, metric: Tensor, start: Solution | None = None) -> Solution:
+    """Fit the rows with one M; bandwidth and ridge are chosen where the settings leave them open.
+
+    Up to `TUNING_ROWS` rows, eigendecompositions choose and solve at once. With more, they choose on the first rows
+    (rows have no order, see `featlearn.rfm.problem.distinct_rows`); then the ridge walks downhill on the errors of
+    all rows.
+
+    Args:
+        problem: Rows and targets.
+        settings: Kernel, and what is given.
+        metric: M.
+        start: A solution whose bandwidth and ridge are taken over, instead of a choice on few rows.
+    """
+    return _solve(problem, settings, metric, start)[0]
+
+
+def _solve(
+    problem: Problem, settings: Settings, metric: Tensor, start: Solution | None = None
+) -> tuple[Solution, Callable[[], Tensor]]:
+    """The solution, and a function that makes the slopes; it can be called once."""
+    kernel = settings.kernel
+    root = root_of(metric)
+    u = transform(problem.x, root)
+    held_u = None if problem.held_out is None else transform(problem.held_out.x, root)
+    open_choice = settings.bandwidth is None or settings.ridge is None
+    shift = None if settings.ridge is None else settings.ridge * problem.total
+    if open_choice and start is None:
+        few = problem if len(problem) <= TUNING_ROWS else problem.part(torch.arange(TUNING_ROWS, device=u.device))
+        eps = torch.finfo(u.dtype).eps
+        shifts = SHIFTS[10 * eps * len(few) <= SHIFTS].to(u.dtype)
+        if settings.ridge is not None:
+            shifts = torch.tensor([settings.ridge * few.total], dtype=u.dtype)
+        candidates = _bandwidths(kernel, u, settings.bandwidth)
+        start = tune(few, kernel, u[: len(few)], held_u, candidates, shifts, relative=settings.ridge is None)
+        if few is problem:
+            chosen = start.bandwidth
+            return start, lambda: Gram(kernel, u, chosen).slopes()
+    bandwidth = settings.bandwidth if settings.bandwidth is not None else _bandwidth_of(start)
+    gram = Gram(kernel, u, bandwidth)
+
+    def at(shift: float) -> Solution:
+        gram.factor(shift / problem.weights)
+        solved = gram.solve(problem.right_sides())
+        solution = Solution(problem.coefficients(solved), bandwidth, shift, math.nan, None, gram.condition)
+        if not settings.judge:
+            return solution
+        if problem.held_out is not None:
+            assert held_u is not None
+            residuals = problem.held_out.targets - predict_rows(kernel, held_u, u, solution, problem.mean)
+        else:
+            residuals = problem.residuals(gram.missed(solved, problem.folds))
+        return replace(solution, error=problem.error(residuals), residuals=residuals)
+
+    if shift is not None:
+        return at(shift), gram.slopes
+    assert start is not None
+    best = at(start.shift)
+    if settings.judge and len(problem) <= _WALK_ROWS:
+        for factor in (1.0 / _STEP, _STEP):
+            other = at(best.shift * factor)
+            if other.error < best.error:
+                best = other
+                break
+    return best, gram.slopes
+
+
+def _bandwidth_of(start: Solution | None) -> float:
+    assert start is not None
+    return start.bandwidth
+
+
+def learn(problem: Problem, settings: Settings, advance: Callable[[Iteration], None] | None = None) -> Machine:
+    """Run the iterations and keep the best one.
+
+    The error that decides is the mean squared error on rows left out, at no cost of data. Iterations stop when it has
+    not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
+
+    Args:
+        problem: Rows and targets.
+        settings: What the machine is told.
+        advance: Called with each iteration's line.
+
+    Time: for each iteration ``n^3 / 3`` (twice that with errors, and again for each ridge tried) and the feature
+    matrix, see `featlearn.rfm.updates`. Memory: one n x n matrix, two while n <= 1,000.
+    """
+    x = problem.x
+    d = x.shape[1]
+    metric = x.new_ones(d) if settings.diagonal else torch.eye(d, dtype=x.dtype, device=x.device)
+    history: list[Iteration] = []
+    best: tuple[int, Tensor, Solution, Tensor | None] | None = None
+    rotation = _Rotation(len(problem), settings.subset)
+    for iteration in range(settings.n_iter + 1):
+        began = time.perf_counter()
+        rows = rotation.rows(iteration)
+        part = problem if rows is None else problem.part(rows.to(x.device))
+        try:
+            solution, slopes = _solve(part, settings, metric)
+        except SingularKernelError:
+            if best is None:
+                raise
+            _stopped(iteration, "the kernel matrix is singular")
+            break
+        rank = _rank(metric)
+        line = Iteration(
+            iteration, solution.error, solution.shift / part.total, solution.bandwidth, rank, solution.condition,
+            len(part), time.perf_counter() - began,
+        )  # fmt: skip
+        if best is None or not settings.judge or solution.error < best[2].error:
+            best = iteration, metric, solution, rows
+        late = settings.judge and settings.patience is not None and iteration - best[0] >= settings.patience
+        if settings.update == "none" or iteration == settings.n_iter or late:
+            history.append(line)
+            _tell(advance, line)
+            break
+        new = _updated(part, settings, metric, solution, slopes())
+        line = replace(line, seconds=time.perf_counter() - began)
+        history.append(line)
+        _tell(advance, line)
+        if new is None:
+            break
+        metric = new
+    assert best is not None
+    number, metric, solution, rows = best
+    if rows is not None:
+        solution = solve_rows(problem, settings, metric, start=solution)
+    return Machine(
+        metric, x, solution, problem.mean, solution.shift / problem.total, number, tuple(history)
+    )  # fmt: skip
+
+
+def _tell(advance: Callable[[Iteration], None] | None, line: Iteration) -> None:
+    if advance is not None:
+        advance(line)
+
+
+def _updated(part: Problem, settings: Settings, metric: Tensor, solution: Solution, slopes: Tensor) -> Tensor | None:
+    """The next M; None where there is none: a constant function has no features."""
+    root = root_of(metric)
+    u = transform(part.x, root)
+    new = next_metric(
+        settings.update,
+        metric,
+        settings.power,
+        lambda: agop(settings.kernel, slopes, u, root, solution.alpha, part.weights),
+        lambda: fact(settings.kernel, slopes, part.x, u, root, solution.alpha),
+    )
+    trace = float(new.sum() if new.ndim == 1 else new.trace())
+    if not math.isfinite(trace):
+        _stopped(len(part), "M is not finite")
+        return None
+    if not trace > 0:
+        return None
+    return new * (len(new) / trace) if settings.rescale else new
+
+
+def _stopped(iteration: int, why: str) -> None:
+    warnings.warn(
+        f"iteration {iteration} failed ({why}): the best iterate before it is kept", ConvergenceWarning, stacklevel=3
+    )
+
+
+def _rank(metric: Tensor) -> float:
+    values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
+    return effective_rank(values.clamp_min(0))
+
+
+class _Rotation:
+    """Which rows an iteration sees: all, or windows of a circle, so that few iterations see most rows."""
+
+    def __init__(self, n: int, subset: int | None) -> None:
+        self.n = n
+        self.subset = subset if subset is not None and subset < n else None
+
+    def rows(self, iteration: int) -> Tensor | None:
+        if self.subset is None:
+            return None
+        return (torch.arange(self.subset) + iteration * self.subset) % self.n

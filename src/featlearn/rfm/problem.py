@@ -1,0 +1,137 @@
+"""What a machine fits: distinct weighted rows in an order of their own, and how its errors are judged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["HeldOut", "Problem", "distinct_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Rows that judge a machine and take no part in it.
+
+    Attributes:
+        x: ``(m, d)``, centred as the machine's rows are.
+        targets: ``(m, c)``.
+        weights: ``(m,)``.
+    """
+
+    x: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Weighted rows and targets.
+
+    Attributes:
+        x: Distinct rows, ``(n, d)``.
+        targets: Weighted mean target of each, ``(n, c)``.
+        weights: ``(n,)``, all positive.
+        folds: Number of the fold of each row, for errors of leaving folds out; None leaves single rows out.
+        held_out: Rows that judge instead; None judges by leaving out.
+        intercept: Whether the weighted mean target is taken off before a solve.
+        spread: Weighted squared distances of the targets that were merged into a row from their mean, ``(n,)``: the
+            part of the error that no function of x can mend. None stands for zeros.
+    """
+
+    x: Tensor
+    targets: Tensor
+    weights: Tensor
+    folds: Tensor | None = None
+    held_out: HeldOut | None = None
+    intercept: bool = True
+    spread: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def total(self) -> float:
+        """Sum of the weights: n of ``K + n lambda W^{-1}``."""
+        return float(self.weights.sum())
+
+    @property
+    def mean(self) -> Tensor:
+        """What the machine adds to the kernel part, ``(c,)``."""
+        if not self.intercept:
+            return torch.zeros_like(self.targets[0])
+        mean: Tensor = (self.weights[:, None] * self.targets).sum(0) / self.weights.sum()
+        return mean
+
+    def part(self, rows: Tensor) -> Problem:
+        """The same with some of the rows."""
+        folds, spread = (None if of_rows is None else of_rows[rows] for of_rows in (self.folds, self.spread))
+        x, targets, weights = self.x[rows], self.targets[rows], self.weights[rows]
+        return Problem(x, targets, weights, folds, self.held_out, self.intercept, spread)
+
+    def right_sides(self) -> Tensor:
+        """Targets and a column of ones, ``(n, c + 1)``: what `residuals` wants solved."""
+        return torch.cat([self.targets, torch.ones_like(self.targets[:, :1])], dim=1)
+
+    def residuals(self, missed: Tensor) -> Tensor:
+        r"""Errors ``y_i - f(x_i)`` of the machine fitted without row i, or without its fold.
+
+        A fit without intercept is linear in the targets and misses the rows F left out by
+        ``e_F(Y) = ([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``, for A of all rows; the penalty ``n lambda`` stays that of all
+        rows. With the mean m of the other targets taken off it misses them by ``e_F(Y) - m e_F(1)``.
+
+        Args:
+            missed: ``e`` of `right_sides`, ``(n, c + 1)``.
+        """
+        errors = missed[:, :-1]
+        if not self.intercept:
+            return errors
+        weighted = self.weights[:, None] * self.right_sides()  # the last column: the weights themselves
+        left_out = weighted
+        if self.folds is not None:
+            sums = weighted.new_zeros(int(self.folds.max()) + 1, weighted.shape[1]).index_add_(0, self.folds, weighted)
+            left_out = sums[self.folds]
+        others = weighted.sum(0) - left_out
+        return errors - others[:, :-1] / others[:, -1:] * missed[:, -1:]
+
+    def error(self, residuals: Tensor) -> float:
+        """Mean squared error of all rows, merged ones counted one by one, summed over outputs."""
+        if self.held_out is not None:
+            weights = self.held_out.weights
+            return float((weights @ residuals.square().sum(1)) / weights.sum())
+        apart = 0.0 if self.spread is None else float(self.spread.sum())
+        return (float(self.weights @ residuals.square().sum(1)) + apart) / self.total
+
+    def coefficients(self, solved: Tensor) -> Tensor:
+        """Coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""
+        return solved[:, :-1] - self.mean * solved[:, -1:]
+
+
+def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The rows in an order that depends on their values alone, and which of them are equal.
+
+    Rows are sorted by a hash of their bits. So the order of a table changes nothing, not even rounding, and the
+    first m distinct rows are as good as drawn at random.
+
+    Args:
+        rows: ``(n, d)``.
+
+    Returns:
+        Order, ``(n,)``, and the group of each ordered row, ``(n,)``, from 0 in steps of at most one.
+
+    Time: ``O(n d + n log n)``.
+    """
+    bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)  # + 0.0 makes one zero of two
+    hashes = np.zeros(len(rows), dtype=np.uint64)
+    for column in bits.T:  # the finisher of splitmix64 over the hash so far and the next number
+        mixed = (hashes * np.uint64(31) + column) + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes = mixed ^ (mixed >> np.uint64(31))
+    order = np.argsort(hashes, kind="stable")
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (rows[order[1:]] != rows[order[:-1]]).any(axis=1)
+    return order, np.cumsum(new) - 1
