@@ -1,0 +1,1 @@
+"""Recursive feature machines: kernel machines that learn features."""
