@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
-from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, style
+from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, shorten, style
 
 __all__ = ["layer_bars"]
 
@@ -90,7 +90,7 @@ def _dress(ax: Axes, names: Sequence[str], limits: tuple[float, float], xlabel: 
     margin = 0.02 * (high - low)
     ax.set_xlim(low - margin, high + margin)
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_yticks(range(len(names)), [_shorten(name) for name in names])
+    ax.set_yticks(range(len(names)), [shorten(name) for name in names])
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.grid(axis="x")
@@ -136,9 +136,3 @@ def _draw_measure(
                 fontsize=5,
                 color=colour,
             )
-
-
-def _shorten(name: str, longest: int = 60) -> str:
-    """A very long name with its middle left out: both ends tell layers apart."""
-    half = (longest - 1) // 2
-    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from featlearn.errors import InputError
 from featlearn.plots.style import as_array, new_figure, style
 
-__all__ = ["matrix_row"]
+__all__ = ["as_matrix", "matrix_row"]
 
 # Entries this far below zero are seen; rounding errors are not worth a second colour.
 _VISIBLE = 0.005
@@ -46,7 +46,7 @@ def matrix_row(
         crop: Show the first so many rows and columns only; the scale is still that of the whole.
         title: Of the figure.
     """
-    arrays = {name: _matrix(name, a) for name, a in matrices.items()}
+    arrays = {name: as_matrix(name, a) for name, a in matrices.items()}
     if not arrays:
         raise InputError("matrix_row needs at least one matrix")
     for names in (titles or {}, subtitles or {}):
@@ -100,7 +100,8 @@ def matrix_row(
     return fig
 
 
-def _matrix(name: str, matrix: Any) -> NDArray[np.float64]:
+def as_matrix(name: str, matrix: Any) -> NDArray[np.float64]:
+    """A float64 array of a matrix with entries."""
     a = as_array(matrix)
     if a.ndim != 2 or a.size == 0:
         raise InputError(f"{name!r} must be a matrix with entries, got shape {a.shape}")

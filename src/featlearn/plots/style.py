@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from featlearn.errors import InputError
 from featlearn.numerics.linalg import as_float64
 
-__all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "style"]
+__all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "shorten", "style"]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours of Okabe and Ito, told apart by colour-blind readers; the palest come last."""
@@ -104,3 +104,9 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Pa
         with suppress(FileNotFoundError):
             unfinished.unlink()
     return path
+
+
+def shorten(name: str, longest: int = 60) -> str:
+    """A very long name with its middle left out: both ends tell names apart."""
+    half = (longest - 1) // 2
+    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"

@@ -1,4 +1,4 @@
-"""What regression tasks have in common."""
+"""What tasks have in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["RegressionTask", "check_sizes", "orthonormal_columns"]
+__all__ = ["ClassificationTask", "RegressionTask", "check_sizes", "orthonormal_columns"]
 
 
 def check_sizes(n: int, n_test: int) -> None:
@@ -49,4 +49,25 @@ class RegressionTask:
     target: Callable[[Tensor], Tensor]
     scale: float
     covariance: Tensor | None = None
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class ClassificationTask:
+    """Points and their classes.
+
+    Attributes:
+        X: Training inputs, ``(n, d)``.
+        y: Training classes, ``(n,)`` integers from 0 to ``classes - 1``.
+        X_test: Test inputs, ``(n_test, d)``.
+        y_test: Test classes, ``(n_test,)``, without noise.
+        classes: Number of classes.
+        noise: Chance that a training label is wrong.
+    """
+
+    X: Tensor
+    y: Tensor
+    X_test: Tensor
+    y_test: Tensor
+    classes: int
     noise: float = 0.0
