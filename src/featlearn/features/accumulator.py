@@ -15,12 +15,13 @@ from featlearn.errors import InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.losses import Loss, check_loss, summed_loss
-from featlearn.features.measures import parse_memory, plan_sums, resolve_measure
+from featlearn.features.measures import plan_sums, resolve_measure
 from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
 from featlearn.features.report import Report
 from featlearn.features.sums import BatchSums, mirrored
 from featlearn.features.totals import Totals, in_processes
 from featlearn.layers import Layer, coverage, find_layers, select_layers
+from featlearn.numerics.memory import parse_memory
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
-__all__ = ["QUANTITIES", "Plan", "parse_memory", "plan_sums", "resolve_measure"]
+__all__ = ["QUANTITIES", "Plan", "plan_sums", "resolve_measure"]
 
 # Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
 # (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
@@ -83,26 +82,6 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
             raise InputError(f"{name} needs {' and '.join(dict.fromkeys(missing))}")
         wanted |= QUANTITIES[name]
     return wanted
-
-
-def parse_memory(max_memory: int | float | str | None) -> int:
-    """A number of bytes from a number, from text as ``"2 GB"``, or, for None, half of the machine's memory."""
-    if max_memory is None:
-        try:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        except (AttributeError, ValueError, OSError):
-            return 4 * 2**30
-    if isinstance(max_memory, str):
-        text = max_memory.strip().upper().removesuffix("B").removesuffix("I").strip()
-        units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-        factor = units.get(text[-1:], 1)
-        try:
-            max_memory = float(text.rstrip("KMGT").strip()) * factor
-        except ValueError:
-            raise InputError(f'max_memory must be bytes or text such as "2 GB", got {max_memory!r}') from None
-    if isinstance(max_memory, bool) or not isinstance(max_memory, int | float) or not max_memory > 0:
-        raise InputError(f'max_memory must be a positive number of bytes or text such as "2 GB", got {max_memory!r}')
-    return int(min(max_memory, 2**62))
 
 
 def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int) -> dict[str, Plan]:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from featlearn.capture import Batch, Forward, Subject, initial_model
 from featlearn.errors import InputError
-from featlearn.features.measures import parse_memory
 from featlearn.kernels.blocks import block_kernels, blocks_of, check_outputs, first_batch, most_rows, rows_at_a_time
 from featlearn.kernels.shares import average
 from featlearn.kernels.tangent_features import Features, TangentFeatures
 from featlearn.layers import unwrap
+from featlearn.numerics.memory import parse_memory
 from featlearn.numerics.progress import progress_bar
 
 __all__ = ["AverageKernel", "Rule", "average_ntk"]

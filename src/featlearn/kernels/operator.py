@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from featlearn.capture import Batch, Forward, Subject, batches, few_rows, sliceable
 from featlearn.capture.products import differentiable_attention, reverse_products
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.features.measures import parse_memory
 from featlearn.kernels.tangent_features import counted_parameters
+from featlearn.numerics.memory import parse_memory
 from featlearn.numerics.progress import progress_bar
 
 __all__ = ["ntk_operator"]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Batch, Forward, Subject
-from featlearn.features.measures import parse_memory
 from featlearn.kernels.blocks import block_kernels, blocks_of, check_outputs, first_batch, most_rows, rows_at_a_time
 from featlearn.kernels.tangent_features import TangentFeatures
+from featlearn.numerics.memory import parse_memory
 
 __all__ = ["ntk"]
 
