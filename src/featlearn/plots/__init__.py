@@ -1,5 +1,6 @@
 """Figures from arrays; nothing here knows of networks."""
 
+from featlearn.plots.importances import feature_matrix_picture, importance_bars
 from featlearn.plots.layers import layer_bars
 from featlearn.plots.matrices import matrix_row
 from featlearn.plots.spectra import qq_plot, spectrum_evolution, spectrum_histogram, tail_plot
@@ -9,6 +10,8 @@ from featlearn.plots.style import MARKERS, PALETTE, new_figure, save_figure, sty
 __all__ = [
     "MARKERS",
     "PALETTE",
+    "feature_matrix_picture",
+    "importance_bars",
     "layer_bars",
     "matrix_row",
     "new_figure",

@@ -12,8 +12,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from featlearn.numerics import as_generator
 from featlearn.rfm.gram import Gram, SingularKernelError
 from featlearn.rfm.kernels import Kernel
+from featlearn.rfm.nystrom import choose_centers, solve_nystrom
 from featlearn.rfm.problem import Problem
 from featlearn.rfm.selection import Solution, kernel_scale, predict_rows, tune
 from featlearn.rfm.updates import agop, fact, next_metric, root_of, transform
@@ -46,6 +48,9 @@ class Settings:
     subset: int | None = None
     judge: bool = True
     patience: int | None = 2
+    centers: int | None = None
+    center_sampling: str = "uniform"
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class Machine:
         mean: ``(c,)``.
         ridge: lambda.
         best: Number of the iterate.
+        judged: Which rows of the problem the solution's residuals belong to; None stands for all.
         history: A line an iteration.
     """
 
@@ -93,6 +99,7 @@ class Machine:
     mean: Tensor
     ridge: float
     best: int
+    judged: Tensor | None
     history: tuple[Iteration, ...]
 
 
@@ -176,7 +183,12 @@ def _bandwidth_of(start: Solution | None) -> float:
     return start.bandwidth
 
 
-def learn(problem: Problem, settings: Settings, advance: Callable[[Iteration], None] | None = None) -> Machine:
+def learn(
+    problem: Problem,
+    settings: Settings,
+    advance: Callable[[Iteration], None] | None = None,
+    refit: Problem | None = None,
+) -> Machine:
     """Run the iterations and keep the best one.
 
     The error that decides is the mean squared error on rows left out, at no cost of data. Iterations stop when it has
@@ -186,6 +198,7 @@ def learn(problem: Problem, settings: Settings, advance: Callable[[Iteration], N
         problem: Rows and targets.
         settings: What the machine is told.
         advance: Called with each iteration's line.
+        refit: Rows of the last solve, if not the problem's: those held out may come back for it.
 
     Time: for each iteration ``n^3 / 3`` (twice that with errors, and again for each ridge tried) and the feature
     matrix, see `featlearn.rfm.updates`. Memory: one n x n matrix, two while n <= 1,000.
@@ -228,11 +241,32 @@ def learn(problem: Problem, settings: Settings, advance: Callable[[Iteration], N
         metric = new
     assert best is not None
     number, metric, solution, rows = best
-    if rows is not None:
-        solution = solve_rows(problem, settings, metric, start=solution)
-    return Machine(
-        metric, x, solution, problem.mean, solution.shift / problem.total, number, tuple(history)
+    full = problem if refit is None else refit
+    last, centers = solution, full.x
+    if settings.centers is not None:
+        last, centers = _fit_centers(full, settings, metric, solution)
+    elif refit is not None:
+        last = solve_rows(full, replace(settings, judge=False), metric, start=solution)
+    elif rows is not None:
+        last = solve_rows(full, settings, metric, start=solution)
+        rows = rows if last.residuals is None else None
+    if last.residuals is None:
+        last = replace(last, error=solution.error, residuals=solution.residuals)
+    return Machine(metric, centers, last, full.mean, last.shift / full.total, number, rows, tuple(history))
+
+
+def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Solution) -> tuple[Solution, Tensor]:
+    """The last solve with Nystrom centres, on all rows; errors are those of the rows that M was learnt on."""
+    assert settings.centers is not None
+    u = transform(problem.x, root_of(metric))
+    ridge = settings.ridge if settings.ridge is not None else start.shift / problem.total
+    chosen = choose_centers(
+        settings.kernel, u, problem.weights, settings.centers, start.bandwidth, ridge, settings.center_sampling,
+        as_generator(settings.seed, "centers"),
     )  # fmt: skip
+    targets = problem.targets - problem.mean
+    fitted = solve_nystrom(settings.kernel, u, targets, problem.weights, u[chosen], start.bandwidth, ridge)
+    return replace(start, alpha=fitted.coefficients, shift=ridge * problem.total), problem.x[chosen]
 
 
 def _tell(advance: Callable[[Iteration], None] | None, line: Iteration) -> None:

@@ -1,0 +1,343 @@
+"""What the estimators share: from checked rows and targets to a machine, its features and its file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import asdict, replace
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.numerics import progress_bar
+from featlearn.plots import feature_matrix_picture
+from featlearn.rfm.arguments import (
+    check_finite,
+    check_memory,
+    checked_settings,
+    fold_numbers,
+    resolve_device,
+    resolve_dtype,
+)
+from featlearn.rfm.kernels import row_blocks
+from featlearn.rfm.machine import Iteration, Machine, learn
+from featlearn.rfm.problem import HeldOut, Problem, merge_rows
+from featlearn.rfm.saving import load_machine, save_machine
+from featlearn.rfm.selection import Solution, predict_rows
+from featlearn.rfm.updates import root_of, transform
+
+__all__ = ["FeatureMachine", "history_table"]
+
+Array = NDArray[np.float64]
+
+
+class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What regressor and classifier share; see `featlearn.RFMRegressor` for the parameters."""
+
+    def __init__(
+        self,
+        kernel: str = "laplace",
+        *,
+        update: str = "fact",
+        power: float = 0.5,
+        rescale: str | None = "trace",
+        bandwidth: float | str = "loo",
+        exponent: float = 1.0,
+        norm: float = 2.0,
+        degree: int = 2,
+        offset: float = 1.0,
+        ridge: float | str = "loo",
+        n_iter: int = 5,
+        diagonal: bool = False,
+        subset: int | str | None = "auto",
+        centers: int | None = None,
+        center_sampling: str = "uniform",
+        validation: Any = "loo",
+        patience: int | None = 2,
+        fit_intercept: bool = True,
+        dtype: Any = "float64",
+        device: Any = None,
+        max_memory: int | float | str | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.kernel = kernel
+        self.update = update
+        self.power = power
+        self.rescale = rescale
+        self.bandwidth = bandwidth
+        self.exponent = exponent
+        self.norm = norm
+        self.degree = degree
+        self.offset = offset
+        self.ridge = ridge
+        self.n_iter = n_iter
+        self.diagonal = diagonal
+        self.subset = subset
+        self.centers = centers
+        self.center_sampling = center_sampling
+        self.validation = validation
+        self.patience = patience
+        self.fit_intercept = fit_intercept
+        self.dtype = dtype
+        self.device = device
+        self.max_memory = max_memory
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- fitting ------------------------------------------------------------------------------------------------------
+
+    def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
+        X, y = validate_data(
+            self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options
+        )  # fmt: skip
+        check_finite("X", X, getattr(self, "feature_names_in_", None))
+        return X, y
+
+    def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> Problem:
+        """Fit rows and targets, ``(n, c)``; returns the problem that was solved."""
+        rng = None if self.random_state is None else check_random_state(self.random_state)
+        settings = checked_settings(self, seed=0 if rng is None else int(rng.randint(2**31)))
+        used = weights > 0
+        if not used.any():
+            raise InputError("sample_weight is zero for every row: at least one must be positive")
+        X, y, targets, weights = X[used], y[used], targets[used], weights[used]
+        folds = fold_numbers(self.validation, X, y, classifier)
+        self._center = np.average(X, axis=0, weights=weights) if settings.kernel.radial else np.zeros(X.shape[1])
+        held, kept = self._held_out(X, targets, weights, folds)
+        problem = self._problem(
+            X[kept], targets[kept], weights[kept], None if folds is None else folds[kept], rng, held
+        )
+        refit = None if kept.all() else self._problem(X, targets, weights, None, rng, None)
+        full = problem if refit is None else refit
+        if settings.centers is not None and settings.centers > len(full):
+            warnings.warn(
+                f"centers={settings.centers} is more than the {len(full)} distinct rows: all rows are centres",
+                UserWarning,
+                stacklevel=3,
+            )
+        direct = settings.centers is None
+        check_memory(
+            len(full) if direct else min(len(full), settings.subset or len(full)), full.x.dtype, self.max_memory
+        )
+        if len(problem) < 2:  # nothing can be left out: the mean is all there is to learn
+            settings = replace(
+                settings, judge=False, update="none", ridge=settings.ridge or 1.0, bandwidth=settings.bandwidth or 1.0
+            )
+        machine = self._run(problem, settings, refit)
+        self._kernel = settings.kernel
+        self._keep(machine)
+        return problem
+
+    def _held_out(
+        self, X: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None
+    ) -> tuple[HeldOut | None, NDArray[np.bool_]]:
+        """Rows that judge, and which of X stay in the fit."""
+        kept = np.ones(len(X), dtype=bool)
+        validation = self.validation
+        if folds is not None or validation is None or validation == "loo":
+            return None, kept
+        if isinstance(validation, float):
+            if not 0.0 < validation < 1.0:
+                raise InputError(f"validation as a share must be between 0 and 1, got {validation!r}")
+            count = round(validation * len(X))
+            if not 1 <= count <= len(X) - 2:
+                raise InputError(f"validation={validation} of {len(X)} rows leaves none to judge or too few to fit")
+            rng = check_random_state(0 if self.random_state is None else self.random_state)
+            kept[rng.permutation(len(X))[:count]] = False
+            return self._as_held(X[~kept], targets[~kept], weights[~kept]), kept
+        if isinstance(validation, tuple) and len(validation) == 2:
+            X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)
+            check_finite("X_val", X_val)
+            coded = self._coded(validation[1], len(X_val))
+            return self._as_held(X_val, coded, np.ones(len(X_val))), kept
+        raise InputError(
+            'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
+            f"or (X_val, y_val), got {validation!r}"
+        )
+
+    def _coded(self, y: Any, rows: int) -> Array:
+        """Targets of held-out rows in the form in which the machine learns them."""
+        raise NotImplementedError
+
+    def _as_held(self, X: Array, targets: Array, weights: Array) -> HeldOut:
+        return HeldOut(self._tensor(X - self._center), self._tensor(targets), self._tensor(weights))
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(resolve_device(self.device), resolve_dtype(self.dtype))
+
+    def _problem(
+        self,
+        X: Array,
+        targets: Array,
+        weights: Array,
+        folds: NDArray[np.int64] | None,
+        rng: np.random.RandomState | None,
+        held: HeldOut | None,
+    ) -> Problem:
+        merged = merge_rows(X, targets, weights, folds)
+        order = np.arange(len(merged.x)) if rng is None else rng.permutation(len(merged.x))
+        return Problem(
+            self._tensor(merged.x[order] - self._center),
+            self._tensor(merged.targets[order]),
+            self._tensor(merged.weights[order]),
+            None if merged.folds is None else torch.from_numpy(merged.folds[order]).to(resolve_device(self.device)),
+            held,
+            bool(self.fit_intercept),
+            self._tensor(merged.spread[order]),
+        )
+
+    def _run(self, problem: Problem, settings: Any, refit: Problem | None) -> Machine:
+        with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
+            machine = learn(problem, settings, lambda _: advance(), refit)
+        if self.verbose:
+            Console(stderr=True, highlight=False).print(history_table(machine))
+        return machine
+
+    def _keep(self, machine: Machine) -> None:
+        self._machine = machine
+        metric = machine.metric.cpu().double().numpy()
+        self.feature_matrix_ = np.diag(metric) if metric.ndim == 1 else metric
+        diagonal = self.feature_matrix_.diagonal()
+        self.feature_importances_ = diagonal / (diagonal.sum() or 1.0)
+        self.history_ = pd.DataFrame([asdict(line) for line in machine.history]).set_index("iteration")
+        self.best_iteration_ = machine.best
+        self.n_iter_ = len(machine.history)
+        self.ridge_ = machine.ridge
+        self.bandwidth_ = machine.solution.bandwidth
+        self.condition_ = machine.solution.condition
+        self.validation_error_ = machine.solution.error
+        self.dual_coef_ = machine.solution.alpha.cpu().double().numpy()
+        self.intercept_ = machine.mean.cpu().double().numpy()
+
+    # -- predicting ---------------------------------------------------------------------------------------------------
+
+    def _outputs(self, X: Any) -> Array:
+        check_is_fitted(self, "feature_matrix_")
+        X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=False)
+        check_finite("X", X, getattr(self, "feature_names_in_", None))
+        machine = self._machine
+        root = root_of(machine.metric)
+        fitted = transform(machine.centers, root)
+        parts = [
+            predict_rows(
+                self._kernel, transform(self._like_centers(X[rows]), root), fitted, machine.solution, machine.mean
+            )
+            for rows in row_blocks(len(X), len(fitted))
+        ]
+        return torch.cat(parts).cpu().double().numpy()
+
+    def _like_centers(self, X: Array) -> Tensor:
+        return torch.from_numpy(X - self._center).to(self._machine.centers)
+
+    # -- features -----------------------------------------------------------------------------------------------------
+
+    def feature_names(self) -> list[str]:
+        """Names of the features, x0, x1, ... if the table had none."""
+        check_is_fitted(self, "feature_matrix_")
+        return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])]
+
+    def feature_frame(self) -> pd.DataFrame:
+        """`feature_matrix_` with the features' names on both sides."""
+        names = self.feature_names()
+        return pd.DataFrame(self.feature_matrix_, index=names, columns=names)
+
+    def plot_features(self, top: int = 30, title: str | None = None) -> Figure:
+        """Draw the feature matrix and, beside it, its diagonal.
+
+        Args:
+            top: How many features at the most, those that count most.
+            title: Of the figure.
+        """
+        return feature_matrix_picture(self.feature_matrix_, self.feature_names(), top=top, title=title)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fitted machine to one safetensors file; nothing in it is code.
+
+        Parameters that JSON cannot hold (a splitter, held-out rows, a RandomState) are left out: they do not matter
+        to predictions.
+        """
+        check_is_fitted(self, "feature_matrix_")
+        machine = self._machine
+        tensors = {
+            "metric": machine.metric,
+            "centers": machine.centers,
+            "alpha": machine.solution.alpha,
+            "mean": machine.mean,
+            "origin": torch.from_numpy(self._center),
+        }
+        described = {
+            "kind": type(self).__name__,
+            "parameters": {k: v for k, v in self.get_params(deep=False).items() if _plain(v)},
+            "solution": {k: getattr(machine.solution, k) for k in ("bandwidth", "shift", "error", "condition")},
+            "machine": {"ridge": machine.ridge, "best": machine.best},
+            "history": [asdict(line) for line in machine.history],
+            "n_features": self.n_features_in_,
+            "feature_names": self.feature_names() if hasattr(self, "feature_names_in_") else None,
+            **self._own_state(),
+        }
+        save_machine(path, tensors, described)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a machine that `save` has written; its predictions are the same to the bit."""
+        tensors, described = load_machine(path, cls.__name__)
+        self = cls(**described["parameters"])
+        device = resolve_device(self.device)
+        numbers = described["solution"]
+        solution = Solution(tensors["alpha"].to(device), residuals=None, **numbers)
+        history = tuple(Iteration(**line) for line in described["history"])
+        self.n_features_in_ = described["n_features"]
+        if described["feature_names"] is not None:
+            self.feature_names_in_ = np.array(described["feature_names"], dtype=object)
+        self._center = tensors["origin"].numpy()
+        machine = Machine(
+            tensors["metric"].to(device), tensors["centers"].to(device), solution, tensors["mean"].to(device),
+            judged=None, history=history, **described["machine"],
+        )  # fmt: skip
+        self._kernel = checked_settings(self, 0).kernel
+        self._keep(machine)
+        self._take_state(described)
+        return self
+
+    def _own_state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _take_state(self, described: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def history_table(machine: Machine) -> Table:
+    """The history for a terminal; the iterate that was kept is marked."""
+    table = Table(header_style="bold")
+    for column in ("iteration", "loo error", "ridge", "bandwidth", "rank of M", "rows", "seconds"):
+        table.add_column(column, justify="right")
+    for line in machine.history:
+        table.add_row(
+            f"{'* ' if line.iteration == machine.best else ''}{line.iteration}",
+            f"{line.error:.4g}",
+            f"{line.ridge:.1e}",
+            f"{line.bandwidth:.3g}",
+            f"{line.effective_rank:.1f}",
+            f"{line.rows}",
+            f"{line.seconds:.2f}",
+            style="bold" if line.iteration == machine.best else None,
+        )
+    return table

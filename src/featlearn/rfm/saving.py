@@ -1,0 +1,62 @@
+"""Fitted machines on disk: one safetensors file, with parameters and history as JSON in its header."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from featlearn.errors import InputError
+
+__all__ = ["SCHEMA_VERSION", "load_machine", "save_machine"]
+
+SCHEMA_VERSION = 1
+
+
+def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    """Write tensors and a description; the file is whole or not there, whenever the process ends.
+
+    Args:
+        path: The file; one that exists is replaced.
+        tensors: Name to tensor.
+        described: What JSON can hold.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"a machine is saved as a file, and {str(path)!r} is a folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    header = {"featlearn": json.dumps({"schema_version": SCHEMA_VERSION, **described})}
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, header)
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description of a saved machine of this kind."""
+    if not Path(path).is_file():
+        raise InputError(f"there is no file {str(path)!r}")
+    try:
+        with safetensors.safe_open(path, framework="pt") as stored:
+            described = json.loads((stored.metadata() or {})["featlearn"])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # not a dict
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
+    if described.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(
+            f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads {SCHEMA_VERSION}"
+        )
+    if described.get("kind") != kind:
+        raise InputError(f"{str(path)!r} holds a {described.get('kind')}, not a {kind}")
+    return tensors, described
