@@ -121,7 +121,7 @@ def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: 
     """The fold of each row, from a number of folds or a splitter; None if ``validation`` is neither."""
     if validation is None or isinstance(validation, str | float | tuple):
         return None
-    if validation is True or validation is False or isinstance(validation, numbers.Integral) and validation < 2:
+    if validation is True or validation is False or (isinstance(validation, numbers.Integral) and validation < 2):
         raise InputError(f"validation needs at least 2 folds, got {validation!r}")
     try:
         splitter = check_cv(int(validation) if isinstance(validation, numbers.Integral) else validation, y,

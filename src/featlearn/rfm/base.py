@@ -327,12 +327,13 @@ def _plain(value: Any) -> bool:
 def history_table(machine: Machine) -> Table:
     """The history for a terminal; the iterate that was kept is marked."""
     table = Table(header_style="bold")
-    for column in ("iteration", "loo error", "ridge", "bandwidth", "rank of M", "rows", "seconds"):
+    for column in ("iteration", "error", "loo error", "ridge", "bandwidth", "rank of M", "rows", "seconds"):
         table.add_column(column, justify="right")
     for line in machine.history:
         table.add_row(
             f"{'* ' if line.iteration == machine.best else ''}{line.iteration}",
             f"{line.error:.4g}",
+            f"{line.loo_error:.4g}",
             f"{line.ridge:.1e}",
             f"{line.bandwidth:.3g}",
             f"{line.effective_rank:.1f}",

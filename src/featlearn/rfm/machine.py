@@ -31,6 +31,7 @@ TUNING_ROWS = 1000
 """Rows that eigendecompositions see; more are solved by Cholesky factors."""
 _WALK_ROWS = 6000
 _STEP = 10.0**0.5
+_FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Iteration:
 
     Attributes:
         iteration: 0 is plain kernel regression.
-        error: Mean squared error on the rows left out or held out.
+        error: Mean squared error that judges the iterate: of machines that have not seen the row, M included.
+        loo_error: Mean squared error of leaving rows out of the solve alone.
         ridge: lambda.
         bandwidth: L.
         effective_rank: Of M: the exponential of its spectrum's entropy.
@@ -70,6 +72,7 @@ class Iteration:
 
     iteration: int
     error: float
+    loo_error: float
     ridge: float
     bandwidth: float
     effective_rank: float
@@ -191,8 +194,11 @@ def learn(
 ) -> Machine:
     """Run the iterations and keep the best one.
 
-    The error that decides is the mean squared error on rows left out, at no cost of data. Iterations stop when it has
-    not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
+    Bandwidth and ridge are judged by leaving single rows out of the solve. That does not do for the iterates: M has
+    seen the targets of all rows, and a row left out is remembered by it, the more so the more often M was learnt. So
+    iterates are judged by machines that have not seen a fold of the rows at all, M included (`_CrossFit`); these take
+    bandwidth and ridge over, and cost one Cholesky factor each. Iterations stop when that error has not improved for
+    ``patience`` of them, when M vanishes, or when a solve fails after the first.
 
     Args:
         problem: Rows and targets.
@@ -200,59 +206,100 @@ def learn(
         advance: Called with each iteration's line.
         refit: Rows of the last solve, if not the problem's: those held out may come back for it.
 
-    Time: for each iteration ``n^3 / 3`` (twice that with errors, and again for each ridge tried) and the feature
-    matrix, see `featlearn.rfm.updates`. Memory: one n x n matrix, two while n <= 1,000.
+    Time: for each iteration ``n^3 / 3`` (twice that with errors, and again for each ridge tried), the feature
+    matrix, see `featlearn.rfm.updates`, and about as much again for the folds. Memory: one n x n matrix, or four
+    while n <= 1,000.
     """
     x = problem.x
     d = x.shape[1]
     metric = x.new_ones(d) if settings.diagonal else torch.eye(d, dtype=x.dtype, device=x.device)
+    crossed = _CrossFit(problem, settings, metric) if settings.judge and problem.held_out is None else None
     history: list[Iteration] = []
-    best: tuple[int, Tensor, Solution, Tensor | None] | None = None
-    rotation = _Rotation(len(problem), settings.subset)
+    best: tuple[float, int, Tensor, Solution, Tensor | None] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
-        rows = rotation.rows(iteration)
+        rows = _window(len(problem), settings.subset, iteration)
         part = problem if rows is None else problem.part(rows.to(x.device))
+        last = settings.update == "none" or iteration == settings.n_iter
         try:
             solution, slopes = _solve(part, settings, metric)
+            new = None if last else _updated(part, settings, metric, solution, slopes)
+            error = solution.error
+            if crossed is not None and settings.update != "none":
+                solution = replace(solution, residuals=crossed.residuals(part, rows, solution, last))
+                assert solution.residuals is not None
+                error = part.error(solution.residuals)
         except SingularKernelError:
             if best is None:
                 raise
-            _stopped(iteration, "the kernel matrix is singular")
+            _warn_stopped(iteration, "the kernel matrix is singular")
             break
-        rank = _rank(metric)
+        if best is None or not settings.judge or error < best[0]:
+            best = error, iteration, metric, solution, rows
         line = Iteration(
-            iteration, solution.error, solution.shift / part.total, solution.bandwidth, rank, solution.condition,
-            len(part), time.perf_counter() - began,
+            iteration, error, solution.error, solution.shift / part.total, solution.bandwidth, _rank(metric),
+            solution.condition, len(part), time.perf_counter() - began,
         )  # fmt: skip
-        if best is None or not settings.judge or solution.error < best[2].error:
-            best = iteration, metric, solution, rows
-        late = settings.judge and settings.patience is not None and iteration - best[0] >= settings.patience
-        if settings.update == "none" or iteration == settings.n_iter or late:
-            history.append(line)
-            _tell(advance, line)
-            break
-        new = _updated(part, settings, metric, solution, slopes())
-        line = replace(line, seconds=time.perf_counter() - began)
         history.append(line)
-        _tell(advance, line)
-        if new is None:
+        if advance is not None:
+            advance(line)
+        late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
+        if new is None or late:
             break
         metric = new
     assert best is not None
-    number, metric, solution, rows = best
+    error, number, metric, solution, rows = best
     full = problem if refit is None else refit
-    last, centers = solution, full.x
+    final, centers = solution, full.x
     if settings.centers is not None:
-        last, centers = _fit_centers(full, settings, metric, solution)
-    elif refit is not None:
-        last = solve_rows(full, replace(settings, judge=False), metric, start=solution)
-    elif rows is not None:
-        last = solve_rows(full, settings, metric, start=solution)
-        rows = rows if last.residuals is None else None
-    if last.residuals is None:
-        last = replace(last, error=solution.error, residuals=solution.residuals)
-    return Machine(metric, centers, last, full.mean, last.shift / full.total, number, rows, tuple(history))
+        final, centers = _fit_centers(full, settings, metric, solution)
+    elif rows is not None or refit is not None:
+        judge = settings.judge and refit is None and settings.ridge is None
+        final = solve_rows(full, replace(settings, judge=judge), metric, start=solution)
+    final = replace(final, error=error, residuals=solution.residuals)
+    return Machine(metric, centers, final, full.mean, final.shift / full.total, number, rows, tuple(history))
+
+
+class _CrossFit:
+    """Machines that have not seen a fold of the rows, M included, one for each fold.
+
+    The folds are the problem's own, or every fifth row: rows have no order.
+    """
+
+    def __init__(self, problem: Problem, settings: Settings, metric: Tensor) -> None:
+        self._settings = replace(settings, judge=False)
+        count = min(_FOLDS, len(problem))
+        own = torch.arange(len(problem), device=problem.x.device) % count
+        self._folds = own if problem.folds is None else problem.folds
+        self._metrics = [metric] * (int(self._folds.max()) + 1)
+
+    def residuals(self, part: Problem, rows: Tensor | None, solution: Solution, last: bool) -> Tensor:
+        """Errors of each row by the machine that has not seen it, with the bandwidth and ridge of this solution.
+
+        Args:
+            part: The rows of this iteration.
+            rows: Which of the problem's they are; None is all.
+            solution: Of the machine that has seen them all.
+            last: Whether no further M is wanted.
+        """
+        kernel = self._settings.kernel
+        folds = self._folds if rows is None else self._folds[rows.to(self._folds.device)]
+        residuals = torch.empty_like(part.targets)
+        for fold, metric in enumerate(self._metrics):
+            outside = folds == fold
+            if not outside.any():
+                continue
+            inside = part.part((~outside).nonzero().squeeze(1))
+            given = replace(self._settings, bandwidth=solution.bandwidth, ridge=solution.shift / inside.total)
+            fitted, slopes = _solve(inside, given, metric)
+            root = root_of(metric)
+            there = transform(part.x[outside], root)
+            predicted = predict_rows(kernel, there, transform(inside.x, root), fitted, inside.mean)
+            residuals[outside] = part.targets[outside] - predicted
+            if not last:
+                new = _updated(inside, self._settings, metric, fitted, slopes)
+                self._metrics[fold] = metric if new is None else new
+        return residuals
 
 
 def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Solution) -> tuple[Solution, Tensor]:
@@ -269,15 +316,13 @@ def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: So
     return replace(start, alpha=fitted.coefficients, shift=ridge * problem.total), problem.x[chosen]
 
 
-def _tell(advance: Callable[[Iteration], None] | None, line: Iteration) -> None:
-    if advance is not None:
-        advance(line)
-
-
-def _updated(part: Problem, settings: Settings, metric: Tensor, solution: Solution, slopes: Tensor) -> Tensor | None:
+def _updated(
+    part: Problem, settings: Settings, metric: Tensor, solution: Solution, make_slopes: Callable[[], Tensor]
+) -> Tensor | None:
     """The next M; None where there is none: a constant function has no features."""
     root = root_of(metric)
     u = transform(part.x, root)
+    slopes = make_slopes()
     new = next_metric(
         settings.update,
         metric,
@@ -286,15 +331,12 @@ def _updated(part: Problem, settings: Settings, metric: Tensor, solution: Soluti
         lambda: fact(settings.kernel, slopes, part.x, u, root, solution.alpha),
     )
     trace = float(new.sum() if new.ndim == 1 else new.trace())
-    if not math.isfinite(trace):
-        _stopped(len(part), "M is not finite")
-        return None
-    if not trace > 0:
+    if not 0 < trace < math.inf:
         return None
     return new * (len(new) / trace) if settings.rescale else new
 
 
-def _stopped(iteration: int, why: str) -> None:
+def _warn_stopped(iteration: int, why: str) -> None:
     warnings.warn(
         f"iteration {iteration} failed ({why}): the best iterate before it is kept", ConvergenceWarning, stacklevel=3
     )
@@ -305,14 +347,8 @@ def _rank(metric: Tensor) -> float:
     return effective_rank(values.clamp_min(0))
 
 
-class _Rotation:
-    """Which rows an iteration sees: all, or windows of a circle, so that few iterations see most rows."""
-
-    def __init__(self, n: int, subset: int | None) -> None:
-        self.n = n
-        self.subset = subset if subset is not None and subset < n else None
-
-    def rows(self, iteration: int) -> Tensor | None:
-        if self.subset is None:
-            return None
-        return (torch.arange(self.subset) + iteration * self.subset) % self.n
+def _window(n: int, subset: int | None, iteration: int) -> Tensor | None:
+    """Rows that an iteration sees, None for all: windows of a circle, so that few iterations see most rows."""
+    if subset is None or subset >= n:
+        return None
+    return (torch.arange(subset) + iteration * subset) % n
