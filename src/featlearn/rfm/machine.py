@@ -27,9 +27,10 @@ BANDWIDTHS = (1.0, 2.0, 4.0, 8.0)
 """Multiples of the median distance that leave-one-out errors choose from."""
 SHIFTS = 10.0 ** torch.arange(-6, 2.1, 0.5, dtype=torch.float64)
 """``n lambda`` that leave-one-out errors choose from, for a kernel with ones on its diagonal."""
-TUNING_ROWS = 1000
+TUNING_ROWS = 500
 """Rows that eigendecompositions see; more are solved by Cholesky factors."""
-_WALK_ROWS = 6000
+_TRIED = ((2000, 4), (6000, 3))
+"""Ridges tried on all rows, by the number of rows; beyond, the one found on few rows is taken."""
 _STEP = 10.0**0.5
 _FOLDS = 5
 
@@ -119,8 +120,8 @@ def solve_rows(problem: Problem, settings: Settings, metric: Tensor, start: Solu
     """Fit the rows with one M; bandwidth and ridge are chosen where the settings leave them open.
 
     Up to `TUNING_ROWS` rows, eigendecompositions choose and solve at once. With more, they choose on the first rows
-    (rows have no order, see `featlearn.rfm.problem.distinct_rows`); then the ridge walks downhill on the errors of
-    all rows.
+    (rows have no order, see `featlearn.rfm.problem.distinct_rows`); then the ridge walks downhill on the errors of all
+    rows, for a few steps.
 
     Args:
         problem: Rows and targets.
@@ -172,12 +173,17 @@ def _solve(
         return at(shift), gram.slopes
     assert start is not None
     best = at(start.shift)
-    if settings.judge and len(problem) <= _WALK_ROWS:
-        for factor in (1.0 / _STEP, _STEP):
+    left = next((tried for rows, tried in _TRIED if len(problem) <= rows), 1) - 1 if settings.judge else 0
+    for factor in (1.0 / _STEP, _STEP):
+        first = best
+        while left:
+            left -= 1
             other = at(best.shift * factor)
-            if other.error < best.error:
-                best = other
+            if not other.error < best.error:
                 break
+            best = other
+        if best is not first:  # the error falls on one side only
+            break
     return best, gram.slopes
 
 
@@ -208,7 +214,7 @@ def learn(
 
     Time: for each iteration ``n^3 / 3`` (twice that with errors, and again for each ridge tried), the feature
     matrix, see `featlearn.rfm.updates`, and about as much again for the folds. Memory: one n x n matrix, or four
-    while n <= 1,000.
+    while n <= 500.
     """
     x = problem.x
     d = x.shape[1]
