@@ -44,7 +44,7 @@ class NystromSolution:
     Attributes:
         coefficients: ``(m, c)``, in the dtype of the rows.
         iterations: Steps of the conjugate gradient, one pass over all rows each.
-        residual: The largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations, b their
+        residual: As the recurrence has it, the largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations, b their
             right-hand side and P the preconditioner: up to a small factor, the relative error of the fit.
         converged: Whether that is at most the tolerance.
     """
@@ -123,7 +123,7 @@ def _leverage(
     factor = _cholesky(within, torch.finfo(u.dtype).eps)
     scores = torch.empty_like(weights)
     for block, entries in _Rows(kernel, u, u[pilot], bandwidth, 0).blocks():
-        explained = torch.linalg.solve_triangular(factor, entries.mT, upper=False).square_().sum(0)
+        explained = _over_transposed(entries, factor).square_().sum(1)
         scores[block] = _diagonal(kernel, u[block].double(), bandwidth).sub_(explained)
     # What the pilot explains wholly is 0 or less by rounding, and must still be able to ring.
     scores.clamp_min_(torch.finfo(u.dtype).eps * scores.max())
@@ -153,16 +153,21 @@ def solve_nystrom(
     by a conjugate gradient in the variables ``b = R^T L^T a``. ``L L^T = K_CC`` turns the penalty into ``N lambda I``;
     ``R R^T`` is the matrix of the normal equations in that basis, with s rows, drawn with probabilities ``w_i / N``,
     in the place of all. The sampled matrix then differs from the whole one as a covariance of s samples in m dimensions
-    does from the true one, at any ridge: the error falls by about ``sqrt(m / s)`` each step. s is the multiple of m,
-    four times or more, that makes the sample and the expected steps cheapest together; if that is n, all rows are
-    taken and one or two steps are left. The centres count as one row each on top, for the sake of places with few rows.
+    does from the true one, at any ridge: the error falls by a power of ``m / s`` each step. The centres count as one
+    row each on top, for the sake of places with few rows. s is the multiple of m, four times or more, that makes the
+    sample and the expected steps cheapest together. Where that is n (up to some thousand centres), all rows are taken,
+    once, and one or two steps are left, which mend the rounding. Then ``K_nC^T W K_nC`` itself is summed up, unless
+    its rounding would show beside the penalty, as with a Gaussian kernel and a small ridge; if so, rows are put into
+    the basis first.
 
     Each pass computes the kernel in blocks of rows and takes both products from the cache; as many of the first rows
     as `max_memory` allows are kept instead of computed again. An output that has converged is left out of later passes.
 
-    `K_CC` gets a jitter of the rounding of its trace in the dtype of u, which makes it a penalty on ``|a|^2`` of
-    ``lambda`` times that. In float32 the entries of ``K_nC`` are computed and kept in float32, everything else
-    (products, ``K_CC``, factors, vectors) in float64.
+    ``K_CC`` gets a jitter of the rounding of its mean diagonal, times ``sqrt(m)``, in the dtype of u: a further penalty
+    on ``|a|^2`` of lambda times that. A ridge below 1e-13 of that mean is raised to it. In float32 the entries of
+    ``K_nC`` are computed and kept in float32, and everything else (products, ``K_CC``, factors, vectors) is in float64;
+    the fit is then good to about 1e-5 for a Laplace kernel, but only to 1e-2 or so for smooth ones at ridges of 1e-6 or
+    less: take float64 there.
 
     Args:
         kernel: The kernel.
@@ -177,8 +182,8 @@ def solve_nystrom(
         max_memory: Bytes that the kept part of ``K_nC`` may take.
         progress: Whether to show a progress bar.
 
-    Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; some 10 to 20 steps.
-    Memory: ``3 m^2`` numbers in float64, the kept part, and a block of 2^18 entries.
+    Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; one or two steps if s is n, else some 10 to 20.
+    Memory: ``5 m^2`` numbers in float64, the kept part, and a block of 2^18 entries or 512 rows.
     """
     _check(u, weights, bandwidth, ridge)
     _check_problem(u, targets, centers_u, tolerance, max_iter)
@@ -348,8 +353,8 @@ def _cholesky(matrix: Tensor, eps: float) -> Tensor:
 
     Args:
         matrix: Symmetric, positive semi-definite up to rounding.
-        eps: Relative precision of its entries; jitter starts at this part of the trace, for a factor that just
-            succeeds without any is as inaccurate.
+        eps: Relative precision of its entries. Jitter starts from it, not from zero: without any, a factor that just
+            succeeds is as inaccurate.
     """
     diagonal = matrix.diagonal().clone()
     jitter = eps * float(diagonal.mean()) * math.sqrt(len(diagonal))
