@@ -44,8 +44,9 @@ class NystromSolution:
     Attributes:
         coefficients: ``(m, c)``, in the dtype of the rows.
         iterations: Steps of the conjugate gradient, one pass over all rows each.
-        residual: As the recurrence has it, the largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations, b their
-            right-hand side and P the preconditioner: up to a small factor, the relative error of the fit.
+        residual: The largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations as the
+            recurrence has it, b their right-hand side and P the preconditioner: up to a small factor, the relative
+            error of the fit.
         converged: Whether that is at most the tolerance.
     """
 
