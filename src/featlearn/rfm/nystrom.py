@@ -11,7 +11,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from scipy.linalg import blas
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -27,6 +29,7 @@ _BLOCK = 2**18  # entries of a block of the kernel: its products are then taken 
 _PILOT = 512  # rows from which leverage scores are estimated
 _LADDER = 8
 _LEAST_RIDGE = 1e-13  # in units of the kernel: below it is rounding
+_ROUNDING_SHARE = 0.1  # of the penalty, that rounding may reach in the direct form of the preconditioner
 _LEAST_SAMPLE = 4  # rows of the preconditioner's sample for each centre, at least
 # Costs of one entry of the kernel in a step, in operations of a product of matrices (a thread does some 40 a ns).
 _KERNEL_COST = 200.0  # to compute it, beyond its inner product
@@ -41,8 +44,9 @@ class NystromSolution:
     Attributes:
         coefficients: ``(m, c)``, in the dtype of the rows.
         iterations: Steps of the conjugate gradient, one pass over all rows each.
-        residual: The largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations, b their
-            right-hand side and P the preconditioner: up to a small factor, the relative error of the fit.
+        residual: The largest over outputs of ``|P r| / |P b|``, r the residual of the normal equations as the
+            recurrence has it, b their right-hand side and P the preconditioner: up to a small factor, the relative
+            error of the fit.
         converged: Whether that is at most the tolerance.
     """
 
@@ -120,7 +124,7 @@ def _leverage(
     factor = _cholesky(within, torch.finfo(u.dtype).eps)
     scores = torch.empty_like(weights)
     for block, entries in _Rows(kernel, u, u[pilot], bandwidth, 0).blocks():
-        explained = torch.linalg.solve_triangular(factor, entries.mT, upper=False).square_().sum(0)
+        explained = _over_transposed(entries, factor).square_().sum(1)
         scores[block] = _diagonal(kernel, u[block].double(), bandwidth).sub_(explained)
     # What the pilot explains wholly is 0 or less by rounding, and must still be able to ring.
     scores.clamp_min_(torch.finfo(u.dtype).eps * scores.max())
@@ -150,16 +154,21 @@ def solve_nystrom(
     by a conjugate gradient in the variables ``b = R^T L^T a``. ``L L^T = K_CC`` turns the penalty into ``N lambda I``;
     ``R R^T`` is the matrix of the normal equations in that basis, with s rows, drawn with probabilities ``w_i / N``,
     in the place of all. The sampled matrix then differs from the whole one as a covariance of s samples in m dimensions
-    does from the true one, at any ridge: the error falls by about ``sqrt(m / s)`` each step. s is the multiple of m,
-    four times or more, that makes the sample and the expected steps cheapest together; if that is n, all rows are
-    taken and one or two steps are left. The centres count as one row each on top, for the sake of places with few rows.
+    does from the true one, at any ridge: the error falls by a power of ``m / s`` each step. The centres count as one
+    row each on top, for the sake of places with few rows. s is the multiple of m, four times or more, that makes the
+    sample and the expected steps cheapest together. Where that is n (up to some thousand centres), all rows are taken,
+    once, and one or two steps are left, which mend the rounding. Then ``K_nC^T W K_nC`` itself is summed up, unless
+    its rounding would show beside the penalty, as with a Gaussian kernel and a small ridge; if so, rows are put into
+    the basis first.
 
     Each pass computes the kernel in blocks of rows and takes both products from the cache; as many of the first rows
     as `max_memory` allows are kept instead of computed again. An output that has converged is left out of later passes.
 
-    `K_CC` gets a jitter of the rounding of its trace in the dtype of u, which makes it a penalty on ``|a|^2`` of
-    ``lambda`` times that. In float32 the entries of ``K_nC`` are computed and kept in float32, everything else
-    (products, ``K_CC``, factors, vectors) in float64.
+    ``K_CC`` gets a jitter of the rounding of its mean diagonal, times ``sqrt(m)``, in the dtype of u: a further penalty
+    on ``|a|^2`` of lambda times that. A ridge below 1e-13 of that mean is raised to it. In float32 the entries of
+    ``K_nC`` are computed and kept in float32, and everything else (products, ``K_CC``, factors, vectors) is in float64;
+    the fit is then good to about 1e-5 for a Laplace kernel, but only to 1e-2 or so for smooth ones at ridges of 1e-6 or
+    less: take float64 there.
 
     Args:
         kernel: The kernel.
@@ -174,8 +183,8 @@ def solve_nystrom(
         max_memory: Bytes that the kept part of ``K_nC`` may take.
         progress: Whether to show a progress bar.
 
-    Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; some 10 to 20 steps.
-    Memory: ``3 m^2`` numbers in float64, the kept part, and a block of 2^18 entries.
+    Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; one or two steps if s is n, else some 10 to 20.
+    Memory: ``5 m^2`` numbers in float64, the kept part, and a block of 2^18 entries or 512 rows.
     """
     _check(u, weights, bandwidth, ridge)
     _check_problem(u, targets, centers_u, tolerance, max_iter)
@@ -188,8 +197,11 @@ def solve_nystrom(
     basis = kernel.matrix(centers_u.double(), centers_u.double(), bandwidth)
     penalty = total * max(ridge, _LEAST_RIDGE * float(basis.diagonal().mean()))
     basis = _cholesky(basis, torch.finfo(u.dtype).eps)
-    size = _sample_size(len(u), len(centers_u), u.shape[1], targets.shape[1], tolerance, rows.kept_share)
-    sampled = _sampled_factor(rows, weights, basis, penalty, size)
+    # Rounding of the entries of K_nC^T W K_nC, as it looks in the basis of K_CC, against the penalty.
+    rounding = torch.finfo(torch.float64).eps * total * len(basis) / float(basis.diagonal().min()) ** 2
+    direct = _ROUNDING_SHARE * penalty > rounding * float(basis.square().sum(1).mean()) ** 2
+    size = _sample_size(len(u), len(centers_u), u.shape[1], targets.shape[1], tolerance, rows.kept_share, direct)
+    sampled = _sampled_factor(rows, weights, basis, penalty, size, direct)
 
     def product(vectors: Tensor) -> Tensor:
         """The matrix of the normal equations in the variables b."""
@@ -259,44 +271,70 @@ class _Rows:
         return total
 
 
-def _sample_size(n: int, m: int, d: int, c: int, tolerance: float, kept_share: float) -> int:
+def _sample_size(n: int, m: int, d: int, c: int, tolerance: float, kept_share: float, direct: bool) -> int:
     """Rows of the preconditioner's sample, from the costs of it and of the steps that it leaves to do.
 
-    A sampled row costs ``3 m^2`` operations (a triangular solve and a product), and s of them leave
-    ``2 log(1 / tolerance) / log(s / m)`` steps of n rows, or two steps if s is n.
+    A sampled row costs ``m^2`` operations for its products and 1.5 times as much for the triangular solve before, which
+    the direct form does not need. s rows leave about ``3 log(1 / tolerance) / log(s / m)`` steps of n rows (measured;
+    2 in place of 3 for Gaussian features), n rows two.
     """
     again = _KERNEL_COST + 2.0 * d
     step = n * (kept_share * _KEPT_COST + (1.0 - kept_share) * again + _OUTPUT_COST * c)
-    best, least = n, n * (3.0 * m + again) + 2.0 * step
+    best, least = n, n * ((1.0 if direct else 2.5) * m + again) + 2.0 * step
     size = _LEAST_SAMPLE * m
     while size < n:
-        cost = size * (3.0 * m + again) + 2.0 * math.log(1.0 / tolerance) / math.log(size / m) * step
+        cost = size * (2.5 * m + again) + 3.0 * math.log(1.0 / tolerance) / math.log(size / m) * step
         if cost < least:
             best, least = size, cost
         size *= 2
     return best
 
 
-def _sampled_factor(rows: _Rows, weights: Tensor, basis: Tensor, penalty: float, size: int) -> Tensor:
-    """R: the factor of the matrix of the normal equations in the basis of ``K_CC``, from a sample of rows."""
-    n, m = len(rows.u), len(basis)
+def _sampled_factor(rows: _Rows, weights: Tensor, basis: Tensor, penalty: float, size: int, direct: bool) -> Tensor:
+    """R: the factor of the matrix of the normal equations in the basis of ``K_CC``, from a sample of rows.
+
+    Args:
+        rows: The kernel with the centres.
+        weights: Of all rows.
+        basis: L.
+        penalty: ``N lambda``.
+        size: s; n for all rows.
+        direct: For all rows, ``L^{-1} (K_nC^T W K_nC) L^{-T}``, the rounding of whose middle is small enough.
+    """
+    n = len(rows.u)
     total = weights.sum()
-    if size == n:
-        sample, shares = torch.arange(n, device=weights.device), weights
-        matrix = torch.zeros_like(basis)
+    matrix = basis.new_zeros(basis.shape)  # not zeros_like: the factor is column-major
+    if size == n and direct:
+        for block, entries in rows.blocks():
+            _add_products(matrix, entries * weights[block, None].sqrt())
+        matrix = matrix.tril() + matrix.tril(-1).mT
+        matrix = _over_transposed(_over_transposed(matrix, basis).mT.contiguous(), basis)
     else:
-        # One draw in each of s equal parts of the weight: a row of weight w comes s w / N times, nearly.
-        draws = torch.rand(size, generator=as_generator(0, "nystrom sample"), dtype=torch.float64).to(weights.device)
-        draws += torch.arange(size, device=weights.device)
-        sample = torch.searchsorted(weights.cumsum(0), draws * (total / size), right=True).clamp_max_(n - 1)
-        shares = (total / size).expand(size)
-        matrix = (basis.mT @ basis).mul_(total / n)  # the rows of the centres, K_CC L^{-T} = L
-    for part in row_blocks(size, m, max(_BLOCK, 512 * m)):
-        block = rows.kernel.matrix(rows.u[sample[part]], rows.centers, rows.bandwidth).double()
-        block = _over_transposed(block, basis).mul_(shares[part, None].sqrt())
-        matrix.addmm_(block.mT, block)
+        if size == n:
+            sample, shares = torch.arange(n, device=weights.device), weights
+        else:
+            # One draw in each of s equal parts of the weight: a row of weight w comes s w / N times, nearly.
+            draws = torch.rand(size, generator=as_generator(0, "nystrom sample"), dtype=torch.float64)
+            draws = (draws + torch.arange(size)).to(weights.device) * (total / size)
+            sample = torch.searchsorted(weights.cumsum(0), draws, right=True).clamp_max_(n - 1)
+            shares = (total / size).expand(size)
+            matrix = (basis.mT @ basis).mul_(total / n)  # the rows of the centres, K_CC L^{-T} = L
+        for part in row_blocks(size, len(basis), max(_BLOCK, 512 * len(basis))):
+            entries = rows.kernel.matrix(rows.u[sample[part]], rows.centers, rows.bandwidth).double()
+            _add_products(matrix, _over_transposed(entries, basis).mul_(shares[part, None].sqrt()))
     matrix.diagonal().add_(penalty)
     return _cholesky(matrix, torch.finfo(matrix.dtype).eps)
+
+
+def _add_products(matrix: Tensor, block: Tensor) -> None:
+    """Add ``B^T B`` to the lower triangle; the upper one is anything."""
+    if matrix.device.type != "cpu":
+        matrix.addmm_(block.mT, block)
+        return
+    # scipy's BLAS works in place on column-major arrays: our transposes. It does half the work of a full product.
+    columns = block.contiguous().numpy().T
+    summed = blas.dsyrk(1.0, columns, beta=1.0, c=matrix.numpy().T, lower=0, overwrite_c=1)
+    assert np.shares_memory(summed, matrix.numpy()), "the sum went into a copy"
 
 
 def _over(vectors: Tensor, factor: Tensor) -> Tensor:
@@ -316,8 +354,8 @@ def _cholesky(matrix: Tensor, eps: float) -> Tensor:
 
     Args:
         matrix: Symmetric, positive semi-definite up to rounding.
-        eps: Relative precision of its entries; jitter starts at this part of the trace, for a factor that just
-            succeeds without any is as inaccurate.
+        eps: Relative precision of its entries. Jitter starts from it, not from zero: without any, a factor that just
+            succeeds is as inaccurate.
     """
     diagonal = matrix.diagonal().clone()
     jitter = eps * float(diagonal.mean()) * math.sqrt(len(diagonal))

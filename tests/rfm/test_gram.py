@@ -1,0 +1,151 @@
+"""The Gram matrix in one buffer against dense algebra, and exact leave-one-out errors against refits."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import rfm_oracles as oracles
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from featlearn.rfm.gram import Gram, SingularKernelError, leave_one_out
+from featlearn.rfm.kernels import make_kernel
+
+BANDWIDTH = 2.0
+SIZES = {"one strip": 60, "strips": 1100}
+
+
+def case(n: int, c: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, right-hand sides and a shift."""
+    return oracles.numbers(n, 4, seed=n), oracles.numbers(n, c, seed=n + 1), oracles.positive(n, seed=n + 2)
+
+
+@pytest.mark.parametrize("n", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("name", ["laplace", "lpq 1.5 1.2", "polynomial 3"])
+def test_solve_and_inverse_diagonal_are_those_of_numpy(name: str, n: int) -> None:
+    kernel = oracles.KERNELS[name]
+    u, right, shift = case(n)
+    dense = oracles.matrix(kernel, u, u, BANDWIDTH).numpy()
+    gram = Gram(kernel, u, BANDWIDTH)
+    for turn in (shift, 0.3 * shift.flip(0)):  # the second factor comes from the pairs, not from the first factor
+        shifted = dense + np.diag(turn.numpy())
+        gram.factor(turn)
+        assert gram.jitter == 0.0
+        assert (
+            oracles.relative_error(gram.solve(right), torch.from_numpy(np.linalg.solve(shifted, right.numpy()))) < 1e-11
+        )
+        inverse = torch.from_numpy(np.linalg.inv(shifted).diagonal().copy())
+        assert oracles.relative_error(gram.inverse_diagonal(), inverse) < 1e-11
+
+
+@pytest.mark.parametrize("name", oracles.KERNELS)
+def test_slopes_after_a_factor_are_those_of_the_pairs(name: str) -> None:
+    kernel = oracles.KERNELS[name]
+    u, _, shift = case(600)
+    u[77] = u[550]
+    expected = kernel.slopes_(kernel.pairs(u, u), BANDWIDTH)
+    gram = Gram(kernel, u, BANDWIDTH)
+    gram.factor(shift)
+    gram.inverse_diagonal()
+    slopes = gram.slopes()
+    assert torch.equal(slopes, slopes.mT)
+    assert oracles.relative_error(slopes, expected) < 1e-12
+    if kernel.radial and kernel.exponent < kernel.norm:
+        assert (slopes == 0).sum() == 600 + 2
+
+
+@pytest.mark.parametrize("n", SIZES.values(), ids=SIZES)
+def test_the_factor_is_made_in_place_below_the_pairs(n: int) -> None:
+    kernel = make_kernel("laplace")
+    u, right, shift = case(n)
+    storage = torch.full((n * n + 5,), -1.0, dtype=torch.float64)
+    gram = Gram(kernel, u, BANDWIDTH, buffer=storage)
+    buffer = storage[: n * n].view(n, n)
+    pairs = buffer.triu(1)
+    assert oracles.relative_error(pairs, kernel.pairs(u, u).triu(1)) < 1e-12
+    gram.factor(shift)
+    assert torch.equal(buffer.triu(1), pairs)
+    factor = buffer.tril()
+    dense = oracles.matrix(kernel, u, u, BANDWIDTH) + torch.diag(shift)
+    assert oracles.relative_error(factor @ factor.mT, dense) < 1e-12
+    gram.solve(right)
+    assert torch.equal(buffer.tril(), factor)
+    gram.inverse_diagonal()
+    assert torch.equal(buffer.triu(1), pairs)
+    assert gram.slopes().data_ptr() == storage.data_ptr()
+    assert storage[n * n :].tolist() == [-1.0] * 5
+
+
+def test_float32_is_as_good_as_its_precision_lets_it_be() -> None:
+    kernel = make_kernel("laplace")
+    u, right, _ = case(700)
+    shift = torch.full((700,), 0.1, dtype=torch.float64)
+    dense = oracles.matrix(kernel, u, u, BANDWIDTH) + torch.diag(shift)
+    gram = Gram(kernel, u.float(), BANDWIDTH)
+    gram.factor(shift.float())
+    solved, diagonal = gram.solve(right.float()), gram.inverse_diagonal()
+    assert solved.dtype == diagonal.dtype == torch.float32
+    assert oracles.relative_error(solved, torch.linalg.solve(dense, right)) < 1e-3
+    assert oracles.relative_error(diagonal, torch.linalg.inv(dense).diagonal()) < 1e-3
+    assert oracles.relative_error(gram.slopes(), kernel.slopes_(kernel.pairs(u, u), BANDWIDTH)) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "exp"])
+@pytest.mark.parametrize("size", [1e-8, 1e-3, 1.0])
+def test_condition_is_estimated(name: str, size: float) -> None:
+    kernel = oracles.KERNELS[name]
+    u, _, _ = case(80)
+    shift = torch.full((80,), size, dtype=torch.float64)
+    gram = Gram(kernel, u, BANDWIDTH)
+    gram.factor(shift)
+    true = np.linalg.cond(oracles.matrix(kernel, u, u, BANDWIDTH).numpy() + np.diag(shift.numpy()), 1)
+    assert true / 10 < gram.condition < true * 10
+
+
+def test_a_singular_matrix_gets_jitter_and_a_warning() -> None:
+    kernel = make_kernel("gaussian")
+    u = oracles.numbers(40, 3, seed=5).float()
+    u = torch.cat([u, u, u])
+    y = u[:, :1].sin()
+    gram = Gram(kernel, u, 4.0)
+    with pytest.warns(ConvergenceWarning, match=r"singular to torch.float32 precision.*larger ridge"):
+        gram.factor(torch.zeros(120))
+    assert 0 < gram.jitter < 1e-2
+    fitted = kernel.matrix(u, u, 4.0).double() @ gram.solve(y).double()
+    assert (fitted - y).abs().max() < 0.05
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gram.factor(torch.ones(120))  # the ladder starts anew
+    assert gram.jitter == 0.0
+
+
+def test_a_hopeless_matrix_is_refused() -> None:
+    u = oracles.numbers(30, 3, seed=6)
+    with pytest.raises(SingularKernelError, match="not positive definite"):
+        Gram(make_kernel("laplace"), u, 1.0).factor(torch.full((30,), -5.0, dtype=torch.float64))
+    with pytest.raises(SingularKernelError, match="larger ridge"):
+        Gram(make_kernel("laplace"), u * float("nan"), 1.0).factor(torch.ones(30, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ["laplace", "gaussian", "polynomial 2"])
+def test_leave_one_out_is_that_of_refits(name: str, weighted: bool, intercept: bool) -> None:
+    kernel = oracles.KERNELS[name]
+    n, ridge = 50, 1e-2
+    u, targets, weights = case(n)
+    targets = targets + 3.0
+    weights = weights if weighted else torch.ones_like(weights)
+    dense = oracles.matrix(kernel, u, u, BANDWIDTH)
+    gram = Gram(kernel, u, BANDWIDTH)
+    gram.factor(float(weights.sum()) * ridge / weights)
+    solved, ones = gram.solve(targets), gram.solve(torch.ones(n, 1, dtype=torch.float64))
+    residuals, alpha = leave_one_out(solved, ones, gram.inverse_diagonal(), targets, weights, intercept)
+    expected = oracles.left_out_errors(dense, targets, weights, ridge, intercept)
+    assert oracles.relative_error(residuals, expected) < 1e-8
+    mean = (weights[:, None] * targets).sum(0) / weights.sum() if intercept else 0.0
+    direct = oracles.ridge_coefficients(dense, targets - mean, weights, float(weights.sum()) * ridge)
+    assert oracles.relative_error(alpha, direct) < 1e-8
