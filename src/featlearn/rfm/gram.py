@@ -61,6 +61,11 @@ class Gram:
             kernel.pairs(u[rows], u[rows.start :], out=self._buffer[rows, rows.start :])
         self._diagonal = torch.zeros_like(u[:, 0]) if kernel.radial else u.square().sum(1)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the matrix."""
+        return self._buffer.dtype
+
     def _strips(self) -> list[slice]:
         n = len(self._buffer)
         return [slice(first, min(first + _STRIP, n)) for first in range(0, n, _STRIP)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["KERNELS", "Kernel", "make_kernel", "row_blocks"]
+__all__ = ["KERNELS", "Kernel", "make_kernel", "rounding_of", "row_blocks"]
 
 _RADIAL = ("laplace", "gaussian", "exponential", "lpq")
 _PRODUCT = ("quadratic", "polynomial", "exp")
@@ -73,6 +73,8 @@ class Kernel:
         out = u.new_empty(len(u), len(v)) if out is None else out
         if not self.euclidean:
             torch.pow(torch.cdist(u, v, p=self.norm), self.norm, out=out)
+            if out.numel():
+                torch.threshold_(out, (rounding_of(u) + rounding_of(v)) ** self.norm, 0.0)
             return out
         if not self.radial:
             return torch.mm(u, v.mT, out=out)
@@ -80,8 +82,8 @@ class Kernel:
         torch.addmm(right.expand(len(u), -1), u, v.mT, alpha=-2.0, out=out)
         out.add_(left[:, None])
         if out.numel():
-            rounding = (4.0 + math.sqrt(u.shape[1])) * torch.finfo(u.dtype).eps * float(left.max() + right.max())
-            torch.threshold_(out, rounding, 0.0)
+            eps = torch.finfo(u.dtype).eps
+            torch.threshold_(out, (4.0 + math.sqrt(u.shape[1])) * eps * float(left.max() + right.max()), 0.0)
         return out
 
     def values_(self, pairs: Tensor, bandwidth: float) -> Tensor:
@@ -133,6 +135,11 @@ class Kernel:
         for rows in row_blocks(len(u), len(v)):
             self.values_(self.pairs(u[rows], v, out=out[rows]), bandwidth)
         return out
+
+
+def rounding_of(u: Tensor) -> float:
+    """Size of the rounding in a coordinate of transformed rows."""
+    return (4.0 + math.sqrt(u.shape[1])) * torch.finfo(u.dtype).eps * float(u.abs().max())
 
 
 def row_blocks(n: int, width: int, entries: int = _BLOCK) -> list[slice]:

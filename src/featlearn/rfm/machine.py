@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +21,7 @@ from featlearn.rfm.selection import Solution, kernel_scale, predict_rows, tune
 from featlearn.rfm.updates import agop, fact, next_metric, root_of, transform
 from featlearn.spectra import effective_rank
 
-__all__ = ["Iteration", "Machine", "Settings", "learn", "solve_rows"]
+__all__ = ["Iteration", "Machine", "Settings", "iterates", "learn", "solve_rows"]
 
 BANDWIDTHS = (1.0, 2.0, 4.0, 8.0)
 """Multiples of the median distance that leave-one-out errors choose from."""
@@ -173,7 +173,7 @@ def _solve(
         return at(shift), gram.slopes
     assert start is not None
     best = at(start.shift)
-    left = next((tried for rows, tried in _TRIED if len(problem) <= rows), 1) - 1 if settings.judge else 0
+    left = _ridges_tried(len(problem)) - 1 if settings.judge else 0
     for factor in (1.0 / _STEP, _STEP):
         first = best
         while left:
@@ -185,6 +185,10 @@ def _solve(
         if best is not first:  # the error falls on one side only
             break
     return best, gram.slopes
+
+
+def _ridges_tried(rows: int) -> int:
+    return next((tried for most, tried in _TRIED if rows <= most), 1)
 
 
 def _bandwidth_of(start: Solution | None) -> float:
@@ -217,8 +221,7 @@ def learn(
     while n <= 500.
     """
     x = problem.x
-    d = x.shape[1]
-    metric = x.new_ones(d) if settings.diagonal else torch.eye(d, dtype=x.dtype, device=x.device)
+    metric = _first_metric(x, settings)
     crossed = _CrossFit(problem, settings, metric) if settings.judge and problem.held_out is None else None
     history: list[Iteration] = []
     best: tuple[float, int, Tensor, Solution, Tensor | None] | None = None
@@ -260,10 +263,29 @@ def learn(
     if settings.centers is not None:
         final, centers = _fit_centers(full, settings, metric, solution)
     elif rows is not None or refit is not None:
-        judge = settings.judge and refit is None and settings.ridge is None
+        # Only a ridge that is still to be chosen needs errors of all rows.
+        judge = settings.judge and refit is None and settings.ridge is None and _ridges_tried(len(full)) > 1
         final = solve_rows(full, replace(settings, judge=judge), metric, start=solution)
     final = replace(final, error=error, residuals=solution.residuals)
     return Machine(metric, centers, final, full.mean, final.shift / full.total, number, rows, tuple(history))
+
+
+def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Solution]]:
+    """M and the solution of each iteration, one after the other, judged by nobody."""
+    x = problem.x
+    metric = _first_metric(x, settings)
+    for _ in range(settings.n_iter + 1):
+        solution, slopes = _solve(problem, settings, metric)
+        yield metric, solution
+        new = _updated(problem, settings, metric, solution, slopes)
+        if new is None:
+            return
+        metric = new
+
+
+def _first_metric(x: Tensor, settings: Settings) -> Tensor:
+    d = x.shape[1]
+    return x.new_ones(d) if settings.diagonal else torch.eye(d, dtype=x.dtype, device=x.device)
 
 
 class _CrossFit:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.rfm.kernels import Kernel, row_blocks
+from featlearn.rfm.kernels import Kernel, rounding_of, row_blocks
 
 __all__ = ["UPDATES", "agop", "fact", "next_metric", "root_of", "transform"]
 
@@ -28,8 +28,7 @@ def root_of(metric: Tensor) -> Tensor:
     if metric.ndim == 1:
         return metric.sqrt()
     values, vectors = torch.linalg.eigh(metric.double())
-    root: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
-    return root.to(metric.dtype)
+    return _recomposed(vectors, _above_rounding(values, metric.dtype).sqrt(), metric.dtype)
 
 
 def transform(x: Tensor, root: Tensor) -> Tensor:
@@ -64,9 +63,11 @@ def _norm_gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) ->
     """
     n, d = u.shape
     gradients = u.new_empty(n, alpha.shape[1], d)
+    rounding = rounding_of(u)  # a step of that size has no sign
     for rows in row_blocks(n, n):
         for k in range(d):
             steps = u[rows, k, None] - u[None, :, k]
+            steps.masked_fill_(steps.abs() <= rounding, 0.0)
             bent = steps.sign() if kernel.norm == 1.0 else steps.sign() * steps.abs_().pow_(kernel.norm - 1.0)
             gradients[rows, :, k] = (bent * slopes[rows]) @ alpha
     return gradients
@@ -186,9 +187,7 @@ def next_metric(
         if matrix.ndim == 1:
             return matrix**power
         values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
-        values = values.clamp_min(0)
-        floor = len(values) * torch.finfo(matrix.dtype).eps * values[-1]  # rounding, which a root would raise
-        return _recomposed(vectors, torch.where(values > floor, values, 0.0) ** power, matrix.dtype)
+        return _recomposed(vectors, _above_rounding(values, matrix.dtype) ** power, matrix.dtype)
     if update not in ("fact", "fact-geometric"):
         raise InputError(f"update must be one of {', '.join(UPDATES)}, got {update!r}")
     matrix = fact_matrix()
@@ -201,6 +200,12 @@ def next_metric(
         return (matrix * metric).abs().sqrt()
     left, values, _ = torch.linalg.svd(matrix.double() @ metric.double())
     return _recomposed(left, values.sqrt(), matrix.dtype)
+
+
+def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Ascending eigenvalues, those that are rounding set to zero: a root would raise them from 1e-16 to 1e-8."""
+    floor = len(values) * torch.finfo(dtype).eps * values[-1].clamp_min(0)
+    return torch.where(values > floor, values, 0.0)
 
 
 def _recomposed(vectors: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
