@@ -30,14 +30,14 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
         p["kernel"], exponent=p["exponent"], norm=p["norm"], degree=p["degree"], offset=p["offset"]
     )  # fmt: skip
     _one_of("update", p["update"], UPDATES)
-    _one_of("rescale", p["rescale"], ("trace", None))
+    _one_of("rescale", p["rescale"], ("trace", "max", None))
     _one_of("center_sampling", p["center_sampling"], ("uniform", "leverage"))
     subset = AUTO_SUBSET if p["subset"] == "auto" else _integer("subset", p["subset"], 2, 'an integer or "auto"')
     return Settings(
         kernel=kernel,
         update=p["update"],
         power=_positive("power", p["power"]),
-        rescale=p["rescale"] == "trace",
+        rescale=p["rescale"],
         bandwidth=None if p["bandwidth"] == "loo" else _positive("bandwidth", p["bandwidth"], 'or "loo"'),
         ridge=None if p["ridge"] == "loo" else _positive("ridge", p["ridge"], 'or "loo"'),
         n_iter=_integer("n_iter", p["n_iter"], 0) or 0,

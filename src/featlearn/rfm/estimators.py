@@ -38,8 +38,8 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         update: How M follows from the solution: "fact" ``(FACT FACT^T)^{1/2}``, "fact-geometric"
             ``(FACT M M^T FACT^T)^{1/4}``, "nfa" ``AGOP^power``; "none" keeps M = I: plain kernel regression.
         power: Of "nfa".
-        rescale: "trace" scales each M to a trace of d; None is the paper's own algorithm, whose fixed point is
-            M = FACT.
+        rescale: "trace" scales each M to a trace of d, "max" to a largest entry of 1 (with ``power=1``, xRFM's
+            algorithm); None is the paper's own, whose fixed point is M = FACT.
         bandwidth: L, or "loo": chosen anew in each iteration among multiples of the median distance.
         exponent: Of "exponential" and "lpq".
         norm: Of "lpq", from 1 to 2.

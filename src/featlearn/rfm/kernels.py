@@ -21,7 +21,7 @@ _PRODUCT = ("quadratic", "polynomial", "exp")
 KERNELS = _RADIAL + _PRODUCT
 """Names that `make_kernel` knows."""
 
-_BLOCK = 2**22
+_BLOCK = 2**21
 """Entries of a block of pairs: large enough for BLAS, small enough for the cache of elementwise steps."""
 
 

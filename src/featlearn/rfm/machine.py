@@ -42,7 +42,7 @@ class Settings:
     kernel: Kernel
     update: str = "fact-geometric"
     power: float = 0.5
-    rescale: bool = True
+    rescale: str | None = "trace"
     bandwidth: float | None = None
     ridge: float | None = None
     n_iter: int = 5
@@ -227,15 +227,20 @@ def learn(
     best: tuple[float, int, Tensor, Solution, Tensor | None] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
-        rows = _window(len(problem), settings.subset, iteration)
-        part = problem if rows is None else problem.part(rows.to(x.device))
         last = settings.update == "none" or iteration == settings.n_iter
+        # What nobody judges can be solved on all rows at once.
+        few = settings.subset if settings.judge or not last or settings.centers is not None else None
+        rows = _window(len(problem), few, iteration)
+        part = problem if rows is None else problem.part(rows.to(x.device))
         try:
             solution, slopes = _solve(part, settings, metric)
-            new = None if last else _updated(part, settings, metric, solution, slopes)
+            # M of one window rests on few rows; once it has taken shape, windows are averaged.
+            blend = rows is not None and iteration >= 2
+            new = None if last else _updated(part, settings, metric, solution, slopes, blend)
+            del slopes  # and its n x n matrix, before the next one is made
             error = solution.error
             if crossed is not None and settings.update != "none":
-                solution = replace(solution, residuals=crossed.residuals(part, rows, solution, last))
+                solution = replace(solution, residuals=crossed.residuals(part, rows, solution, last, blend))
                 assert solution.residuals is not None
                 error = part.error(solution.residuals)
         except SingularKernelError:
@@ -278,6 +283,7 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Sol
         solution, slopes = _solve(problem, settings, metric)
         yield metric, solution
         new = _updated(problem, settings, metric, solution, slopes)
+        del slopes
         if new is None:
             return
         metric = new
@@ -301,7 +307,7 @@ class _CrossFit:
         self._folds = own if problem.folds is None else problem.folds
         self._metrics = [metric] * (int(self._folds.max()) + 1)
 
-    def residuals(self, part: Problem, rows: Tensor | None, solution: Solution, last: bool) -> Tensor:
+    def residuals(self, part: Problem, rows: Tensor | None, solution: Solution, last: bool, blend: bool) -> Tensor:
         """Errors of each row by the machine that has not seen it, with the bandwidth and ridge of this solution.
 
         Args:
@@ -309,6 +315,7 @@ class _CrossFit:
             rows: Which of the problem's they are; None is all.
             solution: Of the machine that has seen them all.
             last: Whether no further M is wanted.
+            blend: Whether the next M is averaged with this one.
         """
         kernel = self._settings.kernel
         folds = self._folds if rows is None else self._folds[rows.to(self._folds.device)]
@@ -325,8 +332,9 @@ class _CrossFit:
             predicted = predict_rows(kernel, there, transform(inside.x, root), fitted, inside.mean)
             residuals[outside] = part.targets[outside] - predicted
             if not last:
-                new = _updated(inside, self._settings, metric, fitted, slopes)
+                new = _updated(inside, self._settings, metric, fitted, slopes, blend)
                 self._metrics[fold] = metric if new is None else new
+            del slopes
         return residuals
 
 
@@ -345,7 +353,12 @@ def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: So
 
 
 def _updated(
-    part: Problem, settings: Settings, metric: Tensor, solution: Solution, make_slopes: Callable[[], Tensor]
+    part: Problem,
+    settings: Settings,
+    metric: Tensor,
+    solution: Solution,
+    make_slopes: Callable[[], Tensor],
+    blend: bool = False,
 ) -> Tensor | None:
     """The next M; None where there is none: a constant function has no features."""
     root = root_of(metric)
@@ -361,7 +374,11 @@ def _updated(
     trace = float(new.sum() if new.ndim == 1 else new.trace())
     if not 0 < trace < math.inf:
         return None
-    return new * (len(new) / trace) if settings.rescale else new
+    if settings.rescale == "trace":
+        new = new * (len(new) / trace)
+    elif settings.rescale == "max":
+        new = new / new.max()
+    return (metric + new) / 2 if blend else new
 
 
 def _warn_stopped(iteration: int, why: str) -> None:
