@@ -161,8 +161,8 @@ def solve_nystrom(
     its rounding would show beside the penalty, as with a Gaussian kernel and a small ridge; if so, rows are put into
     the basis first.
 
-    Each pass computes the kernel in blocks of rows and takes both products from the cache; as many of the first rows
-    as `max_memory` allows are kept instead of computed again. An output that has converged is left out of later passes.
+    Each pass computes the kernel in blocks of rows and takes both products from the cache; if all of it fits
+    `max_memory`, it is kept instead of computed again. An output that has converged is left out of later passes.
 
     ``K_CC`` gets a jitter of the rounding of its mean diagonal, times ``sqrt(m)``, in the dtype of u: a further penalty
     on ``|a|^2`` of lambda times that. A ridge below 1e-13 of that mean is raised to it. In float32 the entries of
@@ -180,11 +180,11 @@ def solve_nystrom(
         ridge: lambda, 0 or more.
         tolerance: Of `NystromSolution.residual`.
         max_iter: Steps after which to give up, with a warning.
-        max_memory: Bytes that the kept part of ``K_nC`` may take.
+        max_memory: Bytes that a kept ``K_nC`` may take.
         progress: Whether to show a progress bar.
 
     Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; one or two steps if s is n, else some 10 to 20.
-    Memory: ``5 m^2`` numbers in float64, the kept part, and a block of 2^18 entries or 512 rows.
+    Memory: ``5 m^2`` numbers in float64, ``K_nC`` if it is kept, and a block of 2^18 entries or 512 rows.
     """
     _check(u, weights, bandwidth, ridge)
     _check_problem(u, targets, centers_u, tolerance, max_iter)
@@ -225,7 +225,7 @@ def solve_nystrom(
 
 
 class _Rows:
-    """The kernel of all rows with the centres, ``K_nC``, in blocks of rows; the first ones are kept.
+    """The kernel of all rows with the centres, ``K_nC``, in blocks of rows; all are kept, or none.
 
     Vectors are the rows of ``(c, m)`` or ``(c, n)`` matrices: with few of them, products are faster so.
     """
@@ -234,8 +234,9 @@ class _Rows:
         self.kernel, self.u, self.centers, self.bandwidth = kernel, u, centers, bandwidth
         m = len(centers)
         self._slices = row_blocks(len(u), m, _BLOCK)
-        fits = max_memory // (m * u.element_size())
-        self._kept = u.new_empty(max((rows.stop for rows in self._slices if rows.stop <= fits), default=0), m)
+        # All or nothing: a kept part of a larger matrix costs more page faults than it saves exponentials.
+        fits = len(u) * m * u.element_size() <= max_memory
+        self._kept = u.new_empty(len(u) if fits else 0, m)
         self._computed = False
         step = self._slices[0].stop
         self._block = u.new_empty(step if len(self._kept) < len(u) else 0, m)
@@ -243,7 +244,7 @@ class _Rows:
 
     @property
     def kept_share(self) -> float:
-        """Which part of the rows is kept."""
+        """Which part of the rows is kept: 1 or 0."""
         return len(self._kept) / len(self.u)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
