@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a process: two test workers on two cores must not fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: demo test test-slow lint bench docs clean
+.PHONY: demo test test-slow lint bench bench-rfm bench-uci docs clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "featlearn needs Python 3.11 or newer; call make PYTHON=python3.11")'
@@ -48,8 +48,18 @@ $(WATCHER)/run.stamp: constraints.txt
 	$(WATCHER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch weightwatcher==0.7.7
 	touch $@
 
-bench: $(VENV)/test.stamp $(WATCHER)/run.stamp
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	$(PIP) xrfm==0.4.5
+	touch $@
+
+bench: $(VENV)/bench.stamp $(WATCHER)/run.stamp
 	$(ONE_THREAD) FEATLEARN_WEIGHTWATCHER=$(CURDIR)/$(WATCHER)/bin/python $(BIN)/python -m benchmarks
+
+bench-rfm: $(VENV)/bench.stamp
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.rfm_quality
+
+bench-uci: $(VENV)/bench.stamp
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.uci --data $(DATA)
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict --quiet

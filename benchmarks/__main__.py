@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernel_speed, probe_speed, weights_speed
+from benchmarks import kernel_speed, nystrom_speed, probe_speed, rfm_speed, weights_speed
 from benchmarks.timing import Row
 
 
@@ -27,6 +27,8 @@ def main() -> None:
         kernel_speed.transformer_rows,
         kernel_speed.tail_rows,
         weights_speed.weights_rows,
+        rfm_speed.rfm_rows,
+        nystrom_speed.nystrom_rows,
     ):
         with console.status(
             f"{benchmark.__module__.rpartition('.')[2]}: {benchmark.__name__.removesuffix('_rows')} ..."

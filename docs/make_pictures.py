@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
+from sklearn.datasets import load_wine
+from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import featlearn as fl
@@ -168,6 +170,14 @@ def _steps(ax: Axes) -> None:
     _arrow(ax, (1.55, 3.75), (1.55, 3.0), "#8C8C8C")
 
 
+def wine() -> None:
+    """What a recursive feature machine learns of the wine table."""
+    X, y = load_wine(return_X_y=True, as_frame=True)
+    X, _, y, _ = train_test_split(X, y, stratify=y, random_state=0)
+    machine = fl.make_tabular(fl.RFMClassifier()).fit(X, y)["estimator"]
+    save_figure(machine.plot_features(), IMAGES / "rfm-wine.png", dpi=110)
+
+
 def _box(
     ax: Axes, x: float, y: float, width: float, text: str, colour: str, height: float = 1.3, size: int = 9
 ) -> None:
@@ -191,3 +201,4 @@ if __name__ == "__main__":
     figure_1()
     reports()
     phases()
+    wine()

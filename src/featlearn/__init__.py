@@ -28,6 +28,7 @@ from featlearn.numerics import (
     psd_power,
     top_eigenpairs,
 )
+from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
 from featlearn.spectra import weight_spectra
 
 __all__ = [  # noqa: RUF022  # grouped by use
@@ -51,6 +52,10 @@ __all__ = [  # noqa: RUF022  # grouped by use
     # laws, tails and phases of spectra
     "spectra",
     "weight_spectra",
+    # kernel machines that learn features
+    "RFMClassifier",
+    "RFMRegressor",
+    "make_tabular",
     # compare and transform matrices
     "corrupt",
     "cosine",

@@ -20,10 +20,11 @@ def test_demo_prints_the_table_and_writes_pictures_and_a_report(tmp_path: Path) 
     assert "NFC before" in done.stdout
     assert "128 x 32" in done.stdout
     assert done.stderr == ""  # the progress bar shows on terminals only
-    for name in ("features.png", "layers.png", "spectrum.png"):
+    for name in ("features.png", "layers.png", "spectrum.png", "wine.png"):
         assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")
     report = fl.Report.load(tmp_path / "demo" / "report")
     assert f"{report['0'].nfc:.3f}" in done.stdout
+    assert "It looks at proline, flavanoids and alcohol most" in done.stdout
     assert "The weights' spectrum is bulk + spikes: 1 new eigenvalue" in done.stdout
 
 

@@ -25,21 +25,16 @@ def test_text_tables(tmp_path, ending):
     assert target.name == "price"
 
 
-def test_parquet_is_read_by_pyarrow_and_asks_for_it(tmp_path, monkeypatch):
+def test_parquet(tmp_path, monkeypatch):
     path = tmp_path / "cars.parquet"
-    path.write_bytes(b"PAR1")
-    asked = []
-
-    def read(file, engine):
-        asked.append((file, engine))
-        return pd.DataFrame({"a": [1], "b": [2]})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pd, "read_parquet", read)
-        rest, target = read_table(path, "b")
-    assert asked == [(path, "pyarrow")]
-    assert rest.columns.tolist() == ["a"]
-    assert target.tolist() == [2]
+    cars = pd.DataFrame({"age": [3.0, None], "colour": pd.Categorical(["red", "blue"]), "price": [1, 2]})
+    cars.to_parquet(path, engine="pyarrow")
+    rest, target = read_table(path, "price")
+    pd.testing.assert_frame_equal(rest, cars[["age", "colour"]])
+    assert target.tolist() == [1, 2]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"cars\.parquet cannot be read as a \.parquet table"):
+        read_table(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"cars.parquet needs pyarrow.*featlearn\[tables\]"):
         read_table(path)

@@ -13,7 +13,14 @@ from rich.table import Table
 from featlearn import __version__
 from featlearn.errors import FeatlearnError
 from featlearn.features import Report
-from featlearn.lab.experiments import ChainAlignment, SpectralEvolution, chain_alignment, spectral_case
+from featlearn.lab.experiments import (
+    ChainAlignment,
+    SpectralEvolution,
+    WineFeatures,
+    chain_alignment,
+    spectral_case,
+    wine_features,
+)
 from featlearn.plots import save_figure
 
 __all__ = ["app"]
@@ -41,7 +48,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of data, network and rotations.")] = 0,
 ) -> None:
-    """Train two small networks, probe the layers of one, look at the spectrum of the other, and draw both."""
+    """Train two small networks, probe one and look at the spectrum of the other; fit a feature machine to a table."""
     began = time.perf_counter()
     try:
         result = chain_alignment(seed=seed, progress=True)
@@ -50,6 +57,8 @@ def demo(
         result.after.save(out / "report")
         student = spectral_case(3, (500, 375, 250), lr=18.0, seed=seed, progress=True)
         spectrum = save_figure(student.weights.phase().plot("spectrum of $W^T W/h$"), out / "spectrum.png")
+        wines = wine_features(seed=seed)
+        table = save_figure(wines.plot(), out / "wine.png")
     except (FeatlearnError, OSError) as error:
         raise SystemExit(f"featlearn: {error}") from error
     seconds = time.perf_counter() - began
@@ -64,10 +73,13 @@ def demo(
     console.print(_reading(result))
     console.print("[bold]A two-layer network and its teacher[/bold], y = s(x . b) + noise, by SGD at a large rate")
     console.print(_spectral_reading(student))
+    console.print("[bold]A table of wines[/bold], three cultivars told apart by a recursive feature machine")
+    console.print(_table_reading(wines))
     for path, what in (
         (features, "EGOP, NFM, AGOP and corrupted AGOP"),
         (layers, "correlations by layer"),
         (spectrum, "eigenvalues of the weights before and after"),
+        (table, "feature matrix of the wine table"),
         (out / "report", "featlearn.Report.load reads it"),
     ):
         console.print(f"  {path!s:{len(str(features)) + 1}s} [dim]{what}[/dim]")
@@ -92,6 +104,15 @@ def _spectral_reading(student: SpectralEvolution) -> str:
         f"The weights' spectrum is {student.weights.phase()}.\n"
         f"Cosine of the leading direction with b: {before:.2f} before, {after:.2f} after training.\n"
         f"Test error {student.test_error:.3f}; the kernel machine of the initial network {student.lazy_error:.3f}.\n"
+    )
+
+
+def _table_reading(wines: WineFeatures) -> str:
+    """What the machine has learnt, in words."""
+    first, second, third = wines.leading
+    return (
+        f"Accuracy {wines.score:.2f} on wines that it has not seen; plain kernel regression {wines.baseline:.2f}.\n"
+        f"It looks at {first}, {second} and {third} most; iteration {wines.machine.best_iteration_} is kept.\n"
     )
 
 

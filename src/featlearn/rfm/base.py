@@ -12,8 +12,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -37,7 +35,7 @@ from featlearn.rfm.saving import load_machine, save_machine
 from featlearn.rfm.selection import Solution, predict_rows
 from featlearn.rfm.updates import root_of, transform
 
-__all__ = ["FeatureMachine", "history_table"]
+__all__ = ["FeatureMachine"]
 
 Array = NDArray[np.float64]
 
@@ -202,7 +200,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
             machine = learn(problem, settings, lambda _: advance(), refit)
         if self.verbose:
-            Console(stderr=True, highlight=False).print(history_table(machine))
+            show_history(machine)
         return machine
 
     def _keep(self, machine: Machine) -> None:
@@ -324,11 +322,15 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def history_table(machine: Machine) -> Table:
-    """The history for a terminal; the iterate that was kept is marked."""
-    table = Table(header_style="bold")
-    for column in ("iteration", "error", "loo error", "ridge", "bandwidth", "rank of M", "rows", "seconds"):
-        table.add_column(column, justify="right")
+def show_history(machine: Machine) -> None:
+    """Print the history to stderr; the iterate that was kept is marked."""
+    from rich import box  # imported here: a silent fit need not pay for it
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD)
+    for column in ("iteration", "error", "loo error", "ridge", "bandwidth", "rank of M", "rows", "time"):
+        table.add_column(column, justify="right", no_wrap=True)
     for line in machine.history:
         table.add_row(
             f"{'* ' if line.iteration == machine.best else ''}{line.iteration}",
@@ -338,7 +340,7 @@ def history_table(machine: Machine) -> Table:
             f"{line.bandwidth:.3g}",
             f"{line.effective_rank:.1f}",
             f"{line.rows}",
-            f"{line.seconds:.2f}",
+            f"{line.seconds:.1f} s",
             style="bold" if line.iteration == machine.best else None,
         )
-    return table
+    Console(stderr=True, highlight=False).print(table)

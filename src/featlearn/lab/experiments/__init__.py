@@ -1,5 +1,6 @@
 """Experiments of the papers, a file a table or figure."""
 
+from featlearn.lab.experiments.fact_table3 import UCIAccuracy, uci_accuracy
 from featlearn.lab.experiments.nfa_fig1 import ChainAlignment, chain_alignment
 from featlearn.lab.experiments.spectral_fig2 import LearningRateTransition, learning_rate_transition
 from featlearn.lab.experiments.spectral_table1 import compare_with_table1, spectral_case
@@ -10,6 +11,7 @@ from featlearn.lab.experiments.two_layer import (
     new_student,
     train_student,
 )
+from featlearn.lab.experiments.wine import WineFeatures, wine_features
 
 __all__ = [
     "ChainAlignment",
@@ -17,10 +19,14 @@ __all__ = [
     "MatrixEvolution",
     "SpectralEvolution",
     "Student",
+    "UCIAccuracy",
+    "WineFeatures",
     "chain_alignment",
     "compare_with_table1",
     "learning_rate_transition",
     "new_student",
     "spectral_case",
     "train_student",
+    "uci_accuracy",
+    "wine_features",
 ]
