@@ -21,6 +21,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test,lint]'
 	$(PIP) --no-deps nngeometry  # a peer in the tests; it asks for torchvision, which it does not need here
+	$(PIP) xrfm==0.4.5  # another one
 	touch $@ $(VENV)/run.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
@@ -48,17 +49,13 @@ $(WATCHER)/run.stamp: constraints.txt
 	$(WATCHER)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch weightwatcher==0.7.7
 	touch $@
 
-$(VENV)/bench.stamp: $(VENV)/test.stamp
-	$(PIP) xrfm==0.4.5
-	touch $@
-
-bench: $(VENV)/bench.stamp $(WATCHER)/run.stamp
+bench: $(VENV)/test.stamp $(WATCHER)/run.stamp
 	$(ONE_THREAD) FEATLEARN_WEIGHTWATCHER=$(CURDIR)/$(WATCHER)/bin/python $(BIN)/python -m benchmarks
 
-bench-rfm: $(VENV)/bench.stamp
+bench-rfm: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.rfm_quality
 
-bench-uci: $(VENV)/bench.stamp
+bench-uci: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.uci --data $(DATA)
 
 docs: $(VENV)/docs.stamp
