@@ -13,8 +13,8 @@ from sklearn.model_selection import check_cv
 
 from featlearn.errors import InputError
 from featlearn.numerics.memory import available_memory, parse_memory
+from featlearn.rfm.fitting import Settings
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.machine import Settings
 from featlearn.rfm.updates import UPDATES
 
 __all__ = ["check_finite", "check_memory", "checked_settings", "fold_numbers", "resolve_device", "resolve_dtype"]

@@ -28,11 +28,11 @@ from featlearn.rfm.arguments import (
     resolve_device,
     resolve_dtype,
 )
+from featlearn.rfm.fitting import Fit
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.machine import Iteration, Machine, learn
 from featlearn.rfm.problem import HeldOut, Problem, merge_rows
 from featlearn.rfm.saving import load_machine, save_machine
-from featlearn.rfm.selection import Solution, predict_rows
 from featlearn.rfm.updates import root_of, transform
 
 __all__ = ["FeatureMachine"]
@@ -103,8 +103,8 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
 
-    def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> Problem:
-        """Fit rows and targets, ``(n, c)``; returns the problem that was solved."""
+    def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> None:
+        """Fit rows and targets, ``(n, c)``."""
         rng = None if self.random_state is None else check_random_state(self.random_state)
         settings = checked_settings(self, seed=0 if rng is None else int(rng.randint(2**31)))
         used = weights > 0
@@ -136,7 +136,6 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         machine = self._run(problem, settings, refit)
         self._kernel = settings.kernel
         self._keep(machine)
-        return problem
 
     def _held_out(
         self, X: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None
@@ -213,10 +212,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.best_iteration_ = machine.best
         self.n_iter_ = len(machine.history)
         self.ridge_ = machine.ridge
-        self.bandwidth_ = machine.solution.bandwidth
-        self.condition_ = machine.solution.condition
-        self.validation_error_ = machine.solution.error
-        self.dual_coef_ = machine.solution.alpha.cpu().double().numpy()
+        self.bandwidth_ = machine.fit.bandwidth
+        self.condition_ = machine.fit.condition
+        self.validation_error_ = machine.error
+        self.dual_coef_ = machine.fit.alpha.cpu().double().numpy()
         self.intercept_ = machine.mean.cpu().double().numpy()
 
     # -- predicting ---------------------------------------------------------------------------------------------------
@@ -228,13 +227,12 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         machine = self._machine
         root = root_of(machine.metric)
         fitted = transform(machine.centers, root)
-        parts = [
-            predict_rows(
-                self._kernel, transform(self._like_centers(X[rows]), root), fitted, machine.solution, machine.mean
-            )
-            for rows in row_blocks(len(X), len(fitted))
-        ]
-        return torch.cat(parts).cpu().double().numpy()
+        outputs = np.empty((len(X), len(machine.mean)))
+        for rows in row_blocks(len(X), len(fitted)):
+            u = transform(self._like_centers(X[rows]), root)
+            found = self._kernel.matrix(u, fitted, machine.fit.bandwidth) @ machine.fit.alpha + machine.mean
+            outputs[rows] = found.cpu().numpy()
+        return outputs
 
     def _like_centers(self, X: Array) -> Tensor:
         return torch.from_numpy(X - self._center).to(self._machine.centers)
@@ -273,15 +271,15 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         tensors = {
             "metric": machine.metric,
             "centers": machine.centers,
-            "alpha": machine.solution.alpha,
+            "alpha": machine.fit.alpha,
             "mean": machine.mean,
             "origin": torch.from_numpy(self._center),
         }
         described = {
             "kind": type(self).__name__,
             "parameters": {k: v for k, v in self.get_params(deep=False).items() if _plain(v)},
-            "solution": {k: getattr(machine.solution, k) for k in ("bandwidth", "shift", "error", "condition")},
-            "machine": {"ridge": machine.ridge, "best": machine.best},
+            "fit": {k: getattr(machine.fit, k) for k in ("bandwidth", "shift", "condition")},
+            "machine": {k: getattr(machine, k) for k in ("ridge", "best", "error")},
             "history": [asdict(line) for line in machine.history],
             "n_features": self.n_features_in_,
             "feature_names": self.feature_names() if hasattr(self, "feature_names_in_") else None,
@@ -295,16 +293,15 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         tensors, described = load_machine(path, cls.__name__)
         self = cls(**described["parameters"])
         device = resolve_device(self.device)
-        numbers = described["solution"]
-        solution = Solution(tensors["alpha"].to(device), residuals=None, **numbers)
+        fit = Fit(tensors["alpha"].to(device), **described["fit"])
         history = tuple(Iteration(**line) for line in described["history"])
         self.n_features_in_ = described["n_features"]
         if described["feature_names"] is not None:
             self.feature_names_in_ = np.array(described["feature_names"], dtype=object)
         self._center = tensors["origin"].numpy()
         machine = Machine(
-            tensors["metric"].to(device), tensors["centers"].to(device), solution, tensors["mean"].to(device),
-            judged=None, history=history, **described["machine"],
+            tensors["metric"].to(device), tensors["centers"].to(device), fit, tensors["mean"].to(device),
+            unseen=None, history=history, **described["machine"],
         )  # fmt: skip
         self._kernel = checked_settings(self, 0).kernel
         self._keep(machine)
@@ -329,13 +326,12 @@ def show_history(machine: Machine) -> None:
     from rich.table import Table
 
     table = Table(header_style="bold", box=box.SIMPLE_HEAD)
-    for column in ("iteration", "error", "loo error", "ridge", "bandwidth", "rank of M", "rows", "time"):
+    for column in ("iteration", "error", "ridge", "bandwidth", "rank of M", "rows", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for line in machine.history:
         table.add_row(
             f"{'* ' if line.iteration == machine.best else ''}{line.iteration}",
             f"{line.error:.4g}",
-            f"{line.loo_error:.4g}",
             f"{line.ridge:.1e}",
             f"{line.bandwidth:.3g}",
             f"{line.effective_rank:.1f}",

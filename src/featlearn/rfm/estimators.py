@@ -246,8 +246,8 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         if self.class_weight is not None:
             weights = weights * compute_sample_weight(self.class_weight, y)
         targets = self._coded(y, len(X))
-        problem = self._learn(X, y, targets, weights, classifier=True)
-        self._calibrate(problem)
+        self._learn(X, y, targets, weights, classifier=True)
+        self._calibrate()
         return self
 
     def _coded(self, y: Any, rows: int) -> Array:
@@ -258,15 +258,16 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         corners: Array = simplex(len(self.classes_))[places]
         return corners
 
-    def _calibrate(self, problem: Any) -> None:
-        """The sharpness from outputs on rows left or held out."""
-        solution, rows = self._machine.solution, self._machine.judged
+    def _calibrate(self) -> None:
+        """The sharpness from outputs on rows that the machine has not seen."""
+        unseen = self._machine.unseen
         self.sharpness_ = float("nan")
-        if solution.residuals is None:
+        if unseen is None:
             return
-        judged = problem.held_out or (problem if rows is None else problem.part(rows.to(problem.x.device)))
-        targets, weights = (a.cpu().double().numpy() for a in (judged.targets, judged.weights))
-        scores = (targets - solution.residuals.cpu().double().numpy()) @ simplex(len(self.classes_)).T
+        targets, residuals, weights = (
+            a.cpu().double().numpy() for a in (unseen.targets, unseen.residuals, unseen.weights)
+        )
+        scores = (targets - residuals) @ simplex(len(self.classes_)).T
         self.sharpness_ = fit_sharpness(scores, weights[:, None] * self._shares(targets))
 
     def _shares(self, outputs: Array) -> Array:

@@ -142,7 +142,7 @@ class Gram:
         solution, _ = self._call("potrs", self._buffer.numpy().T, np.asfortranarray(right.numpy()), lower=0)
         return torch.from_numpy(np.ascontiguousarray(solution))
 
-    def missed(self, solved: Tensor, folds: Tensor | None = None) -> Tensor:
+    def missed(self, solved: Tensor, folds: Tensor | None = None, judged: Tensor | None = None) -> Tensor:
         """Errors on rows left out of the fit, ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``; the factor is gone afterwards.
 
         With ``A = L L^T``, ``A^{-1}`` has products of columns of ``L^{-1}`` as its entries: squared norms on the
@@ -151,6 +151,7 @@ class Gram:
         Args:
             solved: ``A^{-1} Y`` from `solve`.
             folds: Number of the fold of each row; None leaves out single rows.
+            judged: Of which rows the errors are wanted, ``(n,)`` of booleans; other folds are left at 0. None is all.
 
         Time: ``n^3 / 3`` in place, and ``n f^2`` for each fold of f rows.
         """
@@ -161,9 +162,9 @@ class Gram:
                 sums[: rows.start] += inverse[rows, : rows.start].square().sum(0)
                 sums[rows] += inverse[rows, rows].tril().square_().sum(0)
             return solved / sums[:, None]
-        result = torch.empty_like(solved)
+        result = torch.zeros_like(solved)
         order = torch.arange(len(inverse), device=inverse.device)
-        for fold in range(int(folds.max()) + 1):
+        for fold in sorted(set((folds if judged is None else folds[judged]).tolist())):
             rows_out = (folds == fold).nonzero().squeeze(1)
             columns = inverse[:, rows_out] * (order[:, None] >= rows_out)  # above the diagonal are the pairs
             result[rows_out] = torch.linalg.solve(columns.mT @ columns, solved[rows_out])

@@ -99,13 +99,21 @@ class Problem:
         others = weighted.sum(0) - left_out
         return errors - others[:, :-1] / others[:, -1:] * missed[:, -1:]
 
-    def error(self, residuals: Tensor) -> float:
-        """Mean squared error of all rows, merged ones counted one by one, summed over outputs."""
+    def error(self, residuals: Tensor, judged: Tensor | None = None) -> float:
+        """Mean squared error of rows, merged ones counted one by one, summed over outputs.
+
+        Args:
+            residuals: Of all rows, or of the held-out ones.
+            judged: Which rows count, ``(n,)`` of booleans; None is all.
+        """
         if self.held_out is not None:
             weights = self.held_out.weights
             return float((weights @ residuals.square().sum(1)) / weights.sum())
-        apart = 0.0 if self.spread is None else float(self.spread.sum())
-        return (float(self.weights @ residuals.square().sum(1)) + apart) / self.total
+        weights = self.weights if judged is None else self.weights * judged
+        squares = self.weights * residuals.square().sum(1)
+        if self.spread is not None:
+            squares = squares + self.spread
+        return float((squares if judged is None else squares * judged).sum() / weights.sum())
 
     def coefficients(self, solved: Tensor) -> Tensor:
         """Coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""

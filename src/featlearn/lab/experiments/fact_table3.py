@@ -21,11 +21,10 @@ from featlearn.errors import InputError
 from featlearn.lab.tasks.uci import UCITable
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.coding import simplex
+from featlearn.rfm.fitting import Fit, Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.machine import Settings, iterates, solve_rows
+from featlearn.rfm.machine import iterates
 from featlearn.rfm.problem import Problem
-from featlearn.rfm.selection import predict_rows
-from featlearn.rfm.updates import root_of, transform
 
 __all__ = ["PROTOCOLS", "UCIAccuracy", "uci_accuracy"]
 
@@ -86,8 +85,8 @@ def _paper(table: UCITable, update: str = "fact", power: float = 0.5, n_iter: in
     for shift in _SHIFTS:
         problem = _rows(X[train], table.y[train], table.classes)
         settings = _settings(update, power, n_iter, shift / problem.total)
-        for iteration, (metric, solution) in enumerate(iterates(problem, settings)):
-            accuracy = _score(settings, problem, metric, solution, X[judge], table.y[judge], table.classes)
+        for iteration, (metric, fit) in enumerate(iterates(problem, settings)):
+            accuracy = _score(settings, problem, metric, fit, X[judge], table.y[judge], table.classes)
             if best is None or accuracy > best[0]:
                 best = accuracy, shift, iteration, metric
     assert best is not None
@@ -96,8 +95,8 @@ def _paper(table: UCITable, update: str = "fact", power: float = 0.5, n_iter: in
     for inside, outside in table.folds:
         problem = _rows(X[inside], table.y[inside], table.classes)
         settings = _settings(update, power, n_iter, shift / problem.total)
-        solution = solve_rows(problem, settings, metric)
-        folds.append(_score(settings, problem, metric, solution, X[outside], table.y[outside], table.classes))
+        fit, _ = fit_rows(problem, settings.kernel, metric, _BANDWIDTH, shift)
+        folds.append(_score(settings, problem, metric, fit, X[outside], table.y[outside], table.classes))
     return UCIAccuracy(table.name, tuple(folds), (iteration,) * len(folds))
 
 
@@ -115,9 +114,7 @@ def _rows(X: NDArray[np.float64], y: NDArray[Any], classes: int) -> Problem:
 
 
 def _score(
-    settings: Settings, problem: Problem, metric: Tensor, solution: Any, X: NDArray[np.float64], y: NDArray[Any], k: int
+    settings: Settings, problem: Problem, metric: Tensor, fit: Fit, X: NDArray[np.float64], y: NDArray[Any], k: int
 ) -> float:
-    root = root_of(metric)
-    there = transform(torch.from_numpy(X), root)
-    outputs = predict_rows(settings.kernel, there, transform(problem.x, root), solution, problem.mean)
+    outputs = predict_rows(problem, settings.kernel, metric, fit, torch.from_numpy(X))
     return float((np.argmax(outputs.numpy() @ simplex(k).T, axis=1) == y).mean())
