@@ -249,7 +249,7 @@ def test_learnt_attributes() -> None:
     assert np.linalg.eigvalsh(machine.feature_matrix_)[0] > -1e-12
     assert machine.feature_matrix_.trace() == pytest.approx(4.0)
     assert machine.feature_importances_ == pytest.approx(machine.feature_matrix_.diagonal() / 4)
-    assert machine.feature_importances_.argmin() == 3  # the one that Y does not see
+    assert set(machine.feature_importances_.argsort()[-2:]) == {0, 1}  # the product is most of Y
     assert machine.intercept_ == pytest.approx(Y.mean())
     assert machine.condition_ > 1
     diagonal = RFMRegressor(n_iter=1, diagonal=True).fit(X, Y).feature_matrix_

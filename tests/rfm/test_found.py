@@ -301,6 +301,13 @@ def test_a_wrong_tuple_is_not_printed_whole() -> None:
     assert len(str(caught.value)) < 250
 
 
+def test_a_window_within_one_fold_is_said() -> None:
+    """Nobody is left to judge it; ``float division by zero`` does not say so."""
+    folds = PredefinedSplit((np.arange(80) > 5).astype(int))
+    with pytest.raises(InputError, match="subset"):
+        RFMRegressor(subset=3, validation=folds).fit(X, Y)
+
+
 def test_memory_with_centres_asks_for_a_smaller_subset() -> None:
     with pytest.raises(InputError, match="subset="):
         RFMRegressor(centers=20, subset=None, max_memory=100).fit(X, Y)
