@@ -145,7 +145,7 @@ BAD = [
     *[({"subset": value}, "subset must be") for value in (1, 0, 0.5, "some", True)],
     *[({"kernel": value}, f"kernel must be one of {KERNELS}, got") for value in ("rbf", None, 3)],
     *[({"update": value}, "update must be one of fact, fact-geometric, nfa, none, got") for value in ("agop", None)],
-    *[({"rescale": value}, "rescale must be one of trace, None, got") for value in ("norm", True)],
+    *[({"rescale": value}, "rescale must be one of trace, max, None, got") for value in ("norm", True)],
     *[({"center_sampling": value}, "center_sampling must be one of uniform, leverage") for value in ("random", None)],
     *[({"dtype": value}, "dtype must be float32 or float64, got") for value in ("float16", int, None, "double")],
     *[({"device": value}, "torch device such as 'cpu' or 'cuda', got") for value in ("gpu", "abacus")],

@@ -195,7 +195,7 @@ def test_balanced_classes_count_the_same() -> None:
     rare = np.r_[np.flatnonzero(TWO)[:8], np.flatnonzero(TWO == 0)]
     plain = RFMClassifier(n_iter=1).fit(X[rare], TWO[rare])
     balanced = RFMClassifier(n_iter=1, class_weight="balanced").fit(X[rare], TWO[rare])
-    assert (balanced.predict(Z) == 1).mean() > (plain.predict(Z) == 1).mean()
+    assert balanced.decision_function(Z).mean() > plain.decision_function(Z).mean() + 0.1
     assert balanced.intercept_ == pytest.approx(0.0, abs=1e-12)  # the mean of -1 and 1
     counts = np.bincount(TWO[rare])
     by_hand = RFMClassifier(n_iter=1, class_weight={c: len(rare) / 2 / counts[c] for c in (0, 1)}).fit(
@@ -462,9 +462,9 @@ def test_the_history_is_told_on_request_only(capsys: pytest.CaptureFixture[str])
     machine = RFMRegressor(n_iter=2, verbose=True).fit(X, Y)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "loo" in err
+    assert "rank of M" in err
     assert f"* {machine.best_iteration_}" in err
-    assert err.count("│") >= machine.n_iter_ * 2
+    assert sum(line.rstrip().endswith(" s") for line in err.splitlines()) == machine.n_iter_
     machine.predict(Z)
     assert capsys.readouterr() == ("", "")
 

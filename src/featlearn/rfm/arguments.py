@@ -17,7 +17,16 @@ from featlearn.rfm.fitting import Settings
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.updates import UPDATES
 
-__all__ = ["check_finite", "check_memory", "checked_settings", "fold_numbers", "resolve_device", "resolve_dtype"]
+__all__ = [
+    "check_finite",
+    "check_memory",
+    "check_range",
+    "checked_settings",
+    "fold_numbers",
+    "resolve_device",
+    "resolve_dtype",
+    "wrong_validation",
+]
 
 AUTO_SUBSET = 5000
 """Rows from which M is learnt on subsets, unless told otherwise."""
@@ -32,7 +41,7 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
     _one_of("update", p["update"], UPDATES)
     _one_of("rescale", p["rescale"], ("trace", "max", None))
     _one_of("center_sampling", p["center_sampling"], ("uniform", "leverage"))
-    subset = AUTO_SUBSET if p["subset"] == "auto" else _integer("subset", p["subset"], 2, 'an integer or "auto"')
+    subset = AUTO_SUBSET if p["subset"] == "auto" else _integer("subset", p["subset"], 2, '"auto" or an integer')
     return Settings(
         kernel=kernel,
         update=p["update"],
@@ -40,7 +49,7 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
         rescale=p["rescale"],
         bandwidth=None if p["bandwidth"] == "loo" else _positive("bandwidth", p["bandwidth"], 'or "loo"'),
         ridge=None if p["ridge"] == "loo" else _positive("ridge", p["ridge"], 'or "loo"'),
-        n_iter=_integer("n_iter", p["n_iter"], 0) or 0,
+        n_iter=_integer("n_iter", p["n_iter"], 0, optional=False) or 0,
         diagonal=bool(p["diagonal"]),
         subset=subset,
         judge=p["validation"] is not None,
@@ -62,19 +71,19 @@ def _positive(name: str, value: Any, otherwise: str = "") -> float:
     return float(value)
 
 
-def _integer(name: str, value: Any, least: int, form: str = "an integer") -> int | None:
-    """An integer of at least ``least``; None stays None."""
-    if value is None:
+def _integer(name: str, value: Any, least: int, form: str = "an integer", optional: bool = True) -> int | None:
+    """An integer of at least ``least``; None stays None where it may be."""
+    if value is None and optional:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise InputError(f"{name} must be {form} of at least {least}, or None, got {value!r}")
+        raise InputError(f"{name} must be {form} of at least {least}{', or None' if optional else ''}, got {value!r}")
     return int(value)
 
 
 def resolve_dtype(dtype: Any) -> torch.dtype:
     """float32 or float64 from a name or a type."""
     known = {"float32": torch.float32, "float64": torch.float64}
-    name = str(dtype).removeprefix("torch.")
+    name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
     if name not in known:
         raise InputError(f"dtype must be float32 or float64, got {dtype!r}")
     return known[name]
@@ -85,9 +94,11 @@ def resolve_device(device: Any) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device must be a torch device such as 'cpu' or 'cuda', got {device!r}") from error
+        found = torch.device(device)
+        torch.empty(0, device=found)  # a device that can be named need not be there
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise InputError(f"device must be an available torch device such as 'cpu' or 'cuda', got {device!r}") from error
+    return found
 
 
 def check_finite(name: str, array: NDArray[Any], columns: Any = None) -> None:
@@ -105,34 +116,54 @@ def check_finite(name: str, array: NDArray[Any], columns: Any = None) -> None:
     raise InputError(f"Input {name} contains {'NaN' if np.isnan(value) else 'infinity'} at {place}{cure}")
 
 
-def check_memory(rows: int, dtype: torch.dtype, max_memory: Any) -> None:
-    """Refuse a direct solve that does not fit, before anything is allocated."""
+def check_range(rows: NDArray[Any], targets: NDArray[Any], dtype: torch.dtype) -> None:
+    """Refuse numbers whose squares, summed, are beyond the dtype."""
+    for name, array in (("X", rows), ("y", targets)):
+        most = math.sqrt(torch.finfo(dtype).max / array.size) / 4
+        if (largest := float(np.abs(array).max())) > most:
+            raise InputError(
+                f"{name} has values up to {largest:.1e}, too large for {dtype}: scale it to below {most:.0e}"
+            )
+
+
+def check_memory(rows: int, dtype: torch.dtype, max_memory: Any, direct: bool) -> None:
+    """Refuse a solve that does not fit, before anything is allocated."""
     needed = rows * rows * dtype.itemsize
     free = parse_memory(max_memory) if max_memory is not None else available_memory()
     if needed > 0.9 * free:
         smaller = ", or dtype='float32'" if dtype == torch.float64 else ""
         raise InputError(
-            f"the direct solve of {rows:,} distinct rows needs {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
-            f"pass centers=2000 (Nystrom centres){smaller}"
+            f"the direct solve of {rows:,} distinct rows needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
+            f"pass {'centers=2000 (Nystrom centres)' if direct else 'a smaller subset=, such as 2000'}{smaller}"
         )
+
+
+def wrong_validation(validation: Any) -> InputError:
+    """The error for what cannot judge."""
+    given = repr(validation) if isinstance(validation, str | int | float) else f"a {type(validation).__name__}"
+    return InputError(
+        'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
+        f"or a tuple (X_val, y_val), got {given}"
+    )
 
 
 def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: bool) -> NDArray[np.int64] | None:
     """The fold of each row, from a number of folds or a splitter; None if ``validation`` is neither."""
     if validation is None or isinstance(validation, str | float | tuple):
         return None
-    if validation is True or validation is False or (isinstance(validation, numbers.Integral) and validation < 2):
+    if isinstance(validation, numbers.Integral) and (validation is True or validation is False or validation < 2):
         raise InputError(f"validation needs at least 2 folds, got {validation!r}")
-    try:
-        splitter = check_cv(int(validation) if isinstance(validation, numbers.Integral) else validation, y,
-                            classifier=classifier)  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
-            f"or (X_val, y_val), got {validation!r}"
-        ) from error
+    counted = isinstance(validation, numbers.Integral)
+    if counted or hasattr(validation, "split"):
+        splitter = check_cv(int(validation) if counted else validation, y, classifier=classifier)
+        splits = [left_out for _, left_out in splitter.split(X, y)]
+    else:  # splits in a list, as scikit-learn takes them too
+        try:
+            splits = [np.asarray(left_out, dtype=np.intp) for _, left_out in validation]
+        except (TypeError, ValueError) as error:
+            raise wrong_validation(validation) from error
     folds = np.full(len(X), -1, dtype=np.int64)
-    for number, (_, left_out) in enumerate(splitter.split(X, y)):
+    for number, left_out in enumerate(splits):
         if (folds[left_out] >= 0).any():
             raise InputError("the splitter of validation must leave each row out once: some come twice")
         folds[left_out] = number

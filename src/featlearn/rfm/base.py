@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import warnings
 from dataclasses import asdict, replace
@@ -23,10 +24,12 @@ from featlearn.plots import feature_matrix_picture
 from featlearn.rfm.arguments import (
     check_finite,
     check_memory,
+    check_range,
     checked_settings,
     fold_numbers,
     resolve_device,
     resolve_dtype,
+    wrong_validation,
 )
 from featlearn.rfm.fitting import Fit
 from featlearn.rfm.kernels import row_blocks
@@ -97,6 +100,8 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
+        if hasattr(self, "feature_matrix_"):
+            del self.feature_matrix_  # unfitted until all is learnt: a failed fit mixes no two machines
         X, y = validate_data(
             self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options
         )  # fmt: skip
@@ -110,9 +115,19 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         used = weights > 0
         if not used.any():
             raise InputError("sample_weight is zero for every row: at least one must be positive")
+        if (targets[used] == targets[used][0]).all():
+            settings = replace(settings, update="none")  # M would be learnt from rounding
+        # A splitter was made for all rows, a number of folds is meant for those that count.
+        folds = None
+        if not isinstance(self.validation, numbers.Integral):
+            folds = fold_numbers(self.validation, X, y, classifier)
+            folds = None if folds is None else np.unique(folds[used], return_inverse=True)[1]
         X, y, targets, weights = X[used], y[used], targets[used], weights[used]
-        folds = fold_numbers(self.validation, X, y, classifier)
-        self._center = np.average(X, axis=0, weights=weights) if settings.kernel.radial else np.zeros(X.shape[1])
+        if isinstance(self.validation, numbers.Integral):
+            folds = fold_numbers(self.validation, X, y, classifier)
+        # The median: a mean would lie with one far row, and make others equal.
+        self._center = np.median(X, axis=0) if settings.kernel.radial else np.zeros(X.shape[1])
+        check_range(X - self._center, targets, resolve_dtype(self.dtype))
         held, kept = self._held_out(X, targets, weights, folds)
         problem = self._problem(
             X[kept], targets[kept], weights[kept], None if folds is None else folds[kept], rng, held
@@ -127,7 +142,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             )
         direct = settings.centers is None
         check_memory(
-            len(full) if direct else min(len(full), settings.subset or len(full)), full.x.dtype, self.max_memory
+            len(full) if direct else min(len(full), settings.subset or len(full)), full.x.dtype, self.max_memory, direct
         )
         if len(problem) < 2:  # nothing can be left out: the mean is all there is to learn
             settings = replace(
@@ -143,7 +158,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         """Rows that judge, and which of X stay in the fit."""
         kept = np.ones(len(X), dtype=bool)
         validation = self.validation
-        if folds is not None or validation is None or validation == "loo":
+        if folds is not None or validation is None or (isinstance(validation, str) and validation == "loo"):
             return None, kept
         if isinstance(validation, float):
             if not 0.0 < validation < 1.0:
@@ -158,11 +173,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)
             check_finite("X_val", X_val)
             coded = self._coded(validation[1], len(X_val))
+            if coded.shape[1] != targets.shape[1]:
+                raise InputError(f"y_val must have {targets.shape[1]} outputs as y has, got {coded.shape[1]}")
             return self._as_held(X_val, coded, np.ones(len(X_val))), kept
-        raise InputError(
-            'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
-            f"or (X_val, y_val), got {validation!r}"
-        )
+        raise wrong_validation(validation)
 
     def _coded(self, y: Any, rows: int) -> Array:
         """Targets of held-out rows in the form in which the machine learns them."""
@@ -256,7 +270,8 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             top: How many features at the most, those that count most.
             title: Of the figure.
         """
-        return feature_matrix_picture(self.feature_matrix_, self.feature_names(), top=top, title=title)
+        names = self.feature_names()
+        return feature_matrix_picture(self.feature_matrix_, names, top=top, title=title)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -277,7 +292,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         }
         described = {
             "kind": type(self).__name__,
-            "parameters": {k: v for k, v in self.get_params(deep=False).items() if _plain(v)},
+            "parameters": _plain_parameters(self.get_params(deep=False)),
             "fit": {k: getattr(machine.fit, k) for k in ("bandwidth", "shift", "condition")},
             "machine": {k: getattr(machine, k) for k in ("ridge", "best", "error")},
             "history": [asdict(line) for line in machine.history],
@@ -291,6 +306,13 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a machine that `save` has written; its predictions are the same to the bit."""
         tensors, described = load_machine(path, cls.__name__)
+        try:
+            return cls._restored(tensors, described)
+        except (KeyError, TypeError, InputError) as error:
+            raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
+
+    @classmethod
+    def _restored(cls, tensors: dict[str, Tensor], described: dict[str, Any]) -> Self:
         self = cls(**described["parameters"])
         device = resolve_device(self.device)
         fit = Fit(tensors["alpha"].to(device), **described["fit"])
@@ -315,8 +337,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         raise NotImplementedError
 
 
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
+def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Those that JSON can hold, numpy's numbers among them."""
+    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in parameters.items()}
+    return {k: v for k, v in values.items() if v is None or isinstance(v, bool | int | float | str)}
 
 
 def show_history(machine: Machine) -> None:

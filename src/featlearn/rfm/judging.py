@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from featlearn.errors import InputError
 from featlearn.rfm.fitting import Settings, fit_rows, updated
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.problem import Problem
@@ -89,7 +90,8 @@ class Judge:
         if self._settings.ridge is not None:
             return torch.tensor([self._settings.ridge * few.total], dtype=few.x.dtype)
         least = 10 * torch.finfo(few.x.dtype).eps * len(few)
-        return SHIFTS[least <= SHIFTS].to(few.x.dtype)
+        # In units of the mean weight, so that the unit of the weights does not matter.
+        return (SHIFTS[least <= SHIFTS] * float(few.weights.mean())).to(few.x.dtype)
 
     def _folds_of(self, rows: Tensor | None) -> Tensor:
         return self._folds if rows is None else self._folds[rows.to(self._folds.device)]
@@ -118,6 +120,8 @@ class Judge:
         """
         for fold, metric in enumerate(self._metrics):
             inside = part.part((self._folds_of(rows) != fold).nonzero().squeeze(1))
+            if not len(inside):
+                raise InputError(f"the {len(part)} rows of a subset are all of one fold: take a larger subset, or None")
             fit, slopes = fit_rows(inside, self._settings.kernel, metric, choice.bandwidth, choice.shift)
             new = updated(inside, self._settings, metric, fit, slopes, blend)
             del slopes  # and its matrix, before the next one is made

@@ -7,7 +7,9 @@ From that number come the kernel and the slope in which every feature matrix is 
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,12 +81,11 @@ class Kernel:
         if not self.radial:
             return torch.mm(u, v.mT, out=out)
         left, right = u.square().sum(1), v.square().sum(1)
-        torch.addmm(right.expand(len(u), -1), u, v.mT, alpha=-2.0, out=out)
-        out.add_(left[:, None])
-        if out.numel():
-            eps = torch.finfo(u.dtype).eps
-            torch.threshold_(out, (4.0 + math.sqrt(u.shape[1])) * eps * float(left.max() + right.max()), 0.0)
-        return out
+        norms = left[:, None] + right
+        out.addmm_(u, v.mT, beta=0.0, alpha=-2.0).add_(norms)
+        # By the norms of the pair's own rows: one far row must not make all others equal.
+        rounding = norms.mul_((4.0 + math.sqrt(u.shape[1])) * torch.finfo(u.dtype).eps)
+        return out.masked_fill_(out <= rounding, 0.0)
 
     def values_(self, pairs: Tensor, bandwidth: float) -> Tensor:
         """The kernel of each pair, in place of the pairs."""
@@ -162,11 +163,17 @@ def make_kernel(name: str, *, exponent: float = 1.0, norm: float = 2.0, degree: 
     """
     if name not in KERNELS:
         raise InputError(f"kernel must be one of {', '.join(KERNELS)}, got {name!r}")
+    given: dict[str, Any] = {"exponent": exponent, "norm": norm, "degree": degree, "offset": offset}
+    for key, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise InputError(f"{key} must be a finite number, got {value!r}")
     if name == "laplace" and exponent != 1.0:
         raise InputError(f'kernel="laplace" has exponent 1, got {exponent}: kernel="exponential" takes others')
     if name == "laplace":
         return Kernel(name)
     if name == "gaussian":
+        if exponent not in (1.0, 2.0):  # 1 is what the estimators' argument is left at
+            raise InputError(f'kernel="gaussian" has exponent 2, got {exponent}: kernel="exponential" takes others')
         return Kernel(name, exponent=2.0)
     if name in ("exponential", "lpq"):
         p = float(norm) if name == "lpq" else 2.0

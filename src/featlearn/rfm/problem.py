@@ -123,8 +123,8 @@ class Problem:
 def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The rows in an order that depends on their values alone, and which of them are equal.
 
-    Rows are sorted by a hash of their bits. So the order of a table changes nothing, not even rounding, and the
-    first m distinct rows are as good as drawn at random.
+    Rows are sorted by a hash of their ranks, column by column. So the order of a table changes nothing, not even
+    rounding, nor do units, origins and constant columns; and the first m distinct rows are as good as drawn at random.
 
     Args:
         rows: ``(n, d)``.
@@ -132,12 +132,14 @@ def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[
     Returns:
         Order, ``(n,)``, and the group of each ordered row, ``(n,)``, from 0 in steps of at most one.
 
-    Time: ``O(n d + n log n)``.
+    Time: ``O(d n log n)``.
     """
-    bits = np.ascontiguousarray(rows + 0.0).view(np.uint64)  # + 0.0 makes one zero of two
     hashes = np.zeros(len(rows), dtype=np.uint64)
-    for column in bits.T:  # the finisher of splitmix64 over the hash so far and the next number
-        mixed = (hashes * np.uint64(31) + column) + np.uint64(0x9E3779B97F4A7C15)
+    for column in rows.T:  # the finisher of splitmix64 over the hash so far and the next rank
+        values, ranks = np.unique(column, return_inverse=True)
+        if len(values) == 1:
+            continue
+        mixed = (hashes * np.uint64(31) + ranks.astype(np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         hashes = mixed ^ (mixed >> np.uint64(31))

@@ -50,9 +50,12 @@ def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     try:
         with safetensors.safe_open(path, framework="pt") as stored:
             described = json.loads((stored.metadata() or {})["featlearn"])
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # not a dict
+            # Copies: tensors that lie in the file's memory are aligned otherwise, and rounded otherwise.
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
+    if not isinstance(described, dict):
+        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged")
     if described.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
             f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads {SCHEMA_VERSION}"
