@@ -57,6 +57,7 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
         centers=_integer("centers", p["centers"], 1),
         center_sampling=p["center_sampling"],
         seed=seed,
+        average=bool(p["average"]),
     )
 
 
