@@ -47,12 +47,14 @@ def naive_left_out(
     """Residuals of one fit for each row or fold, which it has not seen; the penalty stays that of all rows."""
     u = problem.x if u is None else u
     folds = torch.arange(len(problem)) if problem.folds is None else problem.folds
+    k = oracles.matrix(kernel, u, u, bandwidth)
     residuals = torch.empty_like(problem.targets)
     for fold in folds.unique():
         out = folds == fold
         y, w = problem.targets[~out], problem.weights[~out]
-        predicted = naive_fit(kernel, u[~out], y, w, shift, problem.intercept, u[out], bandwidth)
-        residuals[out] = problem.targets[out] - predicted
+        mean = (w[:, None] * y).sum(0) / w.sum() if problem.intercept else 0.0
+        alpha = oracles.ridge_coefficients(k[~out][:, ~out], y - mean, w, shift)
+        residuals[out] = problem.targets[out] - (k[out][:, ~out] @ alpha + mean)
     return residuals
 
 
