@@ -330,16 +330,16 @@ def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[floa
     return min(grid, key=lambda place: judge.error(rows, *place))
 
 
-@pytest.mark.parametrize("folds", [None, torch.arange(27) % 4])
+@pytest.mark.parametrize("folds", [None, torch.arange(19) % 4])
 def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | None) -> None:
-    problem = problem_of(27, weighted=False, folds=folds)
+    problem = problem_of(19, weighted=False, folds=folds)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
     found = learn(problem, settings)
-    judge, naive, rows = NaiveJudge(problem, settings), Naive(problem, settings), list(range(27))
+    judge, naive, rows = NaiveJudge(problem, settings), Naive(problem, settings), list(range(19))
     for line in found.history:
         bandwidth, shift = best_of_grid(judge, rows, median_distance(problem.x, naive.metric))
         assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
-        assert line.ridge * 27 == pytest.approx(shift, rel=1e-8)
+        assert line.ridge * 19 == pytest.approx(shift, rel=1e-8)
         judge.learn(rows, bandwidth, shift)
         naive.solve(bandwidth, shift)
         naive.update()
@@ -348,7 +348,7 @@ def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | Non
 
 @pytest.mark.parametrize("given", ["bandwidth", "ridge"])
 def test_what_is_given_is_not_chosen(given: str) -> None:
-    problem = problem_of(27, weighted=False)
+    problem = problem_of(19, weighted=False)
     settings = replace(FIXED, n_iter=1, bandwidth=None, ridge=None)
     settings = replace(settings, **{given: {"bandwidth": 3.0, "ridge": 1e-2}[given]})
     found = learn(problem, settings)
@@ -362,23 +362,23 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
             scale = median_distance(problem.x, metric)
             candidates = [(multiple * scale, 1e-2 * problem.total) for multiple in (2.0, 4.0, 8.0)]
             assert any(line.bandwidth == pytest.approx(bandwidth, rel=1e-8) for bandwidth, _ in candidates)
-        errors = [judge.error(list(range(27)), *place) for place in candidates]
+        errors = [judge.error(list(range(19)), *place) for place in candidates]
         assert line.error == pytest.approx(min(errors), rel=1e-8)
-        judge.learn(list(range(27)), line.bandwidth, line.ridge * problem.total)
+        judge.learn(list(range(19)), line.bandwidth, line.ridge * problem.total)
     assert found.best == 1  # or its metric is not that of the second line
 
 
 def test_without_a_judge_bandwidth_and_ridge_are_still_the_best_to_leave_rows_out() -> None:
     """Under the one M there is, which has seen them."""
-    problem = problem_of(27, weighted=False)
+    problem = problem_of(19, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=1, judge=False)
     found = learn(problem, settings)
     metric = EYE
     for line in found.history:
         judge = NaiveJudge(problem, settings)
         judge.metrics = [metric] * 5
-        bandwidth, shift = best_of_grid(judge, list(range(27)), median_distance(problem.x, metric))
-        assert (line.bandwidth, line.ridge * 27) == pytest.approx((bandwidth, shift), rel=1e-8)
+        bandwidth, shift = best_of_grid(judge, list(range(19)), median_distance(problem.x, metric))
+        assert (line.bandwidth, line.ridge * 19) == pytest.approx((bandwidth, shift), rel=1e-8)
         assert math.isnan(line.error)
         metric = found.metric
     assert len(found.history) == 2
@@ -602,16 +602,16 @@ def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytes
     assert torch.equal(few.metric, many.metric)
 
 
-@pytest.mark.parametrize("enough", [1000, 20])
+@pytest.mark.parametrize("enough", [1000, 17])
 def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth and ridge come from solves on the first rows; then the ridge goes downhill on the errors of all."""
     monkeypatch.setattr(judging, "TUNING_ROWS", 15)
     monkeypatch.setattr(judging, "_ENOUGH", enough)
-    problem = problem_of(42, weighted=False)
+    problem = problem_of(34, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
     found = learn(problem, settings)
     judge, naive = NaiveJudge(problem, settings, 5 if enough == 1000 else 3), Naive(problem, settings)
-    rows, few, moves = list(range(42)), list(range(15)), []
+    rows, few, moves = list(range(34)), list(range(15)), []
     for line in found.history:
         bandwidth, shift = best_of_grid(judge, few, median_distance(problem.x, naive.metric))
         assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
@@ -625,7 +625,7 @@ def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: py
                     break
                 place += way
         moves.append(place - 3)
-        assert line.ridge * 42 == pytest.approx(shifts[place], rel=1e-8)
+        assert line.ridge * 34 == pytest.approx(shifts[place], rel=1e-8)
         assert line.error == pytest.approx(errors[place], rel=1e-8)
         judge.learn(rows, bandwidth, shifts[place])
         naive.solve(bandwidth, shifts[place])
@@ -783,7 +783,7 @@ def at_rest(name: str, directions: list[list[float]], diagonal: bool = False) ->
     x = problem_of(60).x
     targets = (x @ torch.tensor(directions, dtype=torch.float64).T).sin()
     problem = Problem(x, targets, torch.ones(60, dtype=torch.float64))
-    settings = Settings(KERNELS[name], "fact-geometric", 0.5, None, 2.0, 1e-2, 400, diagonal, judge=False)
+    settings = Settings(KERNELS[name], "fact-geometric", 0.5, None, 2.0, 1e-2, 250, diagonal, judge=False)
     found = learn(problem, settings)
     naive = Naive(problem, settings, oracles.as_matrix(found.metric))
     naive.solve(2.0, 1e-2 * 60)
