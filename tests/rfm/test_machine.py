@@ -1,21 +1,26 @@
-"""The iterations, against algorithm 1 of the FACT paper written out with autograd."""
+"""The iterations and who judges them, against algorithm 1 of the FACT paper written out with autograd."""
 
 from __future__ import annotations
 
+import itertools
+import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import rfm_oracles as oracles
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from featlearn.rfm import judging
 from featlearn.rfm import machine as machine_module
+from featlearn.rfm.fitting import Settings, predict_rows
 from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.machine import Iteration, Machine, Settings, learn, solve_rows
+from featlearn.rfm.machine import Iteration, Machine, iterates, learn
 from featlearn.rfm.problem import HeldOut, Problem
-from featlearn.rfm.selection import tune
 
 EYE = torch.eye(3, dtype=torch.float64)
 UPDATES = ["fact", "fact-geometric", "nfa"]
@@ -28,89 +33,84 @@ KERNELS = {
     "polynomial": make_kernel("polynomial", degree=3, offset=0.5),
     "exp": make_kernel("exp"),
 }
+FIXED = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
 
 
-def problem_of(n: int = 40, d: int = 3, weighted: bool = True, seed: int = 0, **options) -> Problem:
+def problem_of(n: int = 40, weighted: bool = True, seed: int = 0, **options) -> Problem:
     source = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, d, generator=source, dtype=torch.float64)
+    x = torch.randn(n, 3, generator=source, dtype=torch.float64)
     noise = torch.randn(n, 2, generator=source, dtype=torch.float64)
     y = torch.stack([1.0 + x[:, 0] * x[:, 1], torch.sin(2 * x[:, 0])], dim=1) + 0.1 * noise
     w = 0.3 + 2 * torch.rand(n, generator=source, dtype=torch.float64)
     return Problem(x, y, w if weighted else torch.ones_like(w), **options)
 
 
-def naive_kernel(kernel: Kernel, metric: Tensor, x: Tensor, z: Tensor, bandwidth: float) -> Tensor:
-    """From the definition; where a distance is zero, so is its gradient."""
-    values, vectors = torch.linalg.eigh(metric)
-    u, v = (a @ (vectors * values.clamp_min(0).sqrt()) @ vectors.T for a in (x, z))
-    if not kernel.radial:
-        t = u @ v.T / bandwidth**2
-        functions = {"quadratic": t**2, "exp": t.exp(), "polynomial": (kernel.offset + t) ** kernel.degree}
-        return functions[kernel.name]
-    steps = u[:, None] - v[None]
-    same = (steps == 0).all(2)
-    # The inner where keeps the backward pass away from the root of zero.
-    powers = torch.where(same[:, :, None], torch.ones_like(steps), steps).abs().pow(kernel.norm).sum(2)
-    return torch.where(same, 1.0, torch.exp(-(powers ** (kernel.exponent / kernel.norm)) / bandwidth**kernel.exponent))
-
-
 class Naive:
     """Algorithm 1 with fixed bandwidths and penalties, in the order of the paper; gradients come from autograd."""
 
-    def __init__(self, problem: Problem, settings: Settings) -> None:
+    def __init__(self, problem: Problem, settings: Settings, metric: Tensor | None = None) -> None:
         self.problem, self.settings = problem, settings
-        self.metric = torch.eye(problem.x.shape[1], dtype=torch.float64)
+        self.metric = torch.eye(problem.x.shape[1], dtype=torch.float64) if metric is None else metric
+
+    def kernel(self, x: Tensor, z: Tensor, bandwidth: float) -> Tensor:
+        root = oracles.power(self.metric, 0.5)
+        return oracles.matrix(self.settings.kernel, x @ root, z @ root, bandwidth)
 
     def solve(self, bandwidth: float, shift: float) -> None:
         x, y, w = self.problem.x, self.problem.targets, self.problem.weights
         self.bandwidth = bandwidth
         self.mean = (w[:, None] * y).sum(0) / w.sum() if self.problem.intercept else torch.zeros_like(y[0])
-        k = naive_kernel(self.settings.kernel, self.metric, x, x, bandwidth)
-        self.alpha = torch.linalg.solve(k + torch.diag(shift / w), y - self.mean)
+        self.alpha = oracles.ridge_coefficients(self.kernel(x, x, bandwidth), y - self.mean, w, shift)
 
     def predict(self, z: Tensor) -> Tensor:
-        k = naive_kernel(self.settings.kernel, self.metric, z, self.problem.x, self.bandwidth)
-        return k @ self.alpha + self.mean
+        return self.kernel(z, self.problem.x, self.bandwidth) @ self.alpha + self.mean
 
-    def update(self) -> None:
-        x, w = self.problem.x, self.problem.weights
-        points = x.clone().requires_grad_()
+    def fact(self) -> Tensor:
+        fact = torch.einsum("nc,ncd,ne->de", self.alpha, self._gradients(), self.problem.x)
+        return fact.diagonal().diag() if self.settings.diagonal else fact
+
+    def _gradients(self) -> Tensor:
+        points = self.problem.x.clone().requires_grad_()
         outputs = self.predict(points).unbind(1)
-        gradients = torch.stack([torch.autograd.grad(f.sum(), points, retain_graph=True)[0] for f in outputs], dim=1)
-        agop = torch.einsum("n,ncd,nce->de", w, gradients, gradients) / w.sum()
-        fact = torch.einsum("nc,ncd,ne->de", self.alpha, gradients, x)
-        if self.settings.diagonal:
-            agop, fact = agop.diagonal().diag(), fact.diagonal().diag()
+        return torch.stack([torch.autograd.grad(f.sum(), points, retain_graph=True)[0] for f in outputs], dim=1)
+
+    def update(self, blend: bool = False) -> None:
         if self.settings.update == "nfa":
-            new = power(agop, self.settings.power)
+            gradients, w = self._gradients(), self.problem.weights
+            agop = torch.einsum("n,ncd,nce->de", w, gradients, gradients) / w.sum()
+            agop = agop.diagonal().diag() if self.settings.diagonal else agop
+            new = oracles.power(agop, self.settings.power)
         elif self.settings.update == "fact":
-            new = power(fact @ fact.T, 0.5)
+            new = oracles.power(self.fact() @ self.fact().T, 0.5)
         else:
-            new = power(fact @ self.metric @ self.metric.T @ fact.T, 0.25)
-        self.metric = new * len(new) / new.trace() if self.settings.rescale else new
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * values.clamp_min(0) ** exponent) @ vectors.T
+            new = oracles.power(self.fact() @ self.metric @ self.metric.T @ self.fact().T, 0.25)
+        if not new.trace() > 0:
+            return
+        unit = {"trace": new.trace() / len(new), "max": new.max(), None: 1.0}[self.settings.rescale]
+        self.metric = (self.metric + new / unit) / 2 if blend else new / unit
 
 
 def predictions(machine: Machine, kernel: Kernel, z: Tensor) -> Tensor:
     """Of a fitted machine, by the definition of its attributes."""
-    metric = machine.metric.diag() if machine.metric.ndim == 1 else machine.metric
-    k = naive_kernel(kernel, metric, z, machine.centers, machine.solution.bandwidth)
-    return k @ machine.solution.alpha + machine.mean
+    root = oracles.power(oracles.as_matrix(machine.metric), 0.5)
+    return oracles.matrix(kernel, z @ root, machine.centers @ root, machine.fit.bandwidth) @ machine.fit.alpha + (
+        machine.mean
+    )
 
 
 def assert_near(found: Tensor, wanted: Tensor, relative: float = 1e-8) -> None:
+    assert found.shape == wanted.shape
     assert float((found - wanted).norm()) <= relative * float(wanted.norm())
+
+
+# -- algorithm 1 -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("rescale", ["trace", "max", None])
 @pytest.mark.parametrize("name", KERNELS)
-def test_algorithm_1(update: str, diagonal: bool, rescale: bool, name: str) -> None:
+def test_algorithm_1(update: str, diagonal: bool, rescale: str | None, name: str) -> None:
     problem, there = problem_of(), problem_of(9, seed=1).x
     settings = Settings(KERNELS[name], update, 0.5, rescale, 3.0, 1e-2, 2, diagonal, judge=False)
     found = learn(problem, settings)
@@ -120,16 +120,18 @@ def test_algorithm_1(update: str, diagonal: bool, rescale: bool, name: str) -> N
         naive.update()
     naive.solve(3.0, 1e-2 * problem.total)
     assert found.metric.ndim == (1 if diagonal else 2)
-    assert_near(found.metric.diag() if diagonal else found.metric, naive.metric)
+    assert_near(oracles.as_matrix(found.metric), naive.metric)
+    assert_near(found.fit.alpha, naive.alpha)
     assert_near(predictions(found, settings.kernel, there), naive.predict(there))
     assert found.best == 2
     assert found.ridge == pytest.approx(1e-2, rel=1e-14)
+    assert found.fit.shift == pytest.approx(1e-2 * problem.total, rel=1e-14)
 
 
 @pytest.mark.parametrize("power", [0.25, 1.0])
 def test_power_of_agop_without_intercept(power: float) -> None:
     problem = problem_of(intercept=False)
-    settings = Settings(KERNELS["laplace"], "nfa", power, True, 3.0, 1e-2, 1, judge=False)
+    settings = Settings(KERNELS["laplace"], "nfa", power, "trace", 3.0, 1e-2, 1, judge=False)
     naive = Naive(problem, settings)
     naive.solve(3.0, 1e-2 * problem.total)
     naive.update()
@@ -138,107 +140,316 @@ def test_power_of_agop_without_intercept(power: float) -> None:
     assert (found.mean == 0).all()
 
 
-def crossed_errors(problem: Problem, settings: Settings, folds: Tensor, lines: tuple[Iteration, ...]) -> list[float]:
-    """Errors of machines that learn M from scratch without a fold, with the main machine's bandwidths and ridges."""
-    squares = [0.0] * len(lines)
-    for fold in folds.unique():
-        out = folds == fold
-        inside = Problem(problem.x[~out], problem.targets[~out], problem.weights[~out], intercept=problem.intercept)
-        naive = Naive(inside, settings)
-        for i, line in enumerate(lines):
-            if i:
-                naive.update()
-            naive.solve(line.bandwidth, line.ridge * problem.total)
-            missed = (problem.targets[out] - naive.predict(problem.x[out])).square().sum(1)
-            squares[i] += float(problem.weights[out] @ missed)
-    return [total / problem.total for total in squares]
-
-
 @pytest.mark.parametrize("update", UPDATES)
-@pytest.mark.parametrize("fixed", [True, False])
-@pytest.mark.parametrize("own_folds", [True, False])
-def test_iterates_are_judged_by_machines_that_have_not_seen_the_fold(update: str, fixed: bool, own_folds: bool) -> None:
-    folds = torch.arange(40) // 14 if own_folds else None
-    problem = problem_of(folds=folds)
-    settings = Settings(KERNELS["laplace"], update, n_iter=3, patience=None)
-    if fixed:
-        settings = replace(settings, bandwidth=3.0, ridge=1e-3)
+def test_iterates_one_after_the_other(update: str) -> None:
+    problem, there = problem_of(), problem_of(9, seed=1).x
+    settings = replace(FIXED, update=update)
+    naive = Naive(problem, settings)
+    found = list(iterates(problem, settings))
+    assert len(found) == 4
+    for number, (metric, fit) in enumerate(found):
+        if number:
+            naive.update()
+        naive.solve(3.0, 1e-3 * problem.total)
+        assert_near(metric, naive.metric)
+        assert_near(fit.alpha, naive.alpha)
+        assert_near(predict_rows(problem, settings.kernel, metric, fit, there), naive.predict(there))
+        assert fit.condition > 1
+    kept = learn(problem, replace(settings, judge=False))
+    assert torch.equal(kept.metric, found[-1][0])
+    assert torch.equal(kept.fit.alpha, found[-1][1].alpha)
+
+
+# -- errors of iterates ------------------------------------------------------------------------------------------------
+
+
+class NaiveJudge:
+    """An M for each fold, learnt from scratch on the rows outside; its rows are left out of solves on all others."""
+
+    def __init__(self, problem: Problem, settings: Settings, count: int | None = None) -> None:
+        self.problem, self.settings = problem, settings
+        self.folds = torch.arange(len(problem)) % 5 if problem.folds is None else problem.folds
+        numbers = range(int(self.folds.max()) + 1 if count is None else count)
+        self.metrics = [torch.eye(problem.x.shape[1], dtype=torch.float64) for _ in numbers]
+
+    def residuals(self, rows: list[int], bandwidth: float, shift: float) -> dict[int, Tensor]:
+        """Of each row that is judged."""
+        x, y, w = self.problem.x, self.problem.targets, self.problem.weights
+        found = {}
+        for fold, metric in enumerate(self.metrics):
+            k = Naive(self.problem, self.settings, metric).kernel(x, x, bandwidth)
+            judged = [row for row in rows if self.folds[row] == fold]
+            for unit in [[row] for row in judged] if self.problem.folds is None else [judged]:
+                rest = [row for row in rows if row not in unit]
+                mean = (w[rest, None] * y[rest]).sum(0) / w[rest].sum() if self.problem.intercept else 0.0
+                alpha = oracles.ridge_coefficients(k[rest][:, rest], y[rest] - mean, w[rest], shift)
+                found |= dict(zip(unit, y[unit] - mean - k[unit][:, rest] @ alpha, strict=True))
+        return found
+
+    def error(self, rows: list[int], bandwidth: float, shift: float) -> float:
+        residuals = self.residuals(rows, bandwidth, shift)
+        squares = sum(float(self.problem.weights[row] * missed.square().sum()) for row, missed in residuals.items())
+        return squares / sum(float(self.problem.weights[row]) for row in residuals)
+
+    def learn(self, rows: list[int], bandwidth: float, shift: float, blend: bool = False) -> None:
+        for fold, metric in enumerate(self.metrics):
+            others = torch.tensor([row for row in rows if self.folds[row] != fold])
+            naive = Naive(self.problem.part(others), self.settings, metric)
+            naive.solve(bandwidth, shift)
+            naive.update(blend)
+            self.metrics[fold] = naive.metric
+
+    def errors(self, lines: tuple[Iteration, ...], windows: list[list[int]] | None = None) -> list[float]:
+        """Of all iterations, with the bandwidths and ridges that a history tells."""
+        found = []
+        for i, line in enumerate(lines):
+            rows = list(range(len(self.problem))) if windows is None else windows[i]
+            shift = line.ridge * float(self.problem.weights[rows].sum())
+            found.append(self.error(rows, line.bandwidth, shift))
+            self.learn(rows, line.bandwidth, shift, blend=windows is not None and i >= 2)
+        return found
+
+
+FOLDS = {"no folds": None, "three folds": torch.arange(40) // 14, "folds with a gap": torch.arange(40) % 3 * 2}
+
+
+@pytest.mark.parametrize(("update", "fixed"), [*((update, True) for update in UPDATES), ("fact", False)])
+@pytest.mark.parametrize("folds", FOLDS)
+def test_errors_are_of_rows_that_neither_solve_nor_m_has_seen(update: str, fixed: bool, folds: str) -> None:
+    problem = problem_of(folds=FOLDS[folds])
+    settings = replace(FIXED, update=update)
+    if not fixed:
+        settings = replace(settings, bandwidth=None, ridge=None)
     found = learn(problem, settings)
     assert len(found.history) == 4
-    wanted = crossed_errors(problem, settings, torch.arange(40) % 5 if folds is None else folds, found.history)
-    # A ridge of 1e-6 on the kernel leaves a condition of 1e7, and a third M learnt through it that much rounding.
+    wanted = NaiveJudge(problem, settings).errors(found.history)
     assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
     assert found.best == int(np.argmin(wanted))
-    assert found.solution.error == min(line.error for line in found.history)
-    # M = I has seen nothing: there the two are one, if the folds are.
-    first, *others = found.history
-    assert (first.loo_error == pytest.approx(first.error, rel=1e-8)) == own_folds
-    assert all(line.loo_error != pytest.approx(line.error, rel=1e-3) for line in others)
+    assert found.error == min(line.error for line in found.history)
+
+
+SPECIAL = {
+    "diagonal": ({"diagonal": True}, {}),
+    "no intercept": ({}, {"intercept": False}),
+    "folds, no intercept": ({}, {"intercept": False, "folds": FOLDS["three folds"]}),
+    "max": ({"rescale": "max"}, {}),
+    "not rescaled": ({"rescale": None, "update": "nfa"}, {}),
+    "polynomial": ({"kernel": KERNELS["polynomial"], "ridge": 1e-2}, {}),
+    "lpq": ({"kernel": KERNELS["lpq"], "ridge": 1e-2}, {}),
+}
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+def test_folds_learn_as_the_machine_does(special: str) -> None:
+    told, of_problem = SPECIAL[special]
+    settings, problem = replace(FIXED, n_iter=2, **told), problem_of(30, **of_problem)
+    if problem.folds is not None:
+        problem = replace(problem, folds=problem.folds[:30])
+    found = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(found.history)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+def test_before_m_learns_it_is_plain_leave_one_out(intercept: bool) -> None:
+    problem = problem_of(intercept=intercept)
+    k = oracles.matrix(FIXED.kernel, problem.x, problem.x, 3.0)
+    missed = oracles.left_out_errors(k, problem.targets, problem.weights, 1e-3, intercept)
+    wanted = float(problem.weights @ missed.square().sum(1) / problem.total)
+    for settings in (replace(FIXED, n_iter=1), replace(FIXED, n_iter=0), replace(FIXED, update="none")):
+        first = learn(problem, settings).history[0]
+        assert first.error == pytest.approx(wanted, rel=1e-8)
+
+
+def test_m_that_has_seen_a_row_would_judge_it_too_kindly() -> None:
+    """Why there are folds: on noise, leaving rows out of the solve alone finds what is not there."""
+    problem = noise(60)
+    found = learn(problem, replace(FIXED, n_iter=3))
+    last = learn(problem, replace(FIXED, n_iter=3, judge=False))
+    root = oracles.power(last.metric, 0.5)
+    k = oracles.matrix(FIXED.kernel, problem.x @ root, problem.x @ root, 3.0)
+    kind = float(oracles.left_out_errors(k, problem.targets, problem.weights, 1e-3, True).square().mean())
+    assert kind < 0.8 * found.history[3].error
+
+
+def test_few_rows_are_folds_of_their_own() -> None:
+    """Of four rows each is a fold: M learns from the other three."""
+    problem = problem_of(4)
+    settings = replace(FIXED, ridge=1e-2, n_iter=1)
+    found = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings, 4).errors(found.history)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
 
 
 def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
     problem = problem_of()
     spread = torch.full((40,), 0.5, dtype=torch.float64)
-    settings = Settings(KERNELS["laplace"], bandwidth=3.0, ridge=1e-3, n_iter=1)
+    settings = replace(FIXED, n_iter=1)
     plain, merged = learn(problem, settings), learn(replace(problem, spread=spread), settings)
     apart = 0.5 * 40 / problem.total
-    for name in ("error", "loo_error"):
-        lines = zip(plain.history, merged.history, strict=True)
-        assert all(getattr(m, name) == pytest.approx(getattr(p, name) + apart, rel=1e-12) for p, m in lines)
+    for before, after in zip(plain.history, merged.history, strict=True):
+        assert after.error == pytest.approx(before.error + apart, rel=1e-12)
 
 
-def test_held_out_rows_judge_iterates() -> None:
+@pytest.mark.parametrize("tuning_rows", [500, 20])
+def test_held_out_rows_judge_iterates(tuning_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
     there = problem_of(15, seed=1)
     problem = problem_of(held_out=HeldOut(there.x, there.targets, there.weights))
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
-    found = learn(problem, settings)
-    naive = Naive(problem, settings)
+    found = learn(problem, FIXED)
+    naive = Naive(problem, FIXED)
     for line in found.history:
         if line.iteration:
             naive.update()
         naive.solve(3.0, 1e-3 * problem.total)
-        error = float(there.weights @ (there.targets - naive.predict(there.x)).square().sum(1)) / there.total
-        assert line.error == line.loo_error == pytest.approx(error, rel=1e-8)
+        missed = there.targets - naive.predict(there.x)
+        error = float(there.weights @ missed.square().sum(1)) / there.total
+        assert line.error == pytest.approx(error, rel=1e-8)
+        if line.iteration == found.best:
+            assert found.unseen is not None
+            assert_near(found.unseen.residuals, missed)
+            assert torch.equal(found.unseen.targets, there.targets)
+            assert torch.equal(found.unseen.weights, there.weights)
+    assert len(found.history) == 4
+
+
+# -- bandwidth and ridge -----------------------------------------------------------------------------------------------
+
+
+def median_distance(x: Tensor, metric: Tensor) -> float:
+    """Of an odd number of pairs."""
+    u = x @ oracles.power(metric, 0.5)
+    distances = sorted(math.dist(a, b) for a, b in itertools.combinations(u.tolist(), 2))
+    assert len(distances) % 2
+    return distances[len(distances) // 2]
+
+
+def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[float, float]:
+    """Bandwidth and penalty with the least error of rows that neither M nor solve has seen."""
+    grid = [(multiple * scale, shift) for multiple in (2.0, 4.0, 8.0) for shift in judging.SHIFTS.tolist()]
+    return min(grid, key=lambda place: judge.error(rows, *place))
+
+
+@pytest.mark.parametrize("folds", [None, torch.arange(19) % 4])
+def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | None) -> None:
+    problem = problem_of(19, weighted=False, folds=folds)
+    settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
+    found = learn(problem, settings)
+    judge, naive, rows = NaiveJudge(problem, settings), Naive(problem, settings), list(range(19))
+    for line in found.history:
+        bandwidth, shift = best_of_grid(judge, rows, median_distance(problem.x, naive.metric))
+        assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
+        assert line.ridge * 19 == pytest.approx(shift, rel=1e-8)
+        judge.learn(rows, bandwidth, shift)
+        naive.solve(bandwidth, shift)
+        naive.update()
+    assert len({(line.bandwidth, line.ridge) for line in found.history}) == 3
+
+
+@pytest.mark.parametrize("given", ["bandwidth", "ridge"])
+def test_what_is_given_is_not_chosen(given: str) -> None:
+    problem = problem_of(19, weighted=False)
+    settings = replace(FIXED, n_iter=1, bandwidth=None, ridge=None)
+    settings = replace(settings, **{given: {"bandwidth": 3.0, "ridge": 1e-2}[given]})
+    found = learn(problem, settings)
+    judge = NaiveJudge(problem, settings)
+    for line, metric in zip(found.history, (EYE, found.metric), strict=True):
+        if given == "bandwidth":
+            assert line.bandwidth == 3.0
+            candidates = [(3.0, shift) for shift in judging.SHIFTS.tolist()]
+        else:
+            assert line.ridge == pytest.approx(1e-2, rel=1e-14)
+            scale = median_distance(problem.x, metric)
+            candidates = [(multiple * scale, 1e-2 * problem.total) for multiple in (2.0, 4.0, 8.0)]
+            assert any(line.bandwidth == pytest.approx(bandwidth, rel=1e-8) for bandwidth, _ in candidates)
+        errors = [judge.error(list(range(19)), *place) for place in candidates]
+        assert line.error == pytest.approx(min(errors), rel=1e-8)
+        judge.learn(list(range(19)), line.bandwidth, line.ridge * problem.total)
+    assert found.best == 1  # or its metric is not that of the second line
+
+
+def test_without_a_judge_bandwidth_and_ridge_are_still_the_best_to_leave_rows_out() -> None:
+    """Under the one M there is, which has seen them."""
+    problem = problem_of(19, weighted=False)
+    settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=1, judge=False)
+    found = learn(problem, settings)
+    metric = EYE
+    for line in found.history:
+        judge = NaiveJudge(problem, settings)
+        judge.metrics = [metric] * 5
+        bandwidth, shift = best_of_grid(judge, list(range(19)), median_distance(problem.x, metric))
+        assert (line.bandwidth, line.ridge * 19) == pytest.approx((bandwidth, shift), rel=1e-8)
+        assert math.isnan(line.error)
+        metric = found.metric
+    assert len(found.history) == 2
 
 
 # -- stopping and keeping ----------------------------------------------------------------------------------------------
 
 
-def noise(n: int = 40, **options) -> Problem:
+def noise(n: int = 50) -> Problem:
     """Targets that no feature explains: learning M cannot help for long."""
     source = torch.Generator().manual_seed(5)
     x, y = (torch.randn(n, c, generator=source, dtype=torch.float64) for c in (6, 1))
-    return Problem(x, y, torch.ones(n, dtype=torch.float64), **options)
+    return Problem(x, y, torch.ones(n, dtype=torch.float64))
+
+
+def valley() -> Problem:
+    """A table on which a later iterate is best, though not the last."""
+    source = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 4, generator=source, dtype=torch.float64)
+    y = x[:, :1] * x[:, 1:2] + 0.5 * torch.randn(60, 1, generator=source, dtype=torch.float64)
+    return Problem(x, y, torch.ones(60, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
-def test_iterations_stop_when_patience_is_at_an_end(patience: int) -> None:
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=12)
-    whole = [line.error for line in learn(noise(), replace(settings, patience=None)).history]
-    assert len(whole) == 13
+@pytest.mark.parametrize("table", [noise, valley])
+def test_iterations_stop_when_patience_is_at_an_end(patience: int, table) -> None:
+    settings = replace(FIXED, n_iter=10)
+    whole = [line.error for line in learn(table(), settings).history]
+    assert len(whole) == 11
     best = stop = 0  # the rule, written out
     for i, error in enumerate(whole):
         best = i if error < whole[best] else best
         stop = i
         if i - best >= patience:
             break
-    found = learn(noise(), replace(settings, patience=patience))
+    found = learn(table(), replace(settings, patience=patience))
     assert (found.best, len(found.history)) == (best, stop + 1)
-    assert len(found.history) < 13  # or the example shows nothing
+    assert len(found.history) < 11  # or the example shows nothing
     assert [line.error for line in found.history] == whole[: stop + 1]
 
 
 def test_the_best_iterate_is_kept_whole() -> None:
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=8, patience=None)
-    found = learn(noise(), settings)
-    assert 0 <= found.best < 8
-    up_to_best = learn(noise(), replace(settings, n_iter=found.best))
+    settings = replace(FIXED, n_iter=8)
+    found = learn(valley(), settings)
+    assert 0 < found.best < 8
+    up_to_best = learn(valley(), replace(settings, n_iter=found.best))
     assert torch.equal(found.metric, up_to_best.metric)
-    assert torch.equal(found.solution.alpha, up_to_best.solution.alpha)
-    assert found.solution.error == found.history[found.best].error
-    last = learn(noise(), replace(settings, judge=False))
-    assert last.best == 8
-    assert not torch.equal(last.metric, found.metric)
+    assert torch.equal(found.fit.alpha, up_to_best.fit.alpha)
+    assert found.error == found.history[found.best].error == min(line.error for line in found.history)
+    unjudged = learn(valley(), replace(settings, n_iter=found.best, judge=False))
+    assert torch.equal(found.metric, unjudged.metric)
+    assert torch.equal(found.fit.alpha, unjudged.fit.alpha)
+
+
+def test_the_bandwidth_and_ridge_kept_are_those_of_the_best_iterate() -> None:
+    found = learn(valley(), Settings(KERNELS["laplace"], n_iter=8, patience=None))
+    line = found.history[found.best]
+    assert found.fit.bandwidth == line.bandwidth
+    assert found.ridge == line.ridge
+    assert found.fit.condition == line.condition
+    assert len({(line.bandwidth, line.ridge) for line in found.history}) > 1
+
+
+def test_nobody_judges() -> None:
+    problem = problem_of()
+    found = learn(problem, replace(FIXED, judge=False, patience=1))
+    assert found.best == 3
+    assert len(found.history) == 4
+    assert all(math.isnan(line.error) for line in found.history)
+    assert math.isnan(found.error)
+    assert found.unseen is None
 
 
 def test_lines_come_one_by_one() -> None:
@@ -252,48 +463,174 @@ def test_lines_come_one_by_one() -> None:
 
 @pytest.mark.parametrize("settings", [{"n_iter": 0}, {"update": "none"}])
 def test_without_updates_it_is_kernel_regression(settings: dict) -> None:
-    found = learn(problem_of(), Settings(KERNELS["laplace"], bandwidth=3.0, ridge=1e-3, **settings))
-    naive = Naive(problem_of(), Settings(KERNELS["laplace"]))
+    found = learn(problem_of(), replace(FIXED, **settings))
+    naive = Naive(problem_of(), FIXED)
     naive.solve(3.0, 1e-3 * problem_of().total)
     assert torch.equal(found.metric, EYE)
-    assert_near(found.solution.alpha, naive.alpha)
+    assert_near(found.fit.alpha, naive.alpha)
     assert len(found.history) == 1
-    if "update" in settings:  # no M has seen anything: leaving one out is exact
-        assert found.history[0].error == found.history[0].loo_error
 
 
-def test_a_constant_function_has_no_features() -> None:
+@pytest.mark.parametrize("intercept", [True, False])
+def test_a_constant_function_has_no_features(intercept: bool) -> None:
     # Zeros leave no rounding; see test_found.py for other constants.
-    problem = replace(problem_of(), targets=torch.zeros(40, 2, dtype=torch.float64))
-    found = learn(problem, Settings(KERNELS["laplace"]))
-    assert torch.equal(found.metric, EYE)
-    assert (found.solution.alpha == 0).all()
-    assert len(found.history) == 1
+    problem = replace(problem_of(intercept=intercept), targets=torch.zeros(40, 2, dtype=torch.float64))
+    for settings in (Settings(KERNELS["laplace"]), FIXED, replace(FIXED, judge=False)):
+        found = learn(problem, settings)  # a warning would be an error
+        assert torch.equal(found.metric, EYE)
+        assert (found.fit.alpha == 0).all()
+        assert len(found.history) == 1
+        assert len(list(iterates(problem, FIXED))) == 1
+
+
+def test_a_fold_that_sees_nothing_but_zeros_keeps_its_m() -> None:
+    """Only rows of the first fold say something: without them there is no M to learn."""
+    problem = problem_of(30, intercept=False)
+    problem = replace(problem, targets=problem.targets * (torch.arange(30) % 5 == 0)[:, None])
+    found = learn(problem, FIXED)
+    wanted = NaiveJudge(problem, FIXED).errors(found.history)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+    assert len(found.history) == 4
 
 
 def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=5, patience=None)
+    settings = replace(FIXED, n_iter=5)
     whole = learn(problem_of(), settings)
-    solve, solves = machine_module._solve, []
+    fit, fits = machine_module.fit_rows, []
 
-    def failing(problem, settings, metric, start=None):
-        if len(problem) == 40:
-            solves.append(metric)
-            if len(solves) == 3:
-                raise SingularKernelError("the kernel matrix is not positive definite")
-        return solve(problem, settings, metric, start)
+    def failing(*arguments, **options):
+        fits.append(arguments)
+        if len(fits) == 3:
+            raise SingularKernelError("the kernel matrix is not positive definite")
+        return fit(*arguments, **options)
 
-    monkeypatch.setattr(machine_module, "_solve", failing)
+    monkeypatch.setattr(machine_module, "fit_rows", failing)
     with pytest.warns(ConvergenceWarning, match="iteration 2 failed"):
         found = learn(problem_of(), settings)
-    assert [line.error for line in found.history] == [line.error for line in whole.history[:2]]
-    assert found.best < 2
-    solves[:] = [EYE] * 2
+    errors = [line.error for line in whole.history[:2]]
+    assert [line.error for line in found.history] == errors
+    assert found.best == int(np.argmin(errors))
+    assert found.error == min(errors)
+    assert torch.equal(found.metric, learn(problem_of(), replace(settings, n_iter=found.best)).metric)
+    fits[:] = [()] * 2
     with pytest.raises(SingularKernelError):  # nothing to fall back on
         learn(problem_of(), settings)
 
 
+# -- rows that judge ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("enough", "count"), [(1, 1), (8, 1), (9, 2), (16, 2), (24, 3), (25, 4), (33, 5), (99, 5)])
+def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five with 8 rows each."""
+    monkeypatch.setattr(judging, "_ENOUGH", enough)
+    problem, settings = problem_of(), replace(FIXED, n_iter=1)
+    found = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings, count).errors(found.history)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+    assert found.unseen is not None
+    assert len(found.unseen.residuals) == 8 * count
+
+
+def test_the_first_folds_of_those_given_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "_ENOUGH", 11)
+    problem, settings = problem_of(folds=torch.arange(40) % 4), replace(FIXED, n_iter=2)
+    for tuning_rows in (500, 25):
+        monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
+        found = learn(problem, settings)
+        wanted = NaiveJudge(problem, settings, 2).errors(found.history)
+        assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+
+
+@pytest.mark.parametrize(("n", "judged"), [(1000, 1000), (1250, 1000), (1251, 1001), (2600, 1040)])
+def test_a_thousand_rows_judge(n: int, judged: int) -> None:
+    """Whole fifths, so many that they are a thousand rows at the least."""
+    problem = problem_of(n)
+    found = learn(problem, replace(FIXED, n_iter=0))
+    assert found.unseen is not None
+    assert len(found.unseen.residuals) == judged
+    folds = torch.arange(n) % 5
+    assert torch.equal(found.unseen.targets, problem.targets[folds < round(judged / n * 5)])
+    if n < 2000:  # where no M is learnt there is nothing to save
+        alone = learn(problem, replace(FIXED, update="none")).unseen
+        assert alone is not None
+        assert len(alone.residuals) == n
+
+
+@pytest.mark.parametrize("case", ["all rows", "first folds", "folds", "many rows", "windows"])
+def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, settings, count, windows = problem_of(), FIXED, None, None
+    if case == "first folds":
+        monkeypatch.setattr(judging, "_ENOUGH", 16)
+        count = 2
+    elif case == "folds":
+        problem = replace(problem, folds=FOLDS["three folds"])
+    elif case == "many rows":
+        monkeypatch.setattr(judging, "TUNING_ROWS", 10)
+    elif case == "windows":
+        settings = replace(settings, subset=23, ridge=1e-2)
+        windows = [[(23 * i + k) % 40 for k in range(23)] for i in range(4)]
+    found = learn(problem, settings)
+    best = found.history[found.best]
+    judge = NaiveJudge(problem, settings, count)
+    judge.errors(found.history[: found.best], windows)
+    rows = list(range(40)) if windows is None else windows[found.best]
+    residuals = judge.residuals(rows, 3.0, best.ridge * float(problem.weights[rows].sum()))
+    judged = [row for row in rows if row in residuals]
+    unseen = found.unseen
+    assert unseen is not None
+    assert_near(unseen.residuals, torch.stack([residuals[row] for row in judged]))
+    assert torch.equal(unseen.targets, problem.targets[judged])
+    assert torch.equal(unseen.weights, problem.weights[judged])
+    assert found.best > 0  # or M has not learnt
+    error = float(unseen.weights @ unseen.residuals.square().sum(1) / unseen.weights.sum())
+    assert found.error == pytest.approx(error, rel=1e-12)
+
+
 # -- many rows ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folds", FOLDS)
+def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, settings = problem_of(folds=FOLDS[folds]), FIXED
+    few = learn(problem, settings)
+    monkeypatch.setattr(judging, "TUNING_ROWS", 25)
+    many = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(many.history)
+    assert [line.error for line in many.history] == pytest.approx(wanted, rel=1e-8)
+    assert [line.error for line in few.history] == pytest.approx(wanted, rel=1e-8)
+    assert torch.equal(few.metric, many.metric)
+
+
+@pytest.mark.parametrize("enough", [1000, 17])
+def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bandwidth and ridge come from solves on the first rows; then the ridge goes downhill on the errors of all."""
+    monkeypatch.setattr(judging, "TUNING_ROWS", 15)
+    monkeypatch.setattr(judging, "_ENOUGH", enough)
+    problem = problem_of(34, weighted=False)
+    settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
+    found = learn(problem, settings)
+    judge, naive = NaiveJudge(problem, settings, 5 if enough == 1000 else 3), Naive(problem, settings)
+    rows, few, moves = list(range(34)), list(range(15)), []
+    for line in found.history:
+        bandwidth, shift = best_of_grid(judge, few, median_distance(problem.x, naive.metric))
+        assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
+        shifts = [shift * 10 ** (k / 2) for k in range(-3, 4)]
+        errors = [judge.error(rows, bandwidth, at) for at in shifts]
+        place, left = 3, 3  # four are tried, the start among them
+        for way in (-1, 1):
+            while left and (place - 3) * way >= 0:
+                left -= 1
+                if errors[place + way] >= errors[place]:
+                    break
+                place += way
+        moves.append(place - 3)
+        assert line.ridge * 34 == pytest.approx(shifts[place], rel=1e-8)
+        assert line.error == pytest.approx(errors[place], rel=1e-8)
+        judge.learn(rows, bandwidth, shifts[place])
+        naive.solve(bandwidth, shifts[place])
+        naive.update()
+    assert any(moves)  # or nothing walks
 
 
 def test_windows_go_round_in_a_circle() -> None:
@@ -302,120 +639,170 @@ def test_windows_go_round_in_a_circle() -> None:
     assert machine_module._window(10, 10, 1) is machine_module._window(10, None, 1) is None
 
 
+WINDOWS = [[(20 * i + k) % 50 for k in range(20)] for i in range(6)]
+
+
 @pytest.mark.parametrize("update", UPDATES)
-def test_iterations_on_subsets(update: str) -> None:
-    """Each M is learnt on the next window alone; the last solve sees all rows."""
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
+    """Each M is learnt on the next window, from the third on it is averaged; the last solve sees all rows."""
     problem, there = problem_of(50), problem_of(9, seed=1).x
-    settings = Settings(KERNELS["laplace"], update, bandwidth=3.0, ridge=1e-2, n_iter=3, subset=20, judge=False)
+    settings = replace(FIXED, update=update, ridge=1e-2, n_iter=5, subset=20, judge=False, diagonal=diagonal)
     found = learn(problem, settings)
     metric = EYE
-    for window in ([*range(20)], [*range(20, 40)], [*range(40, 50), *range(10)]):
+    for i, window in enumerate(WINDOWS[:5]):
         part = problem.part(torch.tensor(window))
-        naive = Naive(part, settings)
-        naive.metric = metric
+        naive = Naive(part, settings, metric)
         naive.solve(3.0, 1e-2 * part.total)
-        naive.update()
+        naive.update(blend=i >= 2)
         metric = naive.metric
-    naive = Naive(problem, settings)
-    naive.metric = metric
+    naive = Naive(problem, settings, metric)
     naive.solve(3.0, 1e-2 * problem.total)
-    assert_near(found.metric, metric)
+    assert_near(oracles.as_matrix(found.metric), metric)
     assert_near(predictions(found, settings.kernel, there), naive.predict(there))
-    assert [line.rows for line in found.history] == [20] * 4
+    assert [line.rows for line in found.history] == [20] * 5 + [50]
+    assert [line.ridge for line in found.history] == pytest.approx([1e-2] * 6, rel=1e-14)
     assert len(found.centers) == 50
-    assert found.judged is not None
-    assert found.judged.tolist() == [*range(10, 30)]
 
 
-def test_errors_on_subsets_are_of_machines_that_saw_neither_fold_nor_other_windows() -> None:
-    problem = problem_of(50)
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-2, n_iter=1, subset=20)
+@pytest.mark.parametrize("folds", [None, torch.arange(50) % 3])
+@pytest.mark.parametrize("tuning_rows", [500, 12])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_errors_on_subsets(
+    folds: Tensor | None, tuning_rows: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows of the window, under an M that has seen their fold in no window."""
+    monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
+    problem = problem_of(50, folds=folds)
+    settings = replace(FIXED, ridge=1e-2, n_iter=5, subset=20)
+    if chosen:
+        settings = replace(settings, ridge=None, bandwidth=None)
     found = learn(problem, settings)
-    folds, squares = torch.arange(50) % 5, 0.0
-    first, second = torch.arange(20), torch.arange(20, 40)
-    parts = problem.part(first), problem.part(second)
-    for fold in range(5):
-        inside = [problem.part(rows[folds[rows] != fold]) for rows in (first, second)]
-        naive = Naive(inside[0], settings)
-        naive.solve(3.0, 1e-2 * parts[0].total)
-        naive.update()
-        judge = Naive(inside[1], settings)
-        judge.metric = naive.metric
-        judge.solve(3.0, 1e-2 * parts[1].total)
-        out = problem.part(second[folds[second] == fold])
-        squares += float(out.weights @ (out.targets - judge.predict(out.x)).square().sum(1))
-    assert found.history[1].error == pytest.approx(squares / parts[1].total, rel=1e-8)
+    wanted = NaiveJudge(problem, settings).errors(found.history, WINDOWS)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-7)
+    assert [line.rows for line in found.history] == [20] * 6
+    # The last solve sees all rows, with the penalty that was chosen, or with the ridge that was given.
+    best = found.history[found.best]
+    window = problem.weights[WINDOWS[found.best]].sum()
+    shift = float(best.ridge * window) if chosen else 1e-2 * problem.total
+    naive = Naive(problem, settings, found.metric)
+    naive.solve(best.bandwidth, shift)
+    assert_near(found.fit.alpha, naive.alpha)
+    assert found.ridge == pytest.approx(shift / problem.total, rel=1e-12)
+    assert found.error == best.error
 
 
-def test_more_rows_than_eigendecompositions_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bandwidth and ridge come from the first rows; then the ridge goes downhill on the errors of all."""
-    problem = problem_of(60, weighted=False)
-    settings = Settings(KERNELS["laplace"], "none")
-    monkeypatch.setattr(machine_module, "TUNING_ROWS", 25)
-    found = solve_rows(problem, settings, EYE)
-    few = problem.part(torch.arange(25))
-    scale = machine_module.kernel_scale(settings.kernel, problem.x)
-    start = tune(few, settings.kernel, few.x, None, [m * scale for m in (1, 2, 4, 8)], machine_module.SHIFTS)
-    assert found.bandwidth == start.bandwidth
-    steps = found.shift / start.shift
-    candidates = {
-        step: tune(problem, settings.kernel, problem.x, None, [start.bandwidth],
-                   torch.tensor([start.shift * step], dtype=torch.float64), relative=False)
-        for step in (10**-0.5, 1.0, 10**0.5)
-    }  # fmt: skip
-    nearest = min(candidates, key=lambda step: abs(step - steps))
-    assert steps == pytest.approx(nearest)
-    best = candidates[nearest]
-    assert found.error == pytest.approx(best.error, rel=1e-8)
-    assert found.error == pytest.approx(min(c.error for c in candidates.values()), rel=1e-8)
-    assert_near(found.alpha, best.alpha, 1e-7)
+def test_windows_in_which_a_fold_is_missing() -> None:
+    """At the end of the circle: 13 rows have folds 0 1 2 3 4 0 1 2 3 4 0 1 2, and then again 0."""
+    problem, windows = problem_of(13), [[(5 * i + k) % 13 for k in range(5)] for i in range(4)]
+    assert {row % 5 for row in windows[2]} == {0, 1, 2}
+    settings = replace(FIXED, ridge=1e-1, subset=5, n_iter=3)
+    found = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(found.history, windows)
+    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
 
 
-def test_rows_that_were_held_out_come_back_for_the_last_solve() -> None:
+# -- the last solve ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_rows_that_were_held_out_come_back_for_the_last_solve(chosen: bool) -> None:
     whole = problem_of(50)
     kept, out = torch.arange(40), torch.arange(40, 50)
     held = HeldOut(whole.x[out], whole.targets[out], whole.weights[out])
-    settings = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-2, n_iter=2)
-    found = learn(replace(whole.part(kept), held_out=held), settings, refit=whole)
-    naive = Naive(whole, settings)
-    naive.metric = found.metric
-    naive.solve(3.0, 1e-2 * whole.total)
-    assert_near(found.solution.alpha, naive.alpha)
-    assert torch.equal(found.mean, whole.mean)
-    assert found.solution.error == found.history[found.best].error
+    settings = replace(FIXED, ridge=None if chosen else 1e-2, n_iter=2)
+    problem = replace(whole.part(kept), held_out=held)
+    found = learn(problem, settings, refit=whole)
+    best = found.history[found.best]
+    shift = best.ridge * problem.total if chosen else 1e-2 * whole.total
+    naive = Naive(whole, settings, found.metric)
+    naive.solve(3.0, shift)
+    assert_near(found.fit.alpha, naive.alpha)
+    assert_near(found.mean, naive.mean)
+    assert torch.equal(found.centers, whole.x)
+    assert found.ridge == pytest.approx(shift / whole.total, rel=1e-12)
+    assert found.error == best.error
+    assert found.unseen is not None
+    assert torch.equal(found.unseen.targets, held.targets)
+    alone = learn(problem, settings)
+    assert torch.equal(alone.metric, found.metric)
+    assert len(alone.fit.alpha) == 40
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "leverage"])
+@pytest.mark.parametrize("judge", [True, False])
+def test_centres_carry_the_last_solve(sampling: str, judge: bool) -> None:
+    """The fit to all rows that is least among functions of the centres alone."""
+    problem, there = problem_of(60), problem_of(9, seed=1).x
+    settings = replace(FIXED, ridge=1e-2, n_iter=2, centers=25, center_sampling=sampling, subset=30, judge=judge)
+    found = learn(problem, settings)
+    assert [line.rows for line in found.history] == [30] * 3
+    assert torch.equal(found.metric, learn(problem, replace(settings, centers=None)).metric)
+    places = [problem.x.tolist().index(row) for row in found.centers.tolist()]
+    assert len(set(places)) == 25
+    root = oracles.power(found.metric, 0.5)
+    u, c = problem.x @ root, found.centers @ root
+    k, within = oracles.matrix(settings.kernel, u, c, 3.0), oracles.matrix(settings.kernel, c, c, 3.0)
+    normal = k.T @ (problem.weights[:, None] * k) + 1e-2 * problem.total * within
+    alpha = torch.linalg.solve(normal, k.T @ (problem.weights[:, None] * (problem.targets - problem.mean)))
+    wanted = oracles.matrix(settings.kernel, there @ root, c, 3.0) @ alpha + problem.mean
+    assert_near(predictions(found, settings.kernel, there), wanted, 1e-5)  # steps of a conjugate gradient
+    assert found.ridge == pytest.approx(1e-2, rel=1e-12)
+    assert torch.equal(learn(problem, settings).centers, found.centers)
+    assert not torch.equal(learn(problem, replace(settings, seed=1)).centers, found.centers)
+
+
+def test_all_rows_as_centres_are_the_direct_solve() -> None:
+    problem, there = problem_of(), problem_of(9, seed=1).x
+    direct = learn(problem, replace(FIXED, ridge=1e-2))
+    found = learn(problem, replace(FIXED, ridge=1e-2, centers=40))
+    assert torch.equal(found.metric, direct.metric)
+    assert [line.error for line in found.history] == [line.error for line in direct.history]
+    assert_near(predictions(found, FIXED.kernel, there), predictions(direct, FIXED.kernel, there), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_a_machine_are_of_its_type(dtype: torch.dtype) -> None:
+    exact = problem_of()
+    problem = Problem(exact.x.to(dtype), exact.targets.to(dtype), exact.weights.to(dtype))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = learn(problem, Settings(KERNELS["laplace"], n_iter=2))
+    assert found.unseen is not None
+    for tensor in (found.metric, found.fit.alpha, found.centers, found.mean, found.unseen.residuals):
+        assert tensor.dtype == dtype
+    wanted = learn(exact, Settings(KERNELS["laplace"], n_iter=2))
+    assert found.history[0].error == pytest.approx(wanted.history[0].error, rel=1e-3)
 
 
 # -- fixed points ------------------------------------------------------------------------------------------------------
 
 
-def fact_at_rest(name: str, directions: list[list[float]], diagonal: bool = False) -> tuple[Tensor, Tensor]:
-    """M after so many updates without rescaling that it rests, and FACT of its solution by autograd."""
+def at_rest(name: str, directions: list[list[float]], diagonal: bool = False) -> tuple[Tensor, Tensor]:
+    """M after so many updates without rescaling that it rests, and FACT of its solution, both by autograd."""
     x = problem_of(60).x
     targets = (x @ torch.tensor(directions, dtype=torch.float64).T).sin()
     problem = Problem(x, targets, torch.ones(60, dtype=torch.float64))
-    settings = Settings(KERNELS[name], "fact-geometric", 0.5, False, 2.0, 1e-2, 400, diagonal, judge=False)
+    settings = Settings(KERNELS[name], "fact-geometric", 0.5, None, 2.0, 1e-2, 250, diagonal, judge=False)
     found = learn(problem, settings)
-    assert_near(learn(problem, replace(settings, n_iter=401)).metric, found.metric, 1e-9)
-    naive = Naive(problem, settings)
-    naive.metric = found.metric.diag() if diagonal else found.metric
+    naive = Naive(problem, settings, oracles.as_matrix(found.metric))
     naive.solve(2.0, 1e-2 * 60)
-    points = x.clone().requires_grad_()
-    outputs = naive.predict(points).unbind(1)
-    gradients = torch.stack([torch.autograd.grad(f.sum(), points, retain_graph=True)[0] for f in outputs], dim=1)
-    fact = torch.einsum("nc,ncd,ne->de", naive.alpha, gradients, x)
-    return naive.metric, fact.diagonal().diag() if diagonal else fact
+    fact = naive.fact()
+    naive.update()
+    assert_near(naive.metric, oracles.as_matrix(found.metric), 1e-9)
+    return naive.metric, fact
 
 
 @pytest.mark.parametrize("name", ["quadratic", "polynomial", "exp"])
 def test_without_rescaling_m_comes_to_rest_where_it_is_its_own_fact(name: str) -> None:
     """Of inner products, with targets that need every direction (FACT paper, section 4.2)."""
-    metric, fact = fact_at_rest(name, [[1.0, 0.0, 0.2], [0.5, 1.0, 0.0], [0.0, 0.3, 1.0]])
+    metric, fact = at_rest(name, [[1.0, 0.0, 0.2], [0.5, 1.0, 0.0], [0.0, 0.3, 1.0]])
     assert float(torch.linalg.eigvalsh(metric)[0]) > 0.1  # of full rank
     assert_near(fact, metric, 1e-8)
 
 
 def test_of_a_radial_kernel_m_rests_at_the_size_of_fact_and_not_at_fact() -> None:
     """FACT may be negative in directions that hurt; the update's root forgets the sign."""
-    metric, fact = fact_at_rest("gaussian", [[1.0, 0.5, 0.0]], diagonal=True)
+    metric, fact = at_rest("gaussian", [[1.0, 0.5, 0.0]], diagonal=True)
     assert float(fact.diagonal().min()) < -0.1
     assert_near(fact.abs(), metric, 1e-8)

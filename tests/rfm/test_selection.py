@@ -3,70 +3,94 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
 from featlearn.rfm.gram import Gram
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.problem import HeldOut, Problem, distinct_rows, merge_rows
-from featlearn.rfm.selection import kernel_scale, tune
+from featlearn.rfm.selection import Choice, View, kernel_scale, tune, walk
 
 LAPLACE = make_kernel("laplace")
 BANDWIDTH = 2.0
 
 
 def rows_of(n: int, d: int = 3, outputs: int = 2, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, targets with a mean far from zero, and weights from 0.2 to 3."""
+    """Rows, targets with a mean far from zero, and weights from 0.2 to 3, about 1 in the mean."""
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(n, d, generator=source, dtype=torch.float64)
     noise = torch.randn(n, outputs, generator=source, dtype=torch.float64)
     y = 3.0 + torch.stack([x[:, 0] * x[:, c % d] for c in range(outputs)], dim=1) + 0.3 * noise
-    return x, y, 0.2 + 2.8 * torch.rand(n, generator=source, dtype=torch.float64)
+    w = 0.2 + 2.8 * torch.rand(n, generator=source, dtype=torch.float64)
+    return x, y, w / w.mean()
 
 
-def naive_kernel(kernel: Kernel, x: Tensor, z: Tensor, bandwidth: float = BANDWIDTH) -> Tensor:
-    if kernel.name == "quadratic":
-        return (x @ z.T / bandwidth**2) ** 2
-    distances = (x[:, None] - z[None]).abs().pow(kernel.norm).sum(2).pow(1 / kernel.norm)
-    return torch.exp(-((distances / bandwidth) ** kernel.exponent))
-
-
-def naive_fit(kernel: Kernel, x: Tensor, y: Tensor, w: Tensor, shift: float, intercept: bool, z: Tensor) -> Tensor:
+def naive_fit(
+    kernel: Kernel, x: Tensor, y: Tensor, w: Tensor, shift: float, intercept: bool, z: Tensor, bandwidth: float
+) -> Tensor:
     """Predictions at z of weighted kernel ridge regression with the penalty ``shift``, by its definition."""
     mean = (w[:, None] * y).sum(0) / w.sum() if intercept else torch.zeros_like(y[0])
-    alpha = torch.linalg.solve(naive_kernel(kernel, x, x) + shift * torch.diag(1 / w), y - mean)
-    return naive_kernel(kernel, z, x) @ alpha + mean
+    alpha = oracles.ridge_coefficients(oracles.matrix(kernel, x, x, bandwidth), y - mean, w, shift)
+    return oracles.matrix(kernel, z, x, bandwidth) @ alpha + mean
 
 
-def naive_left_out(kernel: Kernel, problem: Problem, shift: float) -> Tensor:
+def naive_left_out(
+    kernel: Kernel, problem: Problem, shift: float, bandwidth: float = BANDWIDTH, u: Tensor | None = None
+) -> Tensor:
     """Residuals of one fit for each row or fold, which it has not seen; the penalty stays that of all rows."""
-    n = len(problem)
-    folds = torch.arange(n) if problem.folds is None else problem.folds
+    u = problem.x if u is None else u
+    folds = torch.arange(len(problem)) if problem.folds is None else problem.folds
+    k = oracles.matrix(kernel, u, u, bandwidth)
     residuals = torch.empty_like(problem.targets)
     for fold in folds.unique():
         out = folds == fold
-        x, y, w = problem.x[~out], problem.targets[~out], problem.weights[~out]
-        predicted = naive_fit(kernel, x, y, w, shift, problem.intercept, problem.x[out])
-        residuals[out] = problem.targets[out] - predicted
+        y, w = problem.targets[~out], problem.weights[~out]
+        mean = (w[:, None] * y).sum(0) / w.sum() if problem.intercept else 0.0
+        alpha = oracles.ridge_coefficients(k[~out][:, ~out], y - mean, w, shift)
+        residuals[out] = problem.targets[out] - (k[out][:, ~out] @ alpha + mean)
     return residuals
 
 
-def by_cholesky(kernel: Kernel, problem: Problem, shift: float) -> Tensor:
-    gram = Gram(kernel, problem.x, BANDWIDTH)
-    gram.factor(shift / problem.weights)
-    return problem.residuals(gram.missed(gram.solve(problem.right_sides()), problem.folds))
+def naive_error(
+    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
+) -> tuple[float, Tensor]:
+    """The error of all rows that a view judges, and their residuals; NaN in the others."""
+    residuals = torch.full_like(problem.targets, torch.nan)
+    for view in views:
+        residuals[view.rows] = naive_left_out(kernel, problem, shift, bandwidth, view.u)[view.rows]
+    squares = total = 0.0
+    for i, row in enumerate(residuals.tolist()):
+        if not math.isnan(row[0]):
+            total += float(problem.weights[i])
+            squares += float(problem.weights[i]) * sum(entry**2 for entry in row)
+            squares += 0.0 if problem.spread is None else float(problem.spread[i])
+    return squares / total, residuals
 
 
-def by_eigenvalues(kernel: Kernel, problem: Problem, shift: float) -> Tensor:
-    shifts = torch.tensor([shift], dtype=torch.float64)
-    residuals = tune(problem, kernel, problem.x, None, [BANDWIDTH], shifts, relative=False).residuals
-    assert residuals is not None
-    return residuals
+def all_rows(problem: Problem) -> list[View]:
+    return [View(problem.x, torch.ones(len(problem), dtype=torch.bool))]
 
 
+def by_eigenvalues(
+    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
+) -> Choice:
+    return tune(problem, kernel, views, [bandwidth], torch.tensor([shift], dtype=torch.float64), relative=False)
+
+
+def by_cholesky(
+    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
+) -> Choice:
+    return walk(problem, kernel, views, Choice(bandwidth, shift), 2.0, 1)
+
+
+WAYS = [by_eigenvalues, by_cholesky]
 LEFT_OUT = {
     "single rows": None,
     "folds": torch.tensor([0, 1, 2, 1, 0, 2] * 5),
@@ -75,7 +99,7 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("fast", [by_cholesky, by_eigenvalues])
+@pytest.mark.parametrize("fast", WAYS)
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("left_out", LEFT_OUT)
 @pytest.mark.parametrize("weighted", [True, False])
@@ -84,18 +108,22 @@ def test_residuals_of_rows_left_out_are_those_of_fits_without_them(fast, interce
     problem = Problem(x, y, w if weighted else torch.ones(30, dtype=torch.float64), LEFT_OUT[left_out],
                       intercept=intercept)  # fmt: skip
     for shift in (1e-3, 1.0):
+        found = fast(LAPLACE, problem, all_rows(problem), shift)
+        error, residuals = naive_error(LAPLACE, problem, all_rows(problem), shift)
         # condition numbers are up to 1e5 here: rounding is about 1e-11
-        torch.testing.assert_close(
-            fast(LAPLACE, problem, shift), naive_left_out(LAPLACE, problem, shift), rtol=1e-8, atol=1e-8
-        )
+        torch.testing.assert_close(found.residuals, residuals, rtol=1e-8, atol=1e-8)
+        assert found.error == pytest.approx(error, rel=1e-9)
+        assert (found.bandwidth, found.shift) == (BANDWIDTH, shift)
+        assert found.judged.all()
 
 
-@pytest.mark.parametrize("name", ["gaussian", "quadratic", "lpq"])
-@pytest.mark.parametrize("fast", [by_cholesky, by_eigenvalues])
+@pytest.mark.parametrize("name", ["gaussian", "quadratic", "exp", "lpq"])
+@pytest.mark.parametrize("fast", WAYS)
 def test_other_kernels_leave_out_likewise(name: str, fast) -> None:
     kernel = make_kernel(name, norm=1.3, exponent=0.8) if name == "lpq" else make_kernel(name)
     problem = Problem(*rows_of(25))
-    torch.testing.assert_close(fast(kernel, problem, 0.1), naive_left_out(kernel, problem, 0.1), rtol=1e-8, atol=1e-8)
+    found = fast(kernel, problem, all_rows(problem), 0.1)
+    torch.testing.assert_close(found.residuals, naive_left_out(kernel, problem, 0.1), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("n", [511, 513, 1100])
@@ -103,60 +131,253 @@ def test_strips_of_the_gram_matrix_join_without_a_seam(n: int) -> None:
     """The factor is filled in strips of 512 rows; the definition's inverse knows of none."""
     x, y, w = rows_of(n, outputs=1)
     problem = Problem(x, y, w)
-    inverse = torch.linalg.inv(naive_kernel(LAPLACE, x, x) + 0.1 * torch.diag(1 / w))
+    distances = (x.square().sum(1)[:, None] + x.square().sum(1) - 2 * x @ x.T).clamp_min(0).fill_diagonal_(0).sqrt()
+    inverse = torch.linalg.inv(torch.exp(-distances / BANDWIDTH) + 0.1 * torch.diag(1 / w))
     missed = inverse @ problem.right_sides() / inverse.diagonal()[:, None]
-    torch.testing.assert_close(by_cholesky(LAPLACE, problem, 0.1), problem.residuals(missed), rtol=1e-8, atol=1e-8)
+    found = by_cholesky(LAPLACE, problem, all_rows(problem), 0.1)
+    torch.testing.assert_close(found.residuals, problem.residuals(missed), rtol=1e-7, atol=1e-7)
 
 
+# -- several M ---------------------------------------------------------------------------------------------------------
+
+
+def seen_by_three(problem: Problem) -> list[View]:
+    """Three metrics, one of them of rank 2; each judges rows or folds of its own, and some are judged by none."""
+    roots = [torch.eye(3, dtype=torch.float64), oracles.numbers(3, 3, seed=1), oracles.numbers(3, 2, seed=2)]
+    units = torch.arange(len(problem)) % 7 if problem.folds is None else problem.folds
+    masks = [units == 0, (units == 2) | (units == 3), units == 5]
+    return [View(problem.x @ root, mask) for root, mask in zip(roots, masks, strict=True) if mask.any()]
+
+
+VIEWED = {
+    "single rows": None,
+    "folds": torch.arange(30) // 3 % 6,
+    "folds of very different sizes": torch.tensor([0] * 12 + [2] + [3] * 4 + [1] * 13),
+}
+
+
+@pytest.mark.parametrize("fast", WAYS)
 @pytest.mark.parametrize("intercept", [True, False])
-def test_held_out_rows_judge_by_their_own_weights(intercept: bool) -> None:
+@pytest.mark.parametrize("left_out", VIEWED)
+def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: bool, left_out: str) -> None:
     x, y, w = rows_of(30)
-    there, wanted, their_weights = rows_of(12, seed=1)
-    problem = Problem(x, y, w, held_out=HeldOut(there, wanted, their_weights), intercept=intercept)
-    shifts = torch.tensor([1e-3, 1e-1, 10.0], dtype=torch.float64)
-    found = tune(problem, LAPLACE, x, there, [BANDWIDTH], shifts, relative=False)
-    errors = {}
-    for shift in shifts.tolist():
-        missed = (wanted - naive_fit(LAPLACE, x, y, w, shift, intercept, there)).square().sum(1)
-        errors[shift] = float((their_weights * missed).sum() / their_weights.sum())
-    best = min(errors, key=errors.__getitem__)
-    assert (found.shift, found.error) == (best, pytest.approx(errors[best], rel=1e-9))
-    predicted = naive_kernel(LAPLACE, there, x) @ found.alpha + problem.mean
-    torch.testing.assert_close(predicted, naive_fit(LAPLACE, x, y, w, best, intercept, there), rtol=1e-8, atol=1e-8)
+    problem = Problem(x, y, w, VIEWED[left_out], intercept=intercept, spread=0.3 * w.flip(0))
+    views = seen_by_three(problem)
+    assert len(views) > 1
+    for shift in (1e-3, 1.0):
+        error, residuals = naive_error(LAPLACE, problem, views, shift)
+        found = fast(LAPLACE, problem, views, shift)
+        judged = ~residuals[:, 0].isnan()
+        assert 0 < judged.sum() < 30
+        assert torch.equal(found.judged, judged)
+        torch.testing.assert_close(found.residuals[judged], residuals[judged], rtol=1e-8, atol=1e-8)
+        assert found.error == pytest.approx(error, rel=1e-9)
+
+
+def test_rows_that_nobody_judges_do_not_count() -> None:
+    x, y, w = rows_of(12)
+    spread = torch.rand(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    problem, judged = Problem(x, y, w, spread=spread), torch.arange(12) % 3 == 1
+    residuals = oracles.numbers(12, 2, seed=3)
+    wanted = (w[judged] @ residuals[judged].square().sum(1) + spread[judged].sum()) / w[judged].sum()
+    assert problem.error(residuals, judged) == pytest.approx(float(wanted), rel=1e-12)
+    residuals[~judged] = 1e6
+    assert problem.error(residuals, judged) == pytest.approx(float(wanted), rel=1e-12)
+    assert problem.error(residuals, torch.ones(12, dtype=torch.bool)) == problem.error(residuals) > 1e6
+
+
+def test_first_rows_of_a_view() -> None:
+    view = View(oracles.numbers(9, 2, seed=0), torch.arange(9) % 2 == 0, oracles.numbers(3, 2, seed=1))
+    few = view.first(4)
+    assert torch.equal(few.u, view.u[:4])
+    assert few.rows.tolist() == [True, False, True, False]
+    assert few.held_u is view.held_u
+
+
+# -- the least error ---------------------------------------------------------------------------------------------------
+
+
+BANDWIDTHS, SHIFTS = [0.5, 2.0, 8.0], torch.tensor([1e-4, 1e-2, 1.0, 100.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("left_out", ["single rows", "folds"])
-def test_tune_takes_the_least_of_all_errors(left_out: str) -> None:
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("relative", [True, False])
+def test_tune_takes_the_least_of_all_errors(left_out: str, several: bool, relative: bool) -> None:
     x, y, w = rows_of(30)
-    problem = Problem(x, y, w, LEFT_OUT[left_out])
-    bandwidths, shifts = [0.5, 2.0, 8.0], torch.tensor([1e-4, 1e-2, 1.0, 100.0], dtype=torch.float64)
-    errors = {}
-    for bandwidth, shift in itertools.product(bandwidths, shifts.tolist()):
-        # A bandwidth is a scale of the rows.
-        scaled = Problem(x * BANDWIDTH / bandwidth, y, w, LEFT_OUT[left_out])
-        residuals = naive_left_out(LAPLACE, scaled, shift)
-        errors[bandwidth, shift] = float((w[:, None] * residuals.square()).sum() / w.sum())
+    problem = Problem(x, y, w, VIEWED[left_out])
+    views = seen_by_three(problem) if several else all_rows(problem)
+    errors = {
+        (bandwidth, shift): naive_error(LAPLACE, problem, views, shift, bandwidth)[0]
+        for bandwidth, shift in itertools.product(BANDWIDTHS, SHIFTS.tolist())
+    }
     best = min(errors, key=errors.__getitem__)
-    found = tune(problem, LAPLACE, x, None, bandwidths, shifts)
-    assert (found.bandwidth, found.shift) == best
+    found = tune(problem, LAPLACE, views, BANDWIDTHS, SHIFTS, relative)  # the kernel is 1 on its diagonal
+    assert (found.bandwidth, found.shift) == (best[0], pytest.approx(best[1], rel=1e-12))
     assert found.error == pytest.approx(errors[best], rel=1e-9)
+
+
+@pytest.mark.parametrize("ends", [(0, 0), (2, 0), (0, 3), (2, 3)])
+def test_tune_finds_the_least_error_wherever_it_is_in_the_grid(ends: tuple[int, int]) -> None:
+    """The best of the test before, as the first or last of both lists."""
+    problem = Problem(*rows_of(30))
+    views = seen_by_three(problem)
+    one = tune(problem, LAPLACE, views, BANDWIDTHS, SHIFTS, False)
+    bandwidths = [bandwidth for bandwidth in BANDWIDTHS if bandwidth != one.bandwidth]
+    shifts = [shift for shift in SHIFTS.tolist() if shift != one.shift]
+    bandwidths.insert(ends[0], one.bandwidth)
+    shifts.insert(ends[1], one.shift)
+    found = tune(problem, LAPLACE, views, bandwidths, torch.tensor(shifts, dtype=torch.float64), False)
+    assert (found.bandwidth, found.shift) == (one.bandwidth, one.shift)
+    assert torch.equal(found.residuals, one.residuals)
+
+
+def test_only_rows_that_are_judged_choose() -> None:
+    """Half of the targets are noise: the others choose another ridge than all together."""
+    x, y, w = rows_of(30)
+    noisy = torch.arange(30) % 2 == 0
+    y[noisy] += 4 * oracles.numbers(15, 2, seed=8)
+    problem = Problem(x, y, w)
+    shifts = torch.logspace(-4, 2, 13, dtype=torch.float64)
+    chosen = []
+    for rows in (noisy, ~noisy, noisy | ~noisy):
+        views = [View(x, rows)]
+        errors = [naive_error(LAPLACE, problem, views, shift)[0] for shift in shifts.tolist()]
+        found = tune(problem, LAPLACE, views, [BANDWIDTH], shifts, False)
+        assert found.shift == shifts[int(np.argmin(errors))]
+        chosen.append(found.shift)
+    assert len(set(chosen)) > 1  # or the example shows nothing
 
 
 def test_relative_shifts_are_units_of_the_kernels_diagonal() -> None:
     kernel = make_kernel("quadratic")
-    x, y, w = rows_of(30)
-    one = torch.tensor([0.01], dtype=torch.float64)
-    found = tune(Problem(x, y, w), kernel, x, None, [BANDWIDTH], one)
-    assert found.shift == pytest.approx(0.01 * float(naive_kernel(kernel, x, x).diagonal().mean()), rel=1e-12)
-    assert tune(Problem(x, y, w), kernel, x, None, [BANDWIDTH], one, relative=False).shift == 0.01
-
-
-def test_the_condition_number_is_that_of_the_weighted_system() -> None:
     x, y, _ = rows_of(30)
-    found = tune(Problem(x, y, torch.ones(30, dtype=torch.float64)), LAPLACE, x, None, [BANDWIDTH],
-                 torch.tensor([0.1], dtype=torch.float64))  # fmt: skip
-    system = naive_kernel(LAPLACE, x, x) + 0.1 * torch.eye(30, dtype=torch.float64)
-    assert found.condition == pytest.approx(float(torch.linalg.cond(system)), rel=1e-8)
+    problem = Problem(x, y, torch.ones(30, dtype=torch.float64))
+    one = torch.tensor([0.01], dtype=torch.float64)
+    for bandwidth in (BANDWIDTH, 5.0):
+        found = tune(problem, kernel, all_rows(problem), [bandwidth], one)
+        unit = float(((x @ x.T).diagonal() / bandwidth**2).square().mean())
+        assert found.shift == pytest.approx(0.01 * unit, rel=1e-12)
+        assert found.error == pytest.approx(
+            naive_error(kernel, problem, all_rows(problem), found.shift, bandwidth)[0], rel=1e-9
+        )
+    assert tune(problem, kernel, all_rows(problem), [BANDWIDTH], one, relative=False).shift == 0.01
+
+
+def test_relative_shifts_of_rows_that_are_all_zero() -> None:
+    """The kernel is 0 on its diagonal: nothing is a unit, and shifts stay positive."""
+    _, y, _ = rows_of(10)
+    problem = Problem(torch.zeros(10, 3, dtype=torch.float64), y, torch.ones(10, dtype=torch.float64))
+    found = tune(problem, make_kernel("quadratic"), all_rows(problem), [1.0], SHIFTS)
+    assert found.shift > 0
+    others = (10 * problem.mean - y) / 9
+    torch.testing.assert_close(found.residuals, y - others, rtol=1e-9, atol=1e-9)
+
+
+# -- held-out rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("fast", WAYS)
+def test_held_out_rows_judge_by_their_own_weights(intercept: bool, fast) -> None:
+    x, y, w = rows_of(30)
+    there, wanted, their_weights = rows_of(12, seed=1)
+    root = oracles.numbers(3, 3, seed=4)
+    problem = Problem(x, y, w, held_out=HeldOut(there, wanted, their_weights), intercept=intercept)
+    views = [View(x @ root, torch.ones(30, dtype=torch.bool), there @ root)]
+    errors = {}
+    for shift in (1e-3, 1e-1, 10.0):
+        residuals = wanted - naive_fit(LAPLACE, x @ root, y, w, shift, intercept, there @ root, BANDWIDTH)
+        errors[shift] = float((their_weights * residuals.square().sum(1)).sum() / their_weights.sum())
+        found = fast(LAPLACE, problem, views, shift)
+        torch.testing.assert_close(found.residuals, residuals, rtol=1e-8, atol=1e-8)
+        assert found.error == pytest.approx(errors[shift], rel=1e-9)
+        assert found.judged is None
+    best = min(errors, key=errors.__getitem__)
+    shifts = torch.tensor(list(errors), dtype=torch.float64)
+    assert tune(problem, LAPLACE, views, [BANDWIDTH], shifts, relative=False).shift == best
+
+
+# -- walking -----------------------------------------------------------------------------------------------------------
+
+
+STEP = 10**0.5
+WALKS = {
+    "single rows": (None, False),
+    "single rows, several metrics": (None, True),
+    "folds": (VIEWED["folds"], False),
+    "folds, several metrics": (VIEWED["folds"], True),
+}
+
+
+@pytest.mark.parametrize("case", [*WALKS, "held out"])
+def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
+    x, _, w = rows_of(30)
+    y = 3 + x[:, :2] + oracles.numbers(30, 2, seed=7)  # noise, so that neither no ridge nor a large one is best
+    problem = Problem(x, y, w)
+    if case == "held out":
+        there, _, their_weights = rows_of(20, seed=1)
+        wanted = 3 + there[:, :2] + oracles.numbers(20, 2, seed=17)
+        problem = replace(problem, held_out=HeldOut(there, wanted, their_weights))
+        views = [View(x, torch.ones(30, dtype=torch.bool), there)]
+
+        def error(shift: float) -> float:
+            missed = (wanted - naive_fit(LAPLACE, x, y, w, shift, True, there, BANDWIDTH)).square().sum(1)
+            return float(their_weights @ missed / their_weights.sum())
+    else:
+        folds, several = WALKS[case]
+        problem = replace(problem, folds=folds)
+        views = seen_by_three(problem) if several else all_rows(problem)
+
+        def error(shift: float) -> float:
+            return naive_error(LAPLACE, problem, views, shift)[0]
+
+    errors = [error(0.1 * STEP**k) for k in range(-6, 7)]
+    best = int(np.argmin(errors))
+    assert 1 < best < 11  # or there is no valley
+    assert errors == sorted(errors[:best], reverse=True) + sorted(errors[best:])  # one valley
+    for start in range(13):
+        found = walk(problem, LAPLACE, views, Choice(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, 20)
+        assert found.shift == pytest.approx(0.1 * STEP ** (best - 6), rel=1e-12)
+        assert found.error == pytest.approx(errors[best], rel=1e-9)
+        assert found.bandwidth == BANDWIDTH
+    for start in (0, best, 12):
+        for tries in (1, 2, 3, 4):
+            found = walk(problem, LAPLACE, views, Choice(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, tries)
+            moved = round(math.log(found.shift / 0.1, STEP)) + 6 - start
+            assert found.error == pytest.approx(errors[start + moved], rel=1e-9)
+            # A try may be lost on the wrong side, and only one; the start is a try.
+            least = 0 if start == best else max(0, min(abs(best - start), tries - 2))
+            assert least <= abs(moved) <= min(abs(best - start), tries - 1)
+            assert moved * (best - start) >= 0
+
+
+@pytest.mark.parametrize("tries", [1, 2, 4])
+@pytest.mark.parametrize("several", [True, False])
+def test_walks_factor_no_more_than_they_may(tries: int, several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor, tried = Gram.factor, []
+
+    def counted(self: Gram, shift: Tensor) -> None:
+        tried.append(shift)
+        factor(self, shift)
+
+    monkeypatch.setattr(Gram, "factor", counted)
+    problem = Problem(*rows_of(30))
+    views = seen_by_three(problem) if several else all_rows(problem)
+    for start in (1e-5, 0.3, 1e4):
+        tried.clear()
+        walk(problem, LAPLACE, views, Choice(BANDWIDTH, start), STEP, tries)
+        assert len(tried) <= tries * len(views)
+        torch.testing.assert_close(tried[0], start / problem.weights)
+
+
+def test_a_start_that_is_told_keeps_no_error_of_its_own() -> None:
+    """What few rows said of it is not what all rows say."""
+    problem = Problem(*rows_of(30))
+    start = Choice(BANDWIDTH, 0.1, -1.0, torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+    found = walk(problem, LAPLACE, all_rows(problem), start, STEP, 1)
+    assert found.error == pytest.approx(naive_error(LAPLACE, problem, all_rows(problem), 0.1)[0], rel=1e-9)
+    assert len(found.residuals) == len(found.judged) == 30
 
 
 def test_scale_of_rows() -> None:
@@ -186,6 +407,12 @@ def as_problem(merged, intercept: bool = True) -> Problem:
     return Problem(x, y, w, folds, intercept=intercept, spread=spread)
 
 
+def left_out(problem: Problem, shift: float) -> Tensor:
+    residuals = by_cholesky(LAPLACE, problem, all_rows(problem), shift).residuals
+    assert residuals is not None
+    return residuals
+
+
 @pytest.mark.parametrize("intercept", [True, False])
 def test_merged_rows_have_the_same_minimiser(intercept: bool) -> None:
     x, y, w = repeated()
@@ -194,15 +421,15 @@ def test_merged_rows_have_the_same_minimiser(intercept: bool) -> None:
     problem = as_problem(merged, intercept)
     there = torch.from_numpy(np.random.default_rng(9).normal(size=(7, 3)))
     assert problem.total == pytest.approx(w.sum(), rel=1e-14)
-    alone = naive_fit(LAPLACE, problem.x, problem.targets, problem.weights, 0.3, intercept, there)
-    whole = naive_fit(LAPLACE, *map(torch.from_numpy, (x, y, w)), 0.3, intercept, there)
+    alone = naive_fit(LAPLACE, problem.x, problem.targets, problem.weights, 0.3, intercept, there, BANDWIDTH)
+    whole = naive_fit(LAPLACE, *map(torch.from_numpy, (x, y, w)), 0.3, intercept, there, BANDWIDTH)
     torch.testing.assert_close(alone, whole, rtol=1e-8, atol=1e-8)
 
 
 def test_error_of_merged_rows_is_that_of_the_rows_one_by_one() -> None:
     x, y, w = repeated()
     problem = as_problem(merge_rows(x, y, w))
-    residuals = by_cholesky(LAPLACE, problem, 0.3)
+    residuals = left_out(problem, 0.3)
     predicted = problem.targets - residuals
     place = {tuple(row): i for i, row in enumerate(problem.x.tolist())}
     one_by_one = sum(
@@ -224,10 +451,10 @@ def test_equal_rows_of_one_fold_merge_and_those_of_two_stay_apart() -> None:
     for fold in range(4):
         out = folds == fold
         train = (torch.from_numpy(a[~out]) for a in (x, y, w))
-        predicted = naive_fit(LAPLACE, *train, shift, True, torch.from_numpy(x[out]))
+        predicted = naive_fit(LAPLACE, *train, shift, True, torch.from_numpy(x[out]), BANDWIDTH)
         total += float((torch.from_numpy(w[out]) * (torch.from_numpy(y[out]) - predicted).square().sum(1)).sum())
     problem = as_problem(merged)
-    assert problem.error(by_cholesky(LAPLACE, problem, shift)) == pytest.approx(total / w.sum(), rel=1e-8)
+    assert problem.error(left_out(problem, shift)) == pytest.approx(total / w.sum(), rel=1e-8)
 
 
 def test_without_equal_rows_merging_is_an_order() -> None:

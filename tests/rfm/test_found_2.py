@@ -1,0 +1,66 @@
+"""Faults found in how iterates are judged: each test says what a user would have met."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import rfm_oracles as oracles
+import torch
+from sklearn.exceptions import ConvergenceWarning
+
+from featlearn.errors import InputError
+from featlearn.rfm import RFMRegressor, judging
+from featlearn.rfm.fitting import Settings
+from featlearn.rfm.gram import SingularKernelError
+from featlearn.rfm.kernels import make_kernel
+from featlearn.rfm.machine import learn
+from featlearn.rfm.problem import Problem
+
+
+def problem_of(n: int, **options) -> Problem:
+    x = oracles.numbers(n, 3, seed=0)
+    return Problem(x, x[:, :1] * x[:, 1:2], torch.ones(n, dtype=torch.float64), **options)
+
+
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`history_.loc[best_iteration_]` was a KeyError; a failure at the first iteration left no history at all."""
+    fit, fits = judging.fit_rows, []
+
+    def failing(*arguments, **options):
+        fits.append(arguments)
+        if len(fits) == 5 * iteration + 2:  # the second of five folds
+            raise SingularKernelError("the kernel matrix is not positive definite")
+        return fit(*arguments, **options)
+
+    settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
+    whole = learn(problem_of(40), settings).history
+    assert whole[1].error < whole[0].error  # or the failing iterate would not be the best
+    monkeypatch.setattr(judging, "fit_rows", failing)
+    with pytest.warns(ConvergenceWarning):
+        found = learn(problem_of(40), settings)
+    assert found.history
+    assert [line.error for line in found.history] == [line.error for line in whole[: len(found.history)]]
+    assert found.best < len(found.history)
+    assert found.error == found.history[found.best].error
+
+
+def test_a_window_without_a_row_that_judges_is_said() -> None:
+    """Of 5,000 rows every fifth judges: a window of three may have none. It was an IndexError."""
+    source = np.random.default_rng(0)
+    rows = source.normal(size=(5000, 3))
+    try:
+        machine = RFMRegressor(n_iter=4, patience=None, subset=3, centers=20).fit(rows, rows[:, 0] * rows[:, 1])
+    except InputError:
+        return
+    assert np.isfinite(machine.history_.error).all()
+
+
+def test_a_tiny_fold_does_not_judge_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folds of a user may differ in size: so many judge that they hold enough rows, whatever their number."""
+    monkeypatch.setattr(judging, "_ENOUGH", 20)
+    folds = torch.tensor([0] + [1] * 30 + [2] * 30)
+    settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=1)
+    found = learn(problem_of(61, folds=folds), settings)
+    assert found.unseen is not None
+    assert len(found.unseen.residuals) >= 20
