@@ -30,6 +30,7 @@ def main() -> None:
         "--most-rows", type=int, default=3000, help="training rows of a fold; larger sets are left out"
     )
     options.add_argument("--every", type=int, default=1, help="take every n-th set by size (3 and 3000 rows: 33 sets)")
+    options.add_argument("--first", type=int, default=0, help="place of the first of them")
     given = options.parse_args()
     torch.set_num_threads(1)
     done = {}
@@ -38,7 +39,7 @@ def main() -> None:
             done = {row["name"]: float(row["mean"]) for row in csv.DictReader(stored)}
     tables = [table for table in uci_tables(folder=given.data) if len(table.folds[0][0]) <= given.most_rows]
     tables.sort(key=lambda table: (len(table.folds[0][0]), table.name))
-    tables = tables[:: given.every]
+    tables = tables[given.first :: given.every]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("a", newline="", encoding="utf-8") as stored:
         writer = csv.writer(stored)

@@ -13,6 +13,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
@@ -66,6 +67,17 @@ def test_what_says_nothing_does_not_choose_the_iterate(change: str) -> None:
     for rows, targets, there in tables():
         first, second = RFMRegressor().fit(rows, targets), RFMRegressor().fit(changed(rows), targets)
         assert np.abs(second.predict(changed(there)) - first.predict(there)).max() < 1e-6
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_a_constant_column_has_no_part_in_the_trace(diagonal: bool) -> None:
+    rows, targets, there = tables()[0]
+    given = RFMRegressor(bandwidth=3.0, ridge=1e-3, n_iter=2, diagonal=diagonal)
+    changed = CHANGES["a constant column"]
+    predicted = clone(given).fit(rows, targets).predict(there)
+    machine = given.fit(changed(rows), targets)
+    assert np.abs(machine.predict(changed(there)) - predicted).max() < 1e-9
+    assert machine.feature_importances_[-1] == 0
 
 
 @pytest.mark.parametrize("factor", [1 / 80, 1000.0])
@@ -329,4 +341,4 @@ def test_warnings_point_to_the_users_line() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
-        assert [Path(warning.filename).name for warning in caught] == ["test_found.py"]
+        assert [Path(warning.filename).name for warning in caught] == ["test_regressions.py"]

@@ -55,10 +55,12 @@ class Fit:
     condition: float
 
 
-def first_metric(x: Tensor, diagonal: bool) -> Tensor:
-    """M = I, or its diagonal."""
-    d = x.shape[1]
-    return x.new_ones(d) if diagonal else torch.eye(d, dtype=x.dtype, device=x.device)
+def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Tensor:
+    """M = I, or its diagonal; a column that is constant says nothing to a radial kernel, and has no part in it."""
+    told = (x.amax(0) > x.amin(0)).to(x.dtype)
+    if not kernel.radial or not told.any():
+        told = torch.ones_like(told)
+    return told if diagonal else torch.diag(told)
 
 
 def fit_rows(
@@ -114,8 +116,8 @@ def updated(
     trace = float(new.sum() if new.ndim == 1 else new.trace())
     if not 0 < trace < math.inf:
         return None
-    if settings.rescale == "trace":
-        new = new * (len(new) / trace)
+    if settings.rescale == "trace":  # that of I
+        new = new * (float(metric.sum() if metric.ndim == 1 else metric.trace()) / trace)
     elif settings.rescale == "max":
         new = new / new.max()
     return (metric + new) / 2 if blend else new

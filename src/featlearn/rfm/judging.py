@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -54,8 +52,8 @@ class Judge:
         if settings.judge and settings.update != "none" and problem.held_out is None:
             own = torch.arange(n, device=problem.x.device) % min(FOLDS, n)  # rows have no order
             self._folds = own if problem.folds is None else problem.folds
-            count = int(self._folds.max()) + 1
-            self._metrics = [metric] * min(count, max(1, math.ceil(count * _ENOUGH / n)))
+            rows = torch.bincount(self._folds).cumsum(0)
+            self._metrics = [metric] * min(len(rows), int((rows < _ENOUGH).sum()) + 1)
 
     def choose(self, part: Problem, rows: Tensor | None, metric: Tensor) -> Choice:
         """Bandwidth and ridge of an iteration, judged.
@@ -67,6 +65,8 @@ class Judge:
         """
         settings = self._settings
         views = self._views(part, rows, metric)
+        if part.held_out is None and not any(bool(view.rows.any()) for view in views):
+            raise InputError(f"none of the {len(part)} rows of a subset can be judged: take a larger subset, or None")
         shift = None if settings.ridge is None else settings.ridge * part.total
         small = len(part) <= TUNING_ROWS
         if settings.bandwidth is not None and shift is not None and not (settings.judge and small):

@@ -117,7 +117,7 @@ def learn(
     takes ten times as much, 5,000 rows three times. Memory: one n x n matrix, for some hundred rows a few.
     """
     x = problem.x
-    metric = first_metric(x, settings.diagonal)
+    metric = first_metric(x, settings.kernel, settings.diagonal)
     judge = Judge(problem, settings, metric)
     history: list[Iteration] = []
     best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
@@ -141,17 +141,17 @@ def learn(
             late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
             new = None if last or late else updated(part, settings, metric, fit, slopes, blend)
             del slopes  # and its n x n matrix, before the next one is made
-            if new is not None:
-                judge.learn(part, rows, choice, blend)
         except SingularKernelError:
             if best is None:
                 raise
-            warnings.warn(
-                f"iteration {iteration} failed (the kernel matrix is singular): the best one before is kept",
-                ConvergenceWarning,
-                stacklevel=2,
-            )
+            _warn_singular(iteration)
             break
+        try:
+            if new is not None:
+                judge.learn(part, rows, choice, blend)
+        except SingularKernelError:  # of a fold: nobody could judge the next iteration
+            _warn_singular(iteration + 1)
+            new = None
         line = Iteration(
             iteration, choice.error, choice.shift / part.total, choice.bandwidth, _rank(metric), fit.condition,
             len(part), time.perf_counter() - began,
@@ -188,7 +188,7 @@ def learn(
 def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit]]:
     """M and the fit of each iteration, one after the other; bandwidth and ridge must be given, and nobody judges."""
     assert settings.bandwidth is not None and settings.ridge is not None
-    metric = first_metric(problem.x, settings.diagonal)
+    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     for _ in range(settings.n_iter + 1):
         shift = settings.ridge * problem.total
         fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
@@ -224,6 +224,14 @@ def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fi
     targets = problem.targets - problem.mean
     solved = solve_nystrom(settings.kernel, u, targets, problem.weights, u[chosen], start.bandwidth, ridge)
     return replace(start, alpha=solved.coefficients, condition=math.nan), problem.x[chosen]
+
+
+def _warn_singular(iteration: int) -> None:
+    warnings.warn(
+        f"iteration {iteration} failed (the kernel matrix is singular): the best one before is kept",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
 
 
 def _unseen(part: Problem, choice: Choice) -> Unseen | None:
