@@ -20,6 +20,7 @@ from sklearn.model_selection import PredefinedSplit
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, fitting, judging, selection
 from featlearn.rfm.gram import Gram
+from featlearn.rfm.problem import some_rows
 
 source = np.random.default_rng(0)
 X = source.normal(size=(80, 4))
@@ -342,3 +343,16 @@ def test_warnings_point_to_the_users_line() -> None:
             warnings.simplefilter("always")
             call()
         assert [Path(warning.filename).name for warning in caught] == ["test_regressions.py"]
+
+
+def test_a_share_held_out_depends_on_no_order_and_parts_no_equal_rows() -> None:
+    random = np.random.default_rng(0)
+    rows = np.repeat(random.normal(size=(30, 3)), 3, axis=0)
+    order = random.permutation(90)
+    for seed in (None, 4):
+        found = some_rows(rows, 0.2, None if seed is None else np.random.RandomState(seed))
+        again = some_rows(rows[order], 0.2, None if seed is None else np.random.RandomState(seed))
+        assert found.sum() == 18
+        assert (found[order] == again).all()
+        assert (found.reshape(30, 3).sum(1) % 3 == 0).all()
+    assert (found != some_rows(rows, 0.2, None)).any()

@@ -34,7 +34,7 @@ from featlearn.rfm.arguments import (
 from featlearn.rfm.fitting import Fit
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.machine import Iteration, Machine, learn
-from featlearn.rfm.problem import HeldOut, Problem, merge_rows
+from featlearn.rfm.problem import HeldOut, Problem, merge_rows, some_rows
 from featlearn.rfm.saving import load_machine, save_machine
 from featlearn.rfm.updates import root_of, transform
 
@@ -165,11 +165,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         if isinstance(validation, float):
             if not 0.0 < validation < 1.0:
                 raise InputError(f"validation as a share must be between 0 and 1, got {validation!r}")
-            count = round(validation * len(X))
-            if not 1 <= count <= len(X) - 2:
+            rng = None if self.random_state is None else check_random_state(self.random_state)
+            kept = ~some_rows(X, validation, rng)
+            if kept.all() or kept.sum() < 2:
                 raise InputError(f"validation={validation} of {len(X)} rows leaves none to judge or too few to fit")
-            rng = check_random_state(0 if self.random_state is None else self.random_state)
-            kept[rng.permutation(len(X))[:count]] = False
             return self._as_held(X[~kept], targets[~kept], weights[~kept]), kept
         if isinstance(validation, tuple) and len(validation) == 2:
             X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)

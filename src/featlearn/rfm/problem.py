@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["HeldOut", "Merged", "Problem", "distinct_rows", "merge_rows"]
+__all__ = ["HeldOut", "Merged", "Problem", "distinct_rows", "merge_rows", "some_rows"]
 
 Array = NDArray[np.float64]
 
@@ -147,6 +147,23 @@ def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (rows[order[1:]] != rows[order[:-1]]).any(axis=1)
     return order, np.cumsum(new) - 1
+
+
+def some_rows(rows: Array, share: float, rng: np.random.RandomState | None) -> NDArray[np.bool_]:
+    """A share of the rows, ``(n,)`` of booleans, equal ones together; their order in the table does not matter.
+
+    Args:
+        rows: ``(n, d)``.
+        share: Between 0 and 1.
+        rng: Which ones; None takes the first in the order of `distinct_rows`.
+    """
+    order, groups = distinct_rows(rows)
+    sizes = np.bincount(groups)
+    shuffled = np.arange(len(sizes)) if rng is None else rng.permutation(len(sizes))
+    taken = shuffled[: np.searchsorted(np.cumsum(sizes[shuffled]), share * len(rows), side="right")]
+    found = np.zeros(len(rows), dtype=bool)
+    found[order[np.isin(groups, taken)]] = True
+    return found
 
 
 @dataclass(frozen=True, eq=False)
