@@ -189,11 +189,11 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit
     """M and the fit of each iteration, one after the other; bandwidth and ridge must be given, and nobody judges."""
     assert settings.bandwidth is not None and settings.ridge is not None
     metric = first_metric(problem.x, settings.kernel, settings.diagonal)
-    for _ in range(settings.n_iter + 1):
+    for iteration in range(settings.n_iter + 1):
         shift = settings.ridge * problem.total
         fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
         yield metric, fit
-        new = updated(problem, settings, metric, fit, slopes)
+        new = None if iteration == settings.n_iter else updated(problem, settings, metric, fit, slopes)
         del slopes
         if new is None:
             return
