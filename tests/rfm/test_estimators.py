@@ -178,7 +178,7 @@ def test_a_weight_is_a_repetition_and_zero_is_absence(settings: dict) -> None:
 def test_repetitions_may_have_different_targets() -> None:
     """Two targets at one row: their mean is learnt, their distance counts in the error."""
     doubled = np.concatenate([X, X])
-    machine = RFMRegressor(n_iter=1, ridge=1e-3, bandwidth=2.0, average=False)  # an average counts errors in per cent
+    machine = RFMRegressor(n_iter=1, ridge=1e-3, bandwidth=2.0)
     apart = clone(machine).fit(doubled, np.concatenate([Y - 1, Y + 1]))
     together = clone(machine).fit(doubled, np.concatenate([Y, Y]))
     assert apart.predict(Z) == pytest.approx(together.predict(Z), abs=1e-9)
@@ -240,7 +240,7 @@ def test_clones_searches_and_copies() -> None:
 
 
 def test_learnt_attributes() -> None:
-    machine = RFMRegressor(n_iter=3, average=False).fit(X, Y)
+    machine = RFMRegressor(n_iter=3).fit(X, Y)
     history = machine.history_
     assert list(history.index) == list(range(machine.n_iter_))
     assert history.loc[machine.best_iteration_, "error"] == machine.validation_error_ == history["error"].min()
@@ -614,7 +614,7 @@ def test_ways_of_validation(validation, subset) -> None:
 
 
 def test_held_out_rows_are_not_in_the_fit() -> None:
-    machine = RFMRegressor(n_iter=1, ridge=1e-3, bandwidth=2.0, validation=(Z, Z[:, 0]), average=False).fit(X, Y)
+    machine = RFMRegressor(n_iter=1, ridge=1e-3, bandwidth=2.0, validation=(Z, Z[:, 0])).fit(X, Y)
     best = machine.best_iteration_
     plain = RFMRegressor(n_iter=best, ridge=1e-3, bandwidth=2.0, validation=None).fit(X, Y)
     assert machine.predict(Z) == pytest.approx(plain.predict(Z), abs=1e-9)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featlearn.rfm import judging
 from featlearn.rfm import machine as machine_module
-from featlearn.rfm.fitting import Settings, fit_rows, predict_rows
+from featlearn.rfm.fitting import Settings, predict_rows
 from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.machine import Iteration, Machine, iterates, learn
@@ -806,33 +806,3 @@ def test_of_a_radial_kernel_m_rests_at_the_size_of_fact_and_not_at_fact() -> Non
     metric, fact = at_rest("gaussian", [[1.0, 0.5, 0.0]], diagonal=True)
     assert float(fact.diagonal().min()) < -0.1
     assert_near(fact.abs(), metric, 1e-8)
-
-
-# -- averages ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_average_is_over_iterates_and_folds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """M is ``sum_t w_t mean_c M_tc`` with ``w_t ~ exp(-20 (e_t / e_least - 1))``, c over the machine and its folds."""
-    seen: list[list[Tensor]] = []
-
-    class Watched(judging.Judge):
-        def mean_metric(self, metric: Tensor) -> Tensor:
-            seen.append([metric, *self._metrics])
-            return super().mean_metric(metric)
-
-    monkeypatch.setattr(machine_module, "Judge", Watched)
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
-    y = (x[:, :1] * x[:, 1:2]) + 0.3 * torch.randn(40, 1, generator=generator, dtype=torch.float64)
-    problem = Problem(x, y, torch.ones(40, dtype=torch.float64))
-    told = Settings(make_kernel("laplace"), bandwidth=2.0, ridge=1e-3, n_iter=3, patience=None, average=True)
-    found = learn(problem, told)
-    errors = torch.tensor([line.error for line in found.history], dtype=torch.float64)
-    shares = torch.softmax(-20.0 * errors / errors.min(), dim=0)
-    expected = sum(share * torch.stack(of_iterate).mean(0) for share, of_iterate in zip(shares, seen, strict=True))
-    assert len(seen) == 4
-    assert len(seen[0]) == 6
-    assert torch.allclose(found.metric, expected, rtol=1e-12, atol=1e-14)
-    fit, _ = fit_rows(problem, told.kernel, expected, 2.0, 1e-3 * 40)
-    assert torch.allclose(found.fit.alpha, fit.alpha, rtol=1e-9)
-    assert not torch.allclose(found.metric, learn(problem, replace(told, average=False)).metric, rtol=1e-3)

@@ -57,7 +57,6 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
         centers=_integer("centers", p["centers"], 1),
         center_sampling=p["center_sampling"],
         seed=seed,
-        average=bool(p["average"]),
     )
 
 

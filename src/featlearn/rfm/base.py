@@ -66,7 +66,6 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         center_sampling: str = "uniform",
         validation: Any = "loo",
         patience: int | None = 2,
-        average: bool = True,
         fit_intercept: bool = True,
         dtype: Any = "float64",
         device: Any = None,
@@ -91,7 +90,6 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.center_sampling = center_sampling
         self.validation = validation
         self.patience = patience
-        self.average = average
         self.fit_intercept = fit_intercept
         self.dtype = dtype
         self.device = device

@@ -57,8 +57,6 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
             errors of leaving folds out); a share of the rows to hold out, which come back for the last solve;
             ``(X_val, y_val)``; or None: nothing is judged, the last iterate is kept.
         patience: Iterations without a better error before the machine stops; None never stops.
-        average: Whether M is the average of the iterates, with weights that fall with their errors, and of the M of
-            the folds that judge them, rather than that of the best iterate alone. Without judges it is the last M.
         fit_intercept: Whether the mean target is taken off first, and added again.
         dtype: "float64", or "float32": twice as fast, half the memory, and ridges from about 1e-6 on.
         device: Of the computations; None is a GPU if there is one.
@@ -70,7 +68,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         feature_matrix_: M, ``(d, d)``; `feature_frame` has it with names.
         feature_importances_: Its diagonal, as shares of the trace.
         history_: A frame with a row an iteration: error, ridge, bandwidth, effective rank of M, ...
-        best_iteration_: The iterate with the least error.
+        best_iteration_: The iterate that was kept: the one with the least error.
         ridge_: lambda of the last solve.
         bandwidth_: L of the last solve.
         validation_error_: Mean squared error on rows left out, of the iterate that was kept; NaN where nothing judges.
@@ -171,7 +169,6 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         center_sampling: See there.
         validation: See there; errors are squared distances from the class's corner.
         patience: See there.
-        average: See there.
         fit_intercept: See there.
         dtype: See there.
         device: See there.
@@ -220,7 +217,6 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         center_sampling: str = "uniform",
         validation: Any = "loo",
         patience: int | None = 2,
-        average: bool = True,
         fit_intercept: bool = True,
         class_weight: Any = None,
         dtype: Any = "float64",
@@ -232,7 +228,7 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         super().__init__(
             kernel, update=update, power=power, rescale=rescale, bandwidth=bandwidth, exponent=exponent, norm=norm,
             degree=degree, offset=offset, ridge=ridge, n_iter=n_iter, diagonal=diagonal, subset=subset,
-            centers=centers, center_sampling=center_sampling, validation=validation, patience=patience, average=average,
+            centers=centers, center_sampling=center_sampling, validation=validation, patience=patience,
             fit_intercept=fit_intercept, dtype=dtype, device=device, max_memory=max_memory,
             random_state=random_state, verbose=verbose,
         )  # fmt: skip

@@ -35,7 +35,6 @@ class Settings:
     centers: int | None = None
     center_sampling: str = "uniform"
     seed: int = 0
-    average: bool = False
 
 
 @dataclass(frozen=True, eq=False)

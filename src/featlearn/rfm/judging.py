@@ -107,10 +107,6 @@ class Judge:
         seen_by = [(own, folds == fold) for fold, own in enumerate(self._metrics)]
         return [View(transform(part.x, root_of(own)), unseen) for own, unseen in seen_by if unseen.any()]
 
-    def mean_metric(self, metric: Tensor) -> Tensor:
-        """The mean of the machine's M and the folds' own."""
-        return sum(self._metrics, metric) / (1 + len(self._metrics))
-
     def learn(self, part: Problem, rows: Tensor | None, choice: Choice, blend: bool) -> None:
         """Take the folds' own M one iteration on.
 

@@ -18,13 +18,11 @@ from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.judging import Judge
 from featlearn.rfm.nystrom import choose_centers, solve_nystrom
 from featlearn.rfm.problem import Problem
-from featlearn.rfm.selection import Choice, kernel_scale
+from featlearn.rfm.selection import Choice
 from featlearn.rfm.updates import root_of, transform
 from featlearn.spectra import effective_rank
 
 __all__ = ["Iteration", "Machine", "Unseen", "iterates", "learn"]
-
-_SHARPNESS = 20.0
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,7 @@ def learn(
 ) -> Machine:
     """Run the iterations and keep the best one.
 
-    `featlearn.rfm.judging.Judge` says what is best. With ``average``, M is then the average of the iterates' and of the
-    folds' own, iterates with weights that fall with their errors: which iterate is best is known within noise only, and
-    an average rests on no single draw of rows. Iterations stop when its error has not improved for ``patience`` of
+    `featlearn.rfm.judging.Judge` says what is best. Iterations stop when its error has not improved for ``patience`` of
     them, when M vanishes, or when a solve fails after the first.
 
     Args:
@@ -121,7 +117,6 @@ def learn(
     judge = Judge(problem, settings, metric)
     history: list[Iteration] = []
     best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
-    means: list[Tensor] = []
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
@@ -136,8 +131,6 @@ def learn(
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
             if best is None or not settings.judge or choice.error < best[0].error:
                 best = choice, iteration, metric, fit, rows
-            if settings.average:
-                means.append(judge.mean_metric(metric))
             late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
             new = None if last or late else updated(part, settings, metric, fit, slopes, blend)
             del slopes  # and its n x n matrix, before the next one is made
@@ -167,19 +160,11 @@ def learn(
     unseen = _unseen(problem if rows is None else problem.part(rows.to(x.device)), choice)
     full = problem if refit is None else refit
     centers = full.x
-    bandwidth = choice.bandwidth
-    averaged = settings.average and settings.judge and len(history) > 1
-    if averaged:
-        mean = _average(means, [line.error for line in history])
-        if settings.bandwidth is None:  # a multiple of a distance that M sets
-            scales = (kernel_scale(settings.kernel, transform(problem.x, root_of(m))) for m in (mean, metric))
-            bandwidth *= next(scales) / next(scales)
-        metric = mean
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
-        fit, centers = _fit_centers(full, settings, metric, replace(fit, bandwidth=bandwidth, shift=shift))
-    elif averaged or rows is not None or refit is not None:
-        fit, _ = fit_rows(full, settings.kernel, metric, bandwidth, shift)
+        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
+    elif rows is not None or refit is not None:
+        fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
     return Machine(
         metric, centers, fit, full.mean, fit.shift / full.total, number, choice.error, unseen, tuple(history)
     )  # fmt: skip
@@ -198,18 +183,6 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit
         if new is None:
             return
         metric = new
-
-
-def _average(metrics: list[Tensor], errors: list[float]) -> Tensor:
-    """Average of the iterates' M, each with a weight that falls by e for 5% of error more than the least."""
-    least = min(errors)
-    if not least > 0:
-        return metrics[errors.index(least)]
-    weights = [math.exp(-_SHARPNESS * (error / least - 1.0)) for error in errors]
-    total = metrics[0] * (weights[0] / sum(weights))
-    for metric, weight in zip(metrics[1:], weights[1:], strict=False):
-        total = total + metric * (weight / sum(weights))
-    return total
 
 
 def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:
