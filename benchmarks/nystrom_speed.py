@@ -22,7 +22,7 @@ y = np.sin(2 * X[:, 0]) + X[:, 1] * X[:, 2] + 0.3 * rng.standard_normal(n + 2000
 def memory(field):
     return int(re.search(field + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 before = memory("VmRSS")
-machine = RFMRegressor({options}, centers={m})
+machine = RFMRegressor(centers={m}, {options})
 start = time.perf_counter()
 machine.fit(X[:n], y[:n])
 seconds = time.perf_counter() - start
