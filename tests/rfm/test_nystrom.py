@@ -14,10 +14,12 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn import InputError
-from featlearn.rfm import nystrom
+from featlearn.rfm import centers as centers_module
+from featlearn.rfm import kernel_rows, nystrom
+from featlearn.rfm.centers import choose_centers
 from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.nystrom import NystromSolution, choose_centers, solve_nystrom
+from featlearn.rfm.nystrom import NystromSolution, solve_nystrom
 
 LAPLACE = make_kernel("laplace")
 BANDWIDTH = 3.0
@@ -121,13 +123,13 @@ def test_an_output_stops_when_it_has_converged(monkeypatch: pytest.MonkeyPatch) 
     targets = torch.cat([targets, torch.zeros(900, 1, dtype=torch.float64)], 1)
     centers = u[:60]
     widths: list[int] = []
-    whole = nystrom._Rows.normal_product
+    whole = kernel_rows.KernelRows.normal_product
 
     def watched(self: Any, vectors: Tensor, weights: Tensor) -> Tensor:
         widths.append(len(vectors))
         return whole(self, vectors, weights)
 
-    monkeypatch.setattr(nystrom._Rows, "normal_product", watched)
+    monkeypatch.setattr(kernel_rows.KernelRows, "normal_product", watched)
     solution = solve_nystrom(LAPLACE, u, targets, weights, centers, BANDWIDTH, 1e-4)
     assert max(widths) == 2  # targets of zero need no step
     assert len(widths) == solution.iterations
@@ -193,7 +195,8 @@ MEASURE = """
 import torch
 from pathlib import Path
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.nystrom import choose_centers, solve_nystrom
+from featlearn.rfm.centers import choose_centers
+from featlearn.rfm.nystrom import solve_nystrom
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
@@ -244,7 +247,9 @@ def test_leverage_scores_of_a_whole_pilot_are_exact(name: str) -> None:
     inside = oracles.matrix(kernel, u, u, BANDWIDTH)
     penalty = float(weights.sum()) * 1e-3
     hat = inside @ torch.linalg.inv(inside + torch.diag(penalty / weights))
-    found = nystrom._leverage(kernel, u, weights, torch.arange(120), BANDWIDTH, 1e-3, torch.Generator().manual_seed(0))
+    found = centers_module._leverage(
+        kernel, u, weights, torch.arange(120), BANDWIDTH, 1e-3, torch.Generator().manual_seed(0)
+    )
     assert oracles.relative_error(found, hat.diagonal()) < 1e-8
 
 
@@ -293,4 +298,4 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(InputError, match=words):
             choose_centers(LAPLACE, u, weights, *arguments)
     with pytest.raises(SingularKernelError, match="fewer centres"):
-        nystrom._cholesky(torch.diag(torch.tensor([2.0, -1.0], dtype=torch.float64)), 1e-16)
+        kernel_rows.cholesky(torch.diag(torch.tensor([2.0, -1.0], dtype=torch.float64)), 1e-16)

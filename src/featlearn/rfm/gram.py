@@ -48,13 +48,13 @@ class Gram:
     Memory: one n x n matrix and strips of 512 rows.
     """
 
-    def __init__(self, kernel: Kernel, u: Tensor, bandwidth: float, buffer: Tensor | None = None) -> None:
+    def __init__(self, kernel: Kernel, u: Tensor, bandwidth: float) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
         self.jitter = 0.0
         self.condition = math.nan
         n = len(u)
-        self._buffer = u.new_empty(n, n) if buffer is None else buffer[: n * n].view(n, n)
+        self._buffer = u.new_empty(n, n)
         self._factor: Tensor | None = None
         for rows in self._strips():
             # The pairs of one strip with the rows from its first on: the lower triangle would be its mirror.

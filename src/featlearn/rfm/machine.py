@@ -13,10 +13,11 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn.numerics import as_generator
+from featlearn.rfm.centers import choose_centers
 from featlearn.rfm.fitting import Fit, Settings, first_metric, fit_rows, updated
 from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.judging import Judge
-from featlearn.rfm.nystrom import choose_centers, solve_nystrom
+from featlearn.rfm.nystrom import solve_nystrom
 from featlearn.rfm.problem import Problem
 from featlearn.rfm.selection import Choice
 from featlearn.rfm.updates import root_of, transform
@@ -109,8 +110,9 @@ def learn(
         advance: Called with each iteration's line.
         refit: Rows of the last solve, if not the problem's: those held out may come back for it.
 
-    Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.updates`. Judging up to 1,000 rows
-    takes ten times as much, 5,000 rows three times. Memory: one n x n matrix, for some hundred rows a few.
+    Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.updates`. Judging costs as much as
+    40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), as 6 for 5,000 (one M, three
+    ridges). Memory: one n x n matrix; while judging, one for each M that judges: five up to 1,000 rows.
     """
     x = problem.x
     metric = first_metric(x, settings.kernel, settings.diagonal)

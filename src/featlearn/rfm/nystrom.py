@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +19,12 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.numerics.progress import progress_bar
-from featlearn.numerics.seeds import Seed, as_generator
-from featlearn.rfm.gram import SingularKernelError
+from featlearn.numerics.seeds import as_generator
+from featlearn.rfm.kernel_rows import BLOCK, KernelRows, check_rows, cholesky, over, over_transposed
 from featlearn.rfm.kernels import Kernel, row_blocks
 
-__all__ = ["NystromSolution", "choose_centers", "solve_nystrom"]
+__all__ = ["NystromSolution", "solve_nystrom"]
 
-_BLOCK = 2**18  # entries of a block of the kernel: its products are then taken from the cache
-_PILOT = 512  # rows from which leverage scores are estimated
-_LADDER = 8
 _LEAST_RIDGE = 1e-13  # in units of the kernel: below it is rounding
 _ROUNDING_SHARE = 0.1  # of the penalty, that rounding may reach in the direct form of the preconditioner
 _LEAST_SAMPLE = 4  # rows of the preconditioner's sample for each centre, at least
@@ -54,81 +51,6 @@ class NystromSolution:
     iterations: int
     residual: float
     converged: bool
-
-
-def choose_centers(
-    kernel: Kernel,
-    u: Tensor,
-    weights: Tensor,
-    m: int,
-    bandwidth: float,
-    ridge: float,
-    how: str = "uniform",
-    generator: Seed = None,
-) -> Tensor:
-    r"""Rows to be centres, drawn without replacement.
-
-    "leverage" draws row i with a probability proportional to its ridge leverage score, the weight of row i in its own
-    fitted value, estimated from a uniform sample J of p rows (as in Rudi et al. 2018):
-
-    ``l_i = w_i / (N lambda) [k_ii - k_iJ (K_JJ + lambda D^{-1})^{-1} k_Ji]``, ``D = diag(w_j n / (p N))``, N = sum w.
-
-    Rows in places where few others are have large scores; "uniform" may leave such places without a centre.
-
-    Args:
-        kernel: The kernel.
-        u: Rows transformed by the root of M, ``(n, d)``; centred for a radial kernel.
-        weights: Of the rows, ``(n,)``; a row of weight zero is never a centre.
-        m: How many; if there are no more rows of positive weight, all of them.
-        bandwidth: L.
-        ridge: lambda, above 0 for "leverage".
-        how: "uniform" or "leverage".
-        generator: Generator or seed.
-
-    Returns:
-        Row numbers, ascending.
-
-    Time: "leverage" ``O(n p (d + p))`` with p = 512 at the most. Memory: ``O(n + p^2)`` and a block of the kernel.
-    """
-    _check(u, weights, bandwidth, ridge)
-    if not isinstance(m, int) or isinstance(m, bool) or m < 1:
-        raise InputError(f"m, the number of centres, must be a whole number of at least 1, got {m!r}")
-    if how not in ("uniform", "leverage"):
-        raise InputError(f'how must be "uniform" or "leverage", got {how!r}')
-    random = as_generator(generator, "nystrom centers")
-    rows = weights.nonzero()[:, 0]
-    if m >= len(rows):
-        return rows
-    if how == "uniform":
-        picked = torch.randperm(len(rows), generator=random)[:m]
-    else:
-        scores = _leverage(kernel, u, weights, rows, bandwidth, ridge, random)
-        # A race of exponential clocks: the first m to ring are a sample without replacement, for any n.
-        clocks = torch.empty(len(rows), dtype=torch.float64).exponential_(generator=random)
-        picked = torch.topk(clocks / scores[rows].cpu(), m, largest=False).indices
-    chosen: Tensor = rows[picked.to(rows.device)].sort().values
-    return chosen
-
-
-def _leverage(
-    kernel: Kernel, u: Tensor, weights: Tensor, rows: Tensor, bandwidth: float, ridge: float, random: torch.Generator
-) -> Tensor:
-    """Ridge leverage scores of all rows, estimated from a sample of those given, float64."""
-    if ridge == 0:
-        raise InputError('how="leverage" needs a ridge above 0: without one, every row has the same score')
-    pilot = rows[torch.randperm(len(rows), generator=random)[:_PILOT].to(rows.device)]
-    weights = weights.double()
-    total = weights.sum()
-    within = kernel.matrix(u[pilot].double(), u[pilot].double(), bandwidth)
-    within.diagonal().add_(ridge * total * len(pilot) / (len(rows) * weights[pilot]))
-    factor = _cholesky(within, torch.finfo(u.dtype).eps)
-    scores = torch.empty_like(weights)
-    for block, entries in _Rows(kernel, u, u[pilot], bandwidth, 0).blocks():
-        explained = _over_transposed(entries, factor).square_().sum(1)
-        scores[block] = _diagonal(kernel, u[block].double(), bandwidth).sub_(explained)
-    # What the pilot explains wholly is 0 or less by rounding, and must still be able to ring.
-    scores.clamp_min_(torch.finfo(u.dtype).eps * scores.max())
-    return scores.mul_(weights).div_(total * ridge)
 
 
 def solve_nystrom(
@@ -186,17 +108,17 @@ def solve_nystrom(
     Time: ``O(n m (d + c))`` a step and ``O(m^3 + s m^2)`` before; one or two steps if s is n, else some 10 to 20.
     Memory: ``5 m^2`` numbers in float64, ``K_nC`` if it is kept, and a block of 2^18 entries or 512 rows.
     """
-    _check(u, weights, bandwidth, ridge)
+    check_rows(u, weights, bandwidth, ridge)
     _check_problem(u, targets, centers_u, tolerance, max_iter)
     weights = weights.double()
     total = float(weights.sum())
-    rows = _Rows(kernel, u, centers_u, bandwidth, max_memory)
+    rows = KernelRows(kernel, u, centers_u, bandwidth, max_memory)
     right = rows.moments(targets, weights)
     if not torch.isfinite(right).all():
         raise InputError("the rows or targets have NaN or infinite values, or the kernel overflows: scale the rows")
     basis = kernel.matrix(centers_u.double(), centers_u.double(), bandwidth)
     penalty = total * max(ridge, _LEAST_RIDGE * float(basis.diagonal().mean()))
-    basis = _cholesky(basis, torch.finfo(u.dtype).eps)
+    basis = cholesky(basis, torch.finfo(u.dtype).eps)
     # Rounding of the entries of K_nC^T W K_nC, as it looks in the basis of K_CC, against the penalty.
     rounding = torch.finfo(torch.float64).eps * total * len(basis) / float(basis.diagonal().min()) ** 2
     direct = _ROUNDING_SHARE * penalty > rounding * float(basis.square().sum(1).mean()) ** 2
@@ -205,12 +127,12 @@ def solve_nystrom(
 
     def product(vectors: Tensor) -> Tensor:
         """The matrix of the normal equations in the variables b."""
-        halfway = _over(vectors, sampled)
-        moments = rows.normal_product(_over(halfway, basis), weights)
-        return _over_transposed(_over_transposed(moments, basis).add_(halfway, alpha=penalty), sampled)
+        halfway = over(vectors, sampled)
+        moments = rows.normal_product(over(halfway, basis), weights)
+        return over_transposed(over_transposed(moments, basis).add_(halfway, alpha=penalty), sampled)
 
     with progress_bar(max_iter, "conjugate gradient", progress) as advance:
-        start = _over_transposed(_over_transposed(right, basis), sampled)
+        start = over_transposed(over_transposed(right, basis), sampled)
         found, iterations, residual = _conjugate_gradient(product, start, tolerance, max_iter, advance)
     converged = residual <= tolerance
     if not converged:
@@ -220,56 +142,8 @@ def solve_nystrom(
             ConvergenceWarning,
             stacklevel=2,
         )
-    coefficients = _over(_over(found, sampled), basis).mT.to(u.dtype).contiguous()
+    coefficients = over(over(found, sampled), basis).mT.to(u.dtype).contiguous()
     return NystromSolution(coefficients, iterations, residual, converged)
-
-
-class _Rows:
-    """The kernel of all rows with the centres, ``K_nC``, in blocks of rows; all are kept, or none.
-
-    Vectors are the rows of ``(c, m)`` or ``(c, n)`` matrices: with few of them, products are faster so.
-    """
-
-    def __init__(self, kernel: Kernel, u: Tensor, centers: Tensor, bandwidth: float, max_memory: int) -> None:
-        self.kernel, self.u, self.centers, self.bandwidth = kernel, u, centers, bandwidth
-        m = len(centers)
-        self._slices = row_blocks(len(u), m, _BLOCK)
-        # All or nothing: a kept part of a larger matrix costs more page faults than it saves exponentials.
-        fits = len(u) * m * u.element_size() <= max_memory
-        self._kept = u.new_empty(len(u) if fits else 0, m)
-        self._computed = False
-        step = self._slices[0].stop
-        self._block = u.new_empty(step if len(self._kept) < len(u) else 0, m)
-        self._wide = None if u.dtype == torch.float64 else u.new_empty(step, m, dtype=torch.float64)
-
-    @property
-    def kept_share(self) -> float:
-        """Which part of the rows is kept: 1 or 0."""
-        return len(self._kept) / len(self.u)
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of ``K_nC`` in float64, each with its rows; a block is gone when the next one comes."""
-        for rows in self._slices:
-            kept = rows.stop <= len(self._kept)
-            block = self._kept[rows] if kept else self._block[: rows.stop - rows.start]
-            if not (kept and self._computed):
-                self.kernel.matrix(self.u[rows], self.centers, self.bandwidth, out=block)
-            yield rows, block if self._wide is None else self._wide[: len(block)].copy_(block)
-        self._computed = True
-
-    def moments(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """``Y^T W K_nC``, ``(c, m)``."""
-        total = weights.new_zeros(targets.shape[1], len(self.centers))
-        for rows, block in self.blocks():
-            total.addmm_((targets[rows].double() * weights[rows, None]).mT, block)
-        return total
-
-    def normal_product(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        """``V K_nC^T W K_nC``, ``(c, m)``, in one pass."""
-        total = torch.zeros_like(vectors)
-        for rows, block in self.blocks():
-            total.addmm_((vectors @ block.mT).mul_(weights[rows]), block)
-        return total
 
 
 def _sample_size(n: int, m: int, d: int, c: int, tolerance: float, kept_share: float, direct: bool) -> int:
@@ -291,7 +165,9 @@ def _sample_size(n: int, m: int, d: int, c: int, tolerance: float, kept_share: f
     return best
 
 
-def _sampled_factor(rows: _Rows, weights: Tensor, basis: Tensor, penalty: float, size: int, direct: bool) -> Tensor:
+def _sampled_factor(
+    rows: KernelRows, weights: Tensor, basis: Tensor, penalty: float, size: int, direct: bool
+) -> Tensor:
     """R: the factor of the matrix of the normal equations in the basis of ``K_CC``, from a sample of rows.
 
     Args:
@@ -309,7 +185,7 @@ def _sampled_factor(rows: _Rows, weights: Tensor, basis: Tensor, penalty: float,
         for block, entries in rows.blocks():
             _add_products(matrix, entries * weights[block, None].sqrt())
         matrix = matrix.tril() + matrix.tril(-1).mT
-        matrix = _over_transposed(_over_transposed(matrix, basis).mT.contiguous(), basis)
+        matrix = over_transposed(over_transposed(matrix, basis).mT.contiguous(), basis)
     else:
         if size == n:
             sample, shares = torch.arange(n, device=weights.device), weights
@@ -320,11 +196,11 @@ def _sampled_factor(rows: _Rows, weights: Tensor, basis: Tensor, penalty: float,
             sample = torch.searchsorted(weights.cumsum(0), draws, right=True).clamp_max_(n - 1)
             shares = (total / size).expand(size)
             matrix = (basis.mT @ basis).mul_(total / n)  # the rows of the centres, K_CC L^{-T} = L
-        for part in row_blocks(size, len(basis), max(_BLOCK, 512 * len(basis))):
+        for part in row_blocks(size, len(basis), max(BLOCK, 512 * len(basis))):
             entries = rows.kernel.matrix(rows.u[sample[part]], rows.centers, rows.bandwidth).double()
-            _add_products(matrix, _over_transposed(entries, basis).mul_(shares[part, None].sqrt()))
+            _add_products(matrix, over_transposed(entries, basis).mul_(shares[part, None].sqrt()))
     matrix.diagonal().add_(penalty)
-    return _cholesky(matrix, torch.finfo(matrix.dtype).eps)
+    return cholesky(matrix, torch.finfo(matrix.dtype).eps)
 
 
 def _add_products(matrix: Tensor, block: Tensor) -> None:
@@ -336,41 +212,6 @@ def _add_products(matrix: Tensor, block: Tensor) -> None:
     columns = block.contiguous().numpy().T
     summed = blas.dsyrk(1.0, columns, beta=1.0, c=matrix.numpy().T, lower=0, overwrite_c=1)
     assert np.shares_memory(summed, matrix.numpy()), "the sum went into a copy"
-
-
-def _over(vectors: Tensor, factor: Tensor) -> Tensor:
-    """``V L^{-1}``."""
-    result: Tensor = torch.linalg.solve_triangular(factor, vectors, upper=False, left=False)
-    return result
-
-
-def _over_transposed(vectors: Tensor, factor: Tensor) -> Tensor:
-    """``V L^{-T}``."""
-    result: Tensor = torch.linalg.solve_triangular(factor.mT, vectors, upper=True, left=False)
-    return result
-
-
-def _cholesky(matrix: Tensor, eps: float) -> Tensor:
-    """Lower Cholesky factor of a float64 matrix, which is changed, with as little jitter as it takes.
-
-    Args:
-        matrix: Symmetric, positive semi-definite up to rounding.
-        eps: Relative precision of its entries. Jitter starts from it, not from zero: without any, a factor that just
-            succeeds is as inaccurate.
-    """
-    diagonal = matrix.diagonal().clone()
-    jitter = eps * float(diagonal.mean()) * math.sqrt(len(diagonal))
-    factor: Tensor
-    for _ in range(_LADDER):
-        matrix.diagonal().copy_(diagonal + jitter)
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if not failed and math.isfinite(jitter):
-            return factor
-        jitter *= 10.0
-    raise SingularKernelError(
-        f"the kernel of the centres is not positive definite even with {jitter / 10.0:.1e} on its diagonal: "
-        "take fewer centres, or rows in float64"
-    )
 
 
 def _conjugate_gradient(
@@ -403,24 +244,6 @@ def _conjugate_gradient(
         advance()
     relative = torch.where(start > 0, squares / start, 0.0)
     return solution, step, math.sqrt(float(relative.max()))
-
-
-def _diagonal(kernel: Kernel, u: Tensor, bandwidth: float) -> Tensor:
-    """The kernel of each row with itself."""
-    return kernel.values_(torch.zeros_like(u[:, 0]) if kernel.radial else u.square().sum(1), bandwidth)
-
-
-def _check(u: Tensor, weights: Tensor, bandwidth: float, ridge: float) -> None:
-    if u.ndim != 2 or u.dtype not in (torch.float32, torch.float64) or not len(u):
-        raise InputError(f"u must be rows in float32 or float64, got shape {tuple(u.shape)} in {u.dtype}")
-    if weights.shape != u.shape[:1]:
-        raise InputError(f"weights must be of shape ({len(u)},), one for each row, got {tuple(weights.shape)}")
-    if not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
-        raise InputError("weights must be finite and not negative, and one of them above 0")
-    if not 0 < bandwidth < math.inf:
-        raise InputError(f"bandwidth must be above 0, got {bandwidth!r}")
-    if not 0 <= ridge < math.inf:
-        raise InputError(f"ridge must be 0 or more, got {ridge!r}")
 
 
 def _check_problem(u: Tensor, targets: Tensor, centers_u: Tensor, tolerance: float, max_iter: int) -> None:
