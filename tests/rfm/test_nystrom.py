@@ -139,7 +139,7 @@ def test_an_output_stops_when_it_has_converged(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_kept_and_recomputed_blocks_agree(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nystrom, "_BLOCK", 60 * 100)
+    monkeypatch.setattr(kernel_rows, "BLOCK", 60 * 100)
     with_sample(monkeypatch, 4)
     u, targets, weights = (part.to(dtype) for part in problem(1050))
     found = [
