@@ -3,7 +3,7 @@
 Every message says what went wrong, what was expected, what was given, and how to mend it.
 """
 
-__all__ = ["FeatlearnError", "InputError", "UnsupportedModelError"]
+__all__ = ["FeatlearnError", "InputError", "RunStoreError", "UnsupportedModelError"]
 
 
 class FeatlearnError(Exception):
@@ -16,3 +16,7 @@ class InputError(FeatlearnError, ValueError):
 
 class UnsupportedModelError(FeatlearnError, RuntimeError):
     """The model does something under which the asked quantity cannot be measured correctly."""
+
+
+class RunStoreError(FeatlearnError, RuntimeError):
+    """A run on disk cannot be read or written: it is damaged, locked, or there is no room for it."""

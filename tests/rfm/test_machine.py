@@ -645,22 +645,22 @@ WINDOWS = [[(20 * i + k) % 50 for k in range(20)] for i in range(6)]
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
-    """Each M is learnt on the next window, from the third on it is averaged; the last solve sees all rows."""
+    """Each M is learnt on the next window, from the third on it is averaged; the last M and solve see all rows."""
     problem, there = problem_of(50), problem_of(9, seed=1).x
     settings = replace(FIXED, update=update, ridge=1e-2, n_iter=5, subset=20, judge=False, diagonal=diagonal)
     found = learn(problem, settings)
     metric = EYE
-    for i, window in enumerate(WINDOWS[:5]):
+    for i, window in enumerate([*WINDOWS[:4], list(range(50))]):
         part = problem.part(torch.tensor(window))
         naive = Naive(part, settings, metric)
         naive.solve(3.0, 1e-2 * part.total)
-        naive.update(blend=i >= 2)
+        naive.update(blend=2 <= i < 4)
         metric = naive.metric
     naive = Naive(problem, settings, metric)
     naive.solve(3.0, 1e-2 * problem.total)
     assert_near(oracles.as_matrix(found.metric), metric)
     assert_near(predictions(found, settings.kernel, there), naive.predict(there))
-    assert [line.rows for line in found.history] == [20] * 5 + [50]
+    assert [line.rows for line in found.history] == [20] * 4 + [50] * 2
     assert [line.ridge for line in found.history] == pytest.approx([1e-2] * 6, rel=1e-14)
     assert len(found.centers) == 50
 
@@ -681,12 +681,21 @@ def test_errors_on_subsets(
     wanted = NaiveJudge(problem, settings).errors(found.history, WINDOWS)
     assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-7)
     assert [line.rows for line in found.history] == [20] * 6
-    # The last solve sees all rows, with the penalty that was chosen, or with the ridge that was given.
+    # The update to the best M and its solve see all rows, with the penalties that were chosen, or the ridge given.
+    assert found.best > 0
+    metric = EYE
+    shift = math.nan
+    for i, line in enumerate(found.history[: found.best + 1]):
+        rows = problem.part(torch.tensor(WINDOWS[i]))
+        shift = float(line.ridge * rows.total) if chosen else 1e-2 * problem.total
+        last = i >= found.best - 1
+        naive = Naive(problem if last else rows, settings, metric)
+        naive.solve(line.bandwidth, shift if last else line.ridge * rows.total)
+        if i < found.best:
+            naive.update(blend=i >= 2 and not last)
+            metric = naive.metric
     best = found.history[found.best]
-    window = problem.weights[WINDOWS[found.best]].sum()
-    shift = float(best.ridge * window) if chosen else 1e-2 * problem.total
-    naive = Naive(problem, settings, found.metric)
-    naive.solve(best.bandwidth, shift)
+    assert_near(found.metric, metric)
     assert_near(found.fit.alpha, naive.alpha)
     assert found.ridge == pytest.approx(shift / problem.total, rel=1e-12)
     assert found.error == best.error
@@ -737,7 +746,13 @@ def test_centres_carry_the_last_solve(sampling: str, judge: bool) -> None:
     settings = replace(FIXED, ridge=1e-2, n_iter=2, centers=25, center_sampling=sampling, subset=30, judge=judge)
     found = learn(problem, settings)
     assert [line.rows for line in found.history] == [30] * 3
-    assert torch.equal(found.metric, learn(problem, replace(settings, centers=None)).metric)
+    metric = EYE  # of windows alone: nothing here is as large as all rows
+    for i in range(found.best):
+        naive = Naive(problem.part((torch.arange(30) + 30 * i) % 60), settings, metric)
+        naive.solve(3.0, 1e-2 * naive.problem.total)
+        naive.update()
+        metric = naive.metric
+    assert_near(found.metric, metric)
     places = [problem.x.tolist().index(row) for row in found.centers.tolist()]
     assert len(set(places)) == 25
     root = oracles.power(found.metric, 0.5)

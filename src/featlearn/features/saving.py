@@ -25,6 +25,7 @@ from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.outputs import Outputs
 from featlearn.features.report import Report
 from featlearn.layers import ParameterCoverage
+from featlearn.numerics.files import settle
 
 __all__ = ["SCHEMA_VERSION", "load_report", "save_report"]
 
@@ -71,10 +72,10 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
     unfinished = folder / f".saving-{mark}"
     unfinished.mkdir()
     safetensors.torch.save_file(tensors, str(unfinished / tensor_file))
-    _settle(unfinished / tensor_file, folder / tensor_file)
+    settle(unfinished / tensor_file, folder / tensor_file)
     text = json.dumps(described, indent=1, allow_nan=False)
     (unfinished / "report.json").write_text(text, encoding="utf-8")
-    _settle(unfinished / "report.json", folder / "report.json")
+    settle(unfinished / "report.json", folder / "report.json")
     for old in folder.glob(f"matrices-{_ANY}.safetensors"):
         if old.name != tensor_file:
             old.unlink(missing_ok=True)
@@ -127,13 +128,6 @@ def _read(described: dict[str, Any], folder: Path) -> Report:
         for row in described["coverage"]
     ]
     return Report(features, rows, samples=described["samples"], outputs=Outputs(**described["outputs"]))
-
-
-def _settle(temporary: Path, final: Path) -> None:
-    """Move a finished file to its name, on disk before it is seen."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(final)
 
 
 def _plain(value: Any) -> Any:

@@ -118,12 +118,14 @@ def learn(
     metric = first_metric(x, settings.kernel, settings.diagonal)
     judge = Judge(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
+    best: _Iterate | None = None
+    before: _Iterate | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
-        # What nobody judges can be solved on all rows at once.
-        window = settings.subset if settings.judge or not last or settings.centers is not None else None
+        # What nobody judges can see all rows where it counts, in the last update and the last solve.
+        late = not settings.judge and (last or iteration == settings.n_iter - 1) and settings.centers is None
+        window = None if late else settings.subset
         rows = _window(len(problem), window, iteration)
         part = problem if rows is None else problem.part(rows.to(x.device))
         # M of one window rests on few rows; once it has taken shape, windows are averaged.
@@ -131,10 +133,11 @@ def learn(
         try:
             choice = judge.choose(part, rows, metric)
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
-            if best is None or not settings.judge or choice.error < best[0].error:
-                best = choice, iteration, metric, fit, rows
-            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
-            new = None if last or late else updated(part, settings, metric, fit, slopes, blend)
+            now = _Iterate(iteration, metric, fit, choice, rows, before)
+            if best is None or not settings.judge or choice.error < best.choice.error:
+                best = now
+            tired = settings.judge and settings.patience is not None and iteration - best.number >= settings.patience
+            new = None if last or tired else updated(part, settings, metric, fit, slopes, blend)
             del slopes  # and its n x n matrix, before the next one is made
         except SingularKernelError:
             if best is None:
@@ -156,19 +159,18 @@ def learn(
             advance(line)
         if new is None:
             break
+        before = now if now.before is None else replace(now, before=None)  # a chain would keep every fit alive
         metric = new
     assert best is not None
-    choice, number, metric, fit, rows = best
-    unseen = _unseen(problem if rows is None else problem.part(rows.to(x.device)), choice)
+    unseen = _unseen(problem if best.rows is None else problem.part(best.rows.to(x.device)), best.choice)
     full = problem if refit is None else refit
-    centers = full.x
-    shift = choice.shift if settings.ridge is None else settings.ridge * full.total
+    metric, fit, centers = best.metric, best.fit, full.x
     if settings.centers is not None:
-        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
-    elif rows is not None or refit is not None:
-        fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
+        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=_shift(full, settings, fit)))
+    elif best.rows is not None or refit is not None:
+        metric, fit = _on_all_rows(full, settings, best)
     return Machine(
-        metric, centers, fit, full.mean, fit.shift / full.total, number, choice.error, unseen, tuple(history)
+        metric, centers, fit, full.mean, fit.shift / full.total, best.number, best.choice.error, unseen, tuple(history)
     )  # fmt: skip
 
 
@@ -185,6 +187,39 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit
         if new is None:
             return
         metric = new
+
+
+@dataclass(frozen=True, eq=False)
+class _Iterate:
+    number: int
+    metric: Tensor
+    fit: Fit
+    choice: Choice
+    rows: Tensor | None
+    before: _Iterate | None
+
+
+def _shift(problem: Problem, settings: Settings, fit: Fit) -> float:
+    return fit.shift if settings.ridge is None else settings.ridge * problem.total
+
+
+def _on_all_rows(problem: Problem, settings: Settings, best: _Iterate) -> tuple[Tensor, Fit]:
+    """The update that led to the best iterate, and its solve, made again with all rows.
+
+    An M of few rows is not only noisy, it is less sure of its directions: averages over windows do not mend that.
+    """
+    metric, before = best.metric, best.before
+    if best.rows is not None and before is not None:
+        shift = _shift(problem, settings, before.fit)
+        try:
+            fit, slopes = fit_rows(problem, settings.kernel, before.metric, before.fit.bandwidth, shift)
+            new = updated(problem, settings, before.metric, fit, slopes)
+            metric = metric if new is None else new
+        except SingularKernelError:
+            pass  # the window's M stands
+    shift = _shift(problem, settings, best.fit)
+    fit, _ = fit_rows(problem, settings.kernel, metric, best.fit.bandwidth, shift)
+    return metric, fit
 
 
 def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from featlearn.errors import InputError
+from featlearn.numerics.files import whole_file
 
 __all__ = ["SCHEMA_VERSION", "load_machine", "save_machine"]
 
@@ -33,14 +33,8 @@ def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], de
         raise InputError(f"a machine is saved as a file, and {str(path)!r} is a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     header = {"featlearn": json.dumps({"schema_version": SCHEMA_VERSION, **described})}
-    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
-    try:
+    with whole_file(target) as draft:
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, header)
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(draft, target)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

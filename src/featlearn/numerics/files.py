@@ -1,0 +1,56 @@
+"""Files that are whole or not there, whenever the process ends."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["remove_drafts", "settle", "whole_file"]
+
+_ANY = "[0-9a-f]" * 12
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A draft beside the file, to be written in the block; it takes the file's name when the block ends well.
+
+    A process killed at any instant leaves the old file or the new one. What it may leave besides is a draft, which
+    `remove_drafts` finds.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "note.txt"
+        >>> with whole_file(target) as draft:
+        ...     _ = draft.write_text("all of it")
+        >>> target.read_text()
+        'all of it'
+    """
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        yield draft
+        settle(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def settle(draft: Path, final: Path) -> None:
+    """Give a finished file its name, once it is on the disk."""
+    with draft.open("rb") as written:
+        os.fsync(written.fileno())
+    draft.replace(final)
+    with suppress(OSError):  # some file systems have no handle for a folder
+        folder = os.open(final.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed processes have left of `whole_file`; nobody may be writing in the folder."""
+    for draft in folder.glob(f".*.{_ANY}"):
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Optimizers that set the speed of layers."""

@@ -1,0 +1,1 @@
+"""Runs on disk: numbers in SQLite, matrices and checkpoints in safetensors."""
