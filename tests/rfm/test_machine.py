@@ -74,7 +74,7 @@ class Naive:
         outputs = self.predict(points).unbind(1)
         return torch.stack([torch.autograd.grad(f.sum(), points, retain_graph=True)[0] for f in outputs], dim=1)
 
-    def update(self, blend: bool = False) -> None:
+    def update(self) -> None:
         if self.settings.update == "nfa":
             gradients, w = self._gradients(), self.problem.weights
             agop = torch.einsum("n,ncd,nce->de", w, gradients, gradients) / w.sum()
@@ -87,7 +87,13 @@ class Naive:
         if not new.trace() > 0:
             return
         unit = {"trace": new.trace() / len(new), "max": new.max(), None: 1.0}[self.settings.rescale]
-        self.metric = (self.metric + new / unit) / 2 if blend else new / unit
+        self.metric = new / unit
+
+
+def windows_of(size: int, n: int, iterations: int) -> list[list[list[int]]]:
+    """Two an iteration, one after the other on a circle of rows."""
+    circle = [[(size * start + k) % n for k in range(size)] for start in range(2 * iterations)]
+    return [circle[2 * i : 2 * i + 2] for i in range(iterations)]
 
 
 def predictions(machine: Machine, kernel: Kernel, z: Tensor) -> Tensor:
@@ -191,22 +197,24 @@ class NaiveJudge:
         squares = sum(float(self.problem.weights[row] * missed.square().sum()) for row, missed in residuals.items())
         return squares / sum(float(self.problem.weights[row]) for row in residuals)
 
-    def learn(self, rows: list[int], bandwidth: float, shift: float, blend: bool = False) -> None:
+    def learn(self, windows: list[list[int]], bandwidth: float, ridge: float) -> None:
         for fold, metric in enumerate(self.metrics):
-            others = torch.tensor([row for row in rows if self.folds[row] != fold])
-            naive = Naive(self.problem.part(others), self.settings, metric)
-            naive.solve(bandwidth, shift)
-            naive.update(blend)
-            self.metrics[fold] = naive.metric
+            learnt = []
+            for rows in windows:
+                others = torch.tensor([row for row in rows if self.folds[row] != fold])
+                naive = Naive(self.problem.part(others), self.settings, metric)
+                naive.solve(bandwidth, ridge * float(self.problem.weights[rows].sum()))
+                naive.update()
+                learnt.append(naive.metric)
+            self.metrics[fold] = sum(learnt) / len(learnt)
 
-    def errors(self, lines: tuple[Iteration, ...], windows: list[list[int]] | None = None) -> list[float]:
+    def errors(self, lines: tuple[Iteration, ...], windows: list[list[list[int]]] | None = None) -> list[float]:
         """Of all iterations, with the bandwidths and ridges that a history tells."""
         found = []
         for i, line in enumerate(lines):
-            rows = list(range(len(self.problem))) if windows is None else windows[i]
-            shift = line.ridge * float(self.problem.weights[rows].sum())
-            found.append(self.error(rows, line.bandwidth, shift))
-            self.learn(rows, line.bandwidth, shift, blend=windows is not None and i >= 2)
+            seen = [list(range(len(self.problem)))] if windows is None else windows[i]
+            found.append(self.error(seen[0], line.bandwidth, line.ridge * float(self.problem.weights[seen[0]].sum())))
+            self.learn(seen, line.bandwidth, line.ridge)
         return found
 
 
@@ -340,7 +348,7 @@ def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | Non
         bandwidth, shift = best_of_grid(judge, rows, median_distance(problem.x, naive.metric))
         assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
         assert line.ridge * 19 == pytest.approx(shift, rel=1e-8)
-        judge.learn(rows, bandwidth, shift)
+        judge.learn([rows], bandwidth, shift / float(problem.weights[rows].sum()))
         naive.solve(bandwidth, shift)
         naive.update()
     assert len({(line.bandwidth, line.ridge) for line in found.history}) == 3
@@ -364,7 +372,7 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
             assert any(line.bandwidth == pytest.approx(bandwidth, rel=1e-8) for bandwidth, _ in candidates)
         errors = [judge.error(list(range(19)), *place) for place in candidates]
         assert line.error == pytest.approx(min(errors), rel=1e-8)
-        judge.learn(list(range(19)), line.bandwidth, line.ridge * problem.total)
+        judge.learn([list(range(19))], line.bandwidth, line.ridge)
     assert found.best == 1  # or its metric is not that of the second line
 
 
@@ -569,12 +577,12 @@ def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.M
         monkeypatch.setattr(judging, "TUNING_ROWS", 10)
     elif case == "windows":
         settings = replace(settings, subset=23, ridge=1e-2)
-        windows = [[(23 * i + k) % 40 for k in range(23)] for i in range(4)]
+        windows = windows_of(23, 40, 4)
     found = learn(problem, settings)
     best = found.history[found.best]
     judge = NaiveJudge(problem, settings, count)
     judge.errors(found.history[: found.best], windows)
-    rows = list(range(40)) if windows is None else windows[found.best]
+    rows = list(range(40)) if windows is None else windows[found.best][0]
     residuals = judge.residuals(rows, 3.0, best.ridge * float(problem.weights[rows].sum()))
     judged = [row for row in rows if row in residuals]
     unseen = found.unseen
@@ -627,40 +635,42 @@ def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: py
         moves.append(place - 3)
         assert line.ridge * 34 == pytest.approx(shifts[place], rel=1e-8)
         assert line.error == pytest.approx(errors[place], rel=1e-8)
-        judge.learn(rows, bandwidth, shifts[place])
+        judge.learn([rows], bandwidth, shifts[place] / float(problem.weights[rows].sum()))
         naive.solve(bandwidth, shifts[place])
         naive.update()
     assert any(moves)  # or nothing walks
 
 
+WINDOWS = windows_of(20, 50, 6)
+
+
 def test_windows_go_round_in_a_circle() -> None:
-    windows = [machine_module._window(10, 4, i) for i in range(4)]
-    assert [w.tolist() for w in windows] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5]]
-    assert machine_module._window(10, 10, 1) is machine_module._window(10, None, 1) is None
-
-
-WINDOWS = [[(20 * i + k) % 50 for k in range(20)] for i in range(6)]
+    windows = [[rows.tolist() for rows in machine_module._windows(10, 4, i)] for i in range(2)]
+    assert windows == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 0, 1], [2, 3, 4, 5]]]
+    assert machine_module._windows(10, 10, 1) == machine_module._windows(10, None, 1) == [None]
 
 
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
-    """Each M is learnt on the next window, from the third on it is averaged; the last M and solve see all rows."""
+    """Each M is the mean of what the next two windows have learnt; the last solve sees all rows."""
     problem, there = problem_of(50), problem_of(9, seed=1).x
     settings = replace(FIXED, update=update, ridge=1e-2, n_iter=5, subset=20, judge=False, diagonal=diagonal)
     found = learn(problem, settings)
     metric = EYE
-    for i, window in enumerate([*WINDOWS[:4], list(range(50))]):
-        part = problem.part(torch.tensor(window))
-        naive = Naive(part, settings, metric)
-        naive.solve(3.0, 1e-2 * part.total)
-        naive.update(blend=2 <= i < 4)
-        metric = naive.metric
+    for both in WINDOWS[:5]:
+        learnt = []
+        for window in both:
+            naive = Naive(problem.part(torch.tensor(window)), settings, metric)
+            naive.solve(3.0, 1e-2 * naive.problem.total)
+            naive.update()
+            learnt.append(naive.metric)
+        metric = sum(learnt) / 2
     naive = Naive(problem, settings, metric)
     naive.solve(3.0, 1e-2 * problem.total)
     assert_near(oracles.as_matrix(found.metric), metric)
     assert_near(predictions(found, settings.kernel, there), naive.predict(there))
-    assert [line.rows for line in found.history] == [20] * 4 + [50] * 2
+    assert [line.rows for line in found.history] == [20] * 5 + [50]
     assert [line.ridge for line in found.history] == pytest.approx([1e-2] * 6, rel=1e-14)
     assert len(found.centers) == 50
 
@@ -681,21 +691,12 @@ def test_errors_on_subsets(
     wanted = NaiveJudge(problem, settings).errors(found.history, WINDOWS)
     assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-7)
     assert [line.rows for line in found.history] == [20] * 6
-    # The update to the best M and its solve see all rows, with the penalties that were chosen, or the ridge given.
-    assert found.best > 0
-    metric = EYE
-    shift = math.nan
-    for i, line in enumerate(found.history[: found.best + 1]):
-        rows = problem.part(torch.tensor(WINDOWS[i]))
-        shift = float(line.ridge * rows.total) if chosen else 1e-2 * problem.total
-        last = i >= found.best - 1
-        naive = Naive(problem if last else rows, settings, metric)
-        naive.solve(line.bandwidth, shift if last else line.ridge * rows.total)
-        if i < found.best:
-            naive.update(blend=i >= 2 and not last)
-            metric = naive.metric
+    # The last solve sees all rows, with the penalty that was chosen, or with the ridge that was given.
     best = found.history[found.best]
-    assert_near(found.metric, metric)
+    window = problem.weights[WINDOWS[found.best][0]].sum()
+    shift = float(best.ridge * window) if chosen else 1e-2 * problem.total
+    naive = Naive(problem, settings, found.metric)
+    naive.solve(best.bandwidth, shift)
     assert_near(found.fit.alpha, naive.alpha)
     assert found.ridge == pytest.approx(shift / problem.total, rel=1e-12)
     assert found.error == best.error
@@ -703,8 +704,8 @@ def test_errors_on_subsets(
 
 def test_windows_in_which_a_fold_is_missing() -> None:
     """At the end of the circle: 13 rows have folds 0 1 2 3 4 0 1 2 3 4 0 1 2, and then again 0."""
-    problem, windows = problem_of(13), [[(5 * i + k) % 13 for k in range(5)] for i in range(4)]
-    assert {row % 5 for row in windows[2]} == {0, 1, 2}
+    problem, windows = problem_of(13), windows_of(5, 13, 4)
+    assert {row % 5 for row in windows[1][0]} == {0, 1, 2}
     settings = replace(FIXED, ridge=1e-1, subset=5, n_iter=3)
     found = learn(problem, settings)
     wanted = NaiveJudge(problem, settings).errors(found.history, windows)
@@ -746,13 +747,7 @@ def test_centres_carry_the_last_solve(sampling: str, judge: bool) -> None:
     settings = replace(FIXED, ridge=1e-2, n_iter=2, centers=25, center_sampling=sampling, subset=30, judge=judge)
     found = learn(problem, settings)
     assert [line.rows for line in found.history] == [30] * 3
-    metric = EYE  # of windows alone: nothing here is as large as all rows
-    for i in range(found.best):
-        naive = Naive(problem.part((torch.arange(30) + 30 * i) % 60), settings, metric)
-        naive.solve(3.0, 1e-2 * naive.problem.total)
-        naive.update()
-        metric = naive.metric
-    assert_near(found.metric, metric)
+    assert torch.equal(found.metric, learn(problem, replace(settings, centers=None)).metric)
     places = [problem.x.tolist().index(row) for row in found.centers.tolist()]
     assert len(set(places)) == 25
     root = oracles.power(found.metric, 0.5)

@@ -48,8 +48,8 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         ridge: lambda of ``K + n lambda I``, or "loo": chosen anew in each iteration.
         n_iter: Updates of M at the most.
         diagonal: Whether M is diagonal: one weight a feature, no directions.
-        subset: Distinct rows that an iteration sees; each sees others in turn, later M are averages over windows, and
-            the last solve sees all. "auto" is 5,000, None all.
+        subset: Distinct rows of a window, for larger tables: an iteration learns M as the mean of two windows, the
+            next one of the next two, and the last solve sees all rows. "auto" is 5,000, None all at once.
         centers: Nystrom centres of the last solve, for tables too large for an n x n matrix: memory grows like
             ``centers^2``, time like n.
         center_sampling: "uniform", or "leverage": rows that others do not stand for are likelier.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.problem import Problem
 from featlearn.rfm.updates import agop, fact, next_metric, root_of, transform
 
-__all__ = ["Fit", "Settings", "first_metric", "fit_rows", "predict_rows", "updated"]
+__all__ = ["Fit", "Settings", "averaged", "first_metric", "fit_rows", "predict_rows", "rescaled", "updated"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,6 @@ def updated(
     metric: Tensor,
     fit: Fit,
     make_slopes: Callable[[], Tensor],
-    blend: bool = False,
 ) -> Tensor | None:
     """The next M; None where there is none: a constant function has no features.
 
@@ -100,7 +99,6 @@ def updated(
         metric: M of the fit.
         fit: The fit.
         make_slopes: As `fit_rows` gave it.
-        blend: Whether to average the next M with this one.
     """
     root = root_of(metric)
     u = transform(problem.x, root)
@@ -112,11 +110,29 @@ def updated(
         lambda: agop(settings.kernel, slopes, u, root, fit.alpha, problem.weights),
         lambda: fact(settings.kernel, slopes, problem.x, u, root, fit.alpha),
     )
-    trace = float(new.sum() if new.ndim == 1 else new.trace())
-    if not 0 < trace < math.inf:
+    if not 0 < _trace(new) < math.inf:
         return None
-    if settings.rescale == "trace":  # that of I
-        new = new * (float(metric.sum() if metric.ndim == 1 else metric.trace()) / trace)
-    elif settings.rescale == "max":
-        new = new / new.max()
-    return (metric + new) / 2 if blend else new
+    return rescaled(new, settings, metric)
+
+
+def rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
+    """The next M, scaled as the settings want it; its trace is that of the one before, which is that of I."""
+    if settings.rescale == "trace":
+        return new * (_trace(metric) / _trace(new))
+    return new / new.max() if settings.rescale == "max" else new
+
+
+def averaged(metrics: Sequence[Tensor | None], settings: Settings, metric: Tensor) -> Tensor | None:
+    """The mean of what several windows of rows have learnt; None if none of them has learnt anything.
+
+    Each window's M is noisy, and an iteration multiplies: a direction that one M misses is hard to find again. The
+    mean of two windows of half the rows is as good as the M of all rows, at a quarter of its cost.
+    """
+    learnt = [new for new in metrics if new is not None]
+    if not learnt:
+        return None
+    return learnt[0] if len(learnt) == 1 else rescaled(torch.stack(learnt).mean(0), settings, metric)
+
+
+def _trace(metric: Tensor) -> float:
+    return float(metric.sum() if metric.ndim == 1 else metric.trace())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.rfm.fitting import Settings, fit_rows, updated
+from featlearn.rfm.fitting import Settings, averaged, fit_rows, updated
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.problem import Problem
 from featlearn.rfm.selection import Choice, View, kernel_scale, tune, walk
@@ -107,24 +109,30 @@ class Judge:
         seen_by = [(own, folds == fold) for fold, own in enumerate(self._metrics)]
         return [View(transform(part.x, root_of(own)), unseen) for own, unseen in seen_by if unseen.any()]
 
-    def learn(self, part: Problem, rows: Tensor | None, choice: Choice, blend: bool) -> None:
+    def learn(self, windows: Sequence[tuple[Problem, Tensor | None]], choice: Choice) -> None:
         """Take the folds' own M one iteration on.
 
         Args:
-            part: The rows of this iteration.
-            rows: Which of the problem's they are; None is all.
+            windows: The rows of this iteration, the judged ones first, and which of the problem's they are (None is
+                all).
             choice: Bandwidth and ridge of this iteration.
-            blend: Whether the next M is averaged with this one.
 
-        Time: for each fold ``n^3 / 6`` and a feature matrix.
+        Time: for each fold and window ``n^3 / 6`` and a feature matrix.
         """
+        judged = windows[0][0]
         for fold, metric in enumerate(self._metrics):
-            inside = part.part((self._folds_of(rows) != fold).nonzero().squeeze(1))
-            if not len(inside):
-                raise InputError(f"the {len(part)} rows of a subset are all of one fold: take a larger subset, or None")
-            fit, slopes = fit_rows(inside, self._settings.kernel, metric, choice.bandwidth, choice.shift)
-            new = updated(inside, self._settings, metric, fit, slopes, blend)
-            del slopes  # and its matrix, before the next one is made
+            learnt = []
+            for part, rows in windows:
+                inside = part.part((self._folds_of(rows) != fold).nonzero().squeeze(1))
+                if not len(inside):
+                    raise InputError(
+                        f"the {len(part)} rows of a subset are all of one fold: take a larger subset, or None"
+                    )
+                shift = choice.shift / judged.total * part.total
+                fit, slopes = fit_rows(inside, self._settings.kernel, metric, choice.bandwidth, shift)
+                learnt.append(updated(inside, self._settings, metric, fit, slopes))
+                del slopes  # and its matrix, before the next one is made
+            new = averaged(learnt, self._settings, metric)
             self._metrics[fold] = metric if new is None else new
         self._fresh = False
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featlearn.numerics import as_generator
 from featlearn.rfm.centers import choose_centers
-from featlearn.rfm.fitting import Fit, Settings, first_metric, fit_rows, updated
+from featlearn.rfm.fitting import Fit, Settings, averaged, first_metric, fit_rows, updated
 from featlearn.rfm.gram import SingularKernelError
 from featlearn.rfm.judging import Judge
 from featlearn.rfm.nystrom import solve_nystrom
@@ -24,6 +24,9 @@ from featlearn.rfm.updates import root_of, transform
 from featlearn.spectra import effective_rank
 
 __all__ = ["Iteration", "Machine", "Unseen", "iterates", "learn"]
+
+WINDOWS = 2
+"""Windows of rows that an iteration averages M over, if it does not see all rows at once."""
 
 
 @dataclass(frozen=True)
@@ -118,27 +121,27 @@ def learn(
     metric = first_metric(x, settings.kernel, settings.diagonal)
     judge = Judge(problem, settings, metric)
     history: list[Iteration] = []
-    best: _Iterate | None = None
-    before: _Iterate | None = None
+    best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
-        # What nobody judges can see all rows where it counts, in the last update and the last solve.
-        late = not settings.judge and (last or iteration == settings.n_iter - 1) and settings.centers is None
-        window = None if late else settings.subset
-        rows = _window(len(problem), window, iteration)
-        part = problem if rows is None else problem.part(rows.to(x.device))
-        # M of one window rests on few rows; once it has taken shape, windows are averaged.
-        blend = rows is not None and iteration >= 2
+        # What nobody judges can be solved on all rows at once.
+        window = settings.subset if settings.judge or not last or settings.centers is not None else None
+        windows = _windows(len(problem), window, iteration)
+        rows = windows[0]  # the first is judged
+        parts = [problem if chosen is None else problem.part(chosen.to(x.device)) for chosen in windows]
+        part = parts[0]
         try:
             choice = judge.choose(part, rows, metric)
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
-            now = _Iterate(iteration, metric, fit, choice, rows, before)
-            if best is None or not settings.judge or choice.error < best.choice.error:
-                best = now
-            tired = settings.judge and settings.patience is not None and iteration - best.number >= settings.patience
-            new = None if last or tired else updated(part, settings, metric, fit, slopes, blend)
+            if best is None or not settings.judge or choice.error < best[0].error:
+                best = choice, iteration, metric, fit, rows
+            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
+            new = None if last or late else updated(part, settings, metric, fit, slopes)
             del slopes  # and its n x n matrix, before the next one is made
+            if new is not None:
+                others = [_learnt(other, settings, metric, choice, part) for other in parts[1:]]
+                new = averaged([new, *others], settings, metric)
         except SingularKernelError:
             if best is None:
                 raise
@@ -146,7 +149,7 @@ def learn(
             break
         try:
             if new is not None:
-                judge.learn(part, rows, choice, blend)
+                judge.learn(list(zip(parts, windows, strict=True)), choice)
         except SingularKernelError:  # of a fold: nobody could judge the next iteration
             _warn_singular(iteration + 1)
             new = None
@@ -159,18 +162,19 @@ def learn(
             advance(line)
         if new is None:
             break
-        before = now if now.before is None else replace(now, before=None)  # a chain would keep every fit alive
         metric = new
     assert best is not None
-    unseen = _unseen(problem if best.rows is None else problem.part(best.rows.to(x.device)), best.choice)
+    choice, number, metric, fit, rows = best
+    unseen = _unseen(problem if rows is None else problem.part(rows.to(x.device)), choice)
     full = problem if refit is None else refit
-    metric, fit, centers = best.metric, best.fit, full.x
+    centers = full.x
+    shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
-        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=_shift(full, settings, fit)))
-    elif best.rows is not None or refit is not None:
-        metric, fit = _on_all_rows(full, settings, best)
+        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
+    elif rows is not None or refit is not None:
+        fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
     return Machine(
-        metric, centers, fit, full.mean, fit.shift / full.total, best.number, best.choice.error, unseen, tuple(history)
+        metric, centers, fit, full.mean, fit.shift / full.total, number, choice.error, unseen, tuple(history)
     )  # fmt: skip
 
 
@@ -187,39 +191,6 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit
         if new is None:
             return
         metric = new
-
-
-@dataclass(frozen=True, eq=False)
-class _Iterate:
-    number: int
-    metric: Tensor
-    fit: Fit
-    choice: Choice
-    rows: Tensor | None
-    before: _Iterate | None
-
-
-def _shift(problem: Problem, settings: Settings, fit: Fit) -> float:
-    return fit.shift if settings.ridge is None else settings.ridge * problem.total
-
-
-def _on_all_rows(problem: Problem, settings: Settings, best: _Iterate) -> tuple[Tensor, Fit]:
-    """The update that led to the best iterate, and its solve, made again with all rows.
-
-    An M of few rows is not only noisy, it is less sure of its directions: averages over windows do not mend that.
-    """
-    metric, before = best.metric, best.before
-    if best.rows is not None and before is not None:
-        shift = _shift(problem, settings, before.fit)
-        try:
-            fit, slopes = fit_rows(problem, settings.kernel, before.metric, before.fit.bandwidth, shift)
-            new = updated(problem, settings, before.metric, fit, slopes)
-            metric = metric if new is None else new
-        except SingularKernelError:
-            pass  # the window's M stands
-    shift = _shift(problem, settings, best.fit)
-    fit, _ = fit_rows(problem, settings.kernel, metric, best.fit.bandwidth, shift)
-    return metric, fit
 
 
 def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:
@@ -258,8 +229,15 @@ def _rank(metric: Tensor) -> float:
     return effective_rank(values.clamp_min(0))
 
 
-def _window(n: int, subset: int | None, iteration: int) -> Tensor | None:
-    """Rows that an iteration sees, None for all: windows of a circle, so that few iterations see most rows."""
+def _learnt(part: Problem, settings: Settings, metric: Tensor, choice: Choice, judged: Problem) -> Tensor | None:
+    """What another window than the judged one says of the next M, with the same bandwidth and ridge."""
+    shift = choice.shift / judged.total * part.total
+    fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, shift)
+    return updated(part, settings, metric, fit, slopes)
+
+
+def _windows(n: int, subset: int | None, iteration: int) -> list[Tensor | None]:
+    """Rows that an iteration sees, None for all: windows of a circle, so that few iterations see all rows."""
     if subset is None or subset >= n:
-        return None
-    return (torch.arange(subset) + iteration * subset) % n
+        return [None]
+    return [(torch.arange(subset) + (WINDOWS * iteration + k) * subset) % n for k in range(WINDOWS)]
