@@ -181,7 +181,8 @@ class Run(RunRecord):
             raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}")
         for name, matrix in matrices.items():
             if not isinstance(matrix, Tensor):
-                raise InputError(f"the matrix {as_text(name, 'name')!r} must be a tensor, got {type(matrix).__name__}")
+                raise InputError(f"the matrix {name!r} must be a tensor, got {type(matrix).__name__}")
+            as_text(name, "the name of a matrix")
         self._database.require_writing()
         save_step(self.path / "matrices", at, matrices)
 
