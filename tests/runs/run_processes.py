@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import resource
@@ -93,6 +94,15 @@ def hold_lock(pipe: Connection, database: Path) -> None:
     connection.execute("ROLLBACK")
     connection.close()
     pipe.send("free")
+
+
+def hold_a_moment(pipe: Connection, lock: Path, seconds: float) -> None:
+    """What a reader does for an instant, drawn out."""
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        pipe.send("held")
+        time.sleep(seconds)
+        pipe.send("soon free")
 
 
 def fork_a_worker(pipe: Connection, folder: Path) -> None:

@@ -110,6 +110,15 @@ def test_other_files_in_the_folders_are_no_steps(tmp_path: Path) -> None:
         assert run.checkpoint_steps() == [1]
 
 
+def test_values_logged_before_a_checkpoint_are_on_the_disk_before_it(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run") as run:
+        run.log(0, {"loss": 1.0})
+        run.save_checkpoint(0, {})
+        (tmp_path / "copy").mkdir()
+        shutil.copy(tmp_path / "run" / "run.db", tmp_path / "copy")  # without the log, which need not be on the disk
+    assert Run.open(tmp_path / "copy").series("loss").to_list() == [1.0]
+
+
 def test_a_refused_state_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
     with Run.create(tmp_path / "run") as run:
         run.save_checkpoint(0, {"a": 1})

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sqlite3
 import subprocess
 import threading
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -186,6 +188,8 @@ def test_a_finished_run_is_one_plain_file(tmp_path: Path) -> None:
         run.log(0, {"loss": 1.0})
         assert (tmp_path / "run" / "run.db-wal").exists()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["run.db", "run.lock"]
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:

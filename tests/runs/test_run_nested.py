@@ -7,7 +7,7 @@ import os
 import random
 import stat
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +222,7 @@ def test_parts_of_one_memory_are_kept_apart(tmp_path: Path) -> None:
         "odd": base[1::2],
         "as_integers": base.view(torch.int32),
         "spread": base[:1].expand(5),
+        "complex": torch.view_as_complex(base.view(6, 2)),
         "conj": torch.view_as_complex(base.view(6, 2)).conj(),
     }
     back = there_and_back(tmp_path, state)
@@ -235,6 +236,22 @@ def test_arrays_made_on_the_way_never_pass_for_each_other(tmp_path: Path) -> Non
     state = [np.full(1000, index) for index in range(50)]
     back = there_and_back(tmp_path, state)
     assert [array[0] for array in back] == list(range(50))
+
+
+class _MadeWhenAsked(Mapping[str, Tensor]):
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.full((100, 2), float(name)).mT
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([str(index) for index in range(50)])
+
+    def __len__(self) -> int:
+        return 50
+
+
+def test_tensors_made_when_asked_for_never_pass_for_each_other(tmp_path: Path) -> None:
+    back = there_and_back(tmp_path, _MadeWhenAsked())
+    assert all((tensor == float(name)).all() for name, tensor in back.items())
 
 
 def test_derived_containers_come_back_plain_and_counters_as_counters(tmp_path: Path) -> None:

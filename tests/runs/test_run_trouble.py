@@ -109,6 +109,19 @@ def test_a_database_that_may_not_grow_keeps_what_it_has(tmp_path: Path) -> None:
     assert len(run.metrics()) == len(values_of(0)) + 5000
 
 
+def test_a_transaction_that_is_interrupted_leaves_nothing_and_lets_the_next_one_through(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with run._database.transaction() as connection:
+            connection.execute("INSERT INTO metrics VALUES (7, '', 'half', 1.0)")
+            raise KeyboardInterrupt
+
+    with Run.create(tmp_path / "run") as run:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        run.log(0, {"loss": 1.0})
+        assert run.metrics()["name"].to_list() == ["loss"]
+
+
 def test_files_that_may_not_grow_leave_the_earlier_ones(tmp_path: Path) -> None:
     with process(write_small_files_only, tmp_path / "run") as (_, pipe):
         for kind in ("checkpoints", "matrices"):
