@@ -1,1 +1,30 @@
-"""Runs on disk: numbers in SQLite, matrices and checkpoints in safetensors."""
+"""Runs on disk: numbers in SQLite, matrices and checkpoints in safetensors.
+
+`list`, `open`, `compare`, `export` and `remove` are meant to be called through the module: ``runs.open("first")``.
+"""
+
+from featlearn.runs.handing_on import export, remove
+from featlearn.runs.listing import compare, compare_configs, list_runs, open_run
+from featlearn.runs.nested import load_nested, save_nested
+from featlearn.runs.run import Run
+
+list = list_runs
+open = open_run
+
+__all__ = [  # noqa: RUF022  # grouped by use
+    # one run
+    "Run",
+    "open",
+    "open_run",
+    # several
+    "compare",
+    "compare_configs",
+    "list",
+    "list_runs",
+    # give away
+    "export",
+    "remove",
+    # states on disk
+    "load_nested",
+    "save_nested",
+]

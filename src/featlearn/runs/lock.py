@@ -1,0 +1,104 @@
+"""The lock of a run's one writer: the system frees it when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from featlearn.errors import RunStoreError
+from featlearn.runs.trouble import file_trouble
+
+__all__ = ["LOCK_FILE", "WriterLock", "being_written"]
+
+LOCK_FILE = "run.lock"
+
+# A reader that asks whether there is a writer holds the lock for an instant, so that one refusal proves nothing.
+_PATIENCE = 0.5
+_PAUSE = 0.02
+
+
+class WriterLock:
+    """The right to write a run, held until `release` or the end of the process.
+
+    Args:
+        folder: Folder of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK_FILE
+        self._handle: int | None = None
+        end = time.monotonic() + _PATIENCE
+        while self._handle is None:
+            with file_trouble(self.path, "locked"):
+                self._handle = self._attempt()
+            if self._handle is None:
+                if time.monotonic() > end:
+                    raise RunStoreError(f"the run in {str(folder)!r} is being written by {_writer(self.path)}")
+                time.sleep(_PAUSE)
+        _HELD.add(self)
+
+    def _attempt(self) -> int | None:
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A run that was removed meanwhile took the lock's name with it: the lock of a nameless file binds nobody.
+            if os.path.samestat(os.fstat(handle), self.path.stat()):
+                with suppress(OSError):  # on a full disk the lock still holds, it only cannot say whose it is
+                    os.ftruncate(handle, 0)
+                    os.write(handle, str(os.getpid()).encode())
+                return handle
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(handle)
+                raise
+        os.close(handle)
+        return None
+
+    def release(self) -> None:
+        """Let the next writer in."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def being_written(folder: Path) -> bool:
+    """Whether a process that lives has the run open for writing."""
+    try:
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # it cannot be asked, and to call a living run dead would be the worse mistake
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _writer(path: Path) -> str:
+    with suppress(OSError):
+        if (pid := path.read_text().strip()).isdigit():
+            return f"process {pid}"
+    return "another process"
+
+
+_HELD: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for lock in list(_HELD):
+        lock.release()
+
+
+# A lock belongs to the parent and all its forks: a worker that outlives its parent would keep a dead run alive.
+os.register_at_fork(after_in_child=_let_go_in_child)

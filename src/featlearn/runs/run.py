@@ -1,0 +1,257 @@
+"""A run on disk: what a training was told, what it measured, and where it can go on from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from featlearn.errors import InputError, RunStoreError
+from featlearn.runs import tables
+from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
+from featlearn.runs.environment import describe_environment, process_started
+from featlearn.runs.lock import WriterLock
+from featlearn.runs.record import RunRecord
+from featlearn.runs.step_files import remove_older, save_step, tidy
+from featlearn.runs.trouble import file_trouble
+from featlearn.runs.values import as_folder, as_settings, as_step, as_text, as_value
+
+__all__ = ["Run"]
+
+_LOG = logging.getLogger("featlearn")
+
+Value = float | int | bool | str
+
+
+class Run(RunRecord):
+    """A run on disk, made by `Run.create` or `Run.open`.
+
+    What `log` returned from outlives the process, whenever and however it ends. One process writes a run at a time,
+    any number read it meanwhile. Used in a ``with`` block, it ends as finished, or as failed if the block raises.
+
+    Attributes:
+        path: Its folder.
+        name: Its name; that of the folder, unless it was given another.
+        config: Its settings.
+        environment: Versions, platform, command, seed and commit when it was created.
+        started: When it was created.
+
+    Example:
+        >>> import tempfile
+        >>> with Run.create(Path(tempfile.mkdtemp()) / "first", {"lr": 0.1}) as run:
+        ...     run.log(0, {"loss": 0.5})
+        >>> run.status, run.series("loss").to_list()
+        ('finished', [0.5])
+    """
+
+    def __init__(self, path: Path, lock: WriterLock | None = None) -> None:
+        database = Database(path / DATABASE_FILE, write=lock is not None)
+        self._start: int | None = None
+        # Also when the run is forgotten or the program ends.
+        self._end = None if lock is None else weakref.finalize(self, _release, database, lock)
+        try:
+            super().__init__(path, database)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        config: Mapping[str, Any] | None = None,
+        *,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Make a run in a folder that holds none, and open it for writing.
+
+        Args:
+            folder: Its folder, made if need be.
+            config: Its settings: a mapping, nested or not, of what JSON can hold.
+            seed: The seed it runs with, kept with the environment.
+            name: Its name; that of the folder by default.
+        """
+        path = as_folder(folder)
+        if isinstance(seed, bool) or not isinstance(seed, int | None):
+            raise InputError(f"seed must be an integer, got {seed!r}")
+        environment = describe_environment(seed)
+        meta = {
+            "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
+            "config": json.dumps(as_settings(config)),
+            "environment": json.dumps(environment),
+            "started": repr(time.time()),
+            "status": "running",
+            "message": "",
+        }
+        with file_trouble(path):
+            path.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(path)
+        try:
+            if os.path.lexists(path / DATABASE_FILE):
+                raise RunStoreError(
+                    f"{str(path)!r} holds a run already: open it with write=True, or choose another folder"
+                )
+            create_database(path / DATABASE_FILE, meta)
+            return cls._begin(path, lock, environment)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str], *, write: bool = False) -> Self:
+        """Open a run that is there.
+
+        Args:
+            folder: Its folder.
+            write: Write to it: it counts as running again. Only one process at a time may.
+        """
+        path = as_folder(folder)
+        require_run(path)
+        if not write:
+            return cls(path)
+        lock = WriterLock(path)
+        try:
+            return cls._begin(path, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _begin(cls, path: Path, lock: WriterLock, environment: Mapping[str, Any] | None = None) -> Self:
+        run = cls(path, lock)
+        try:
+            tidy(path)
+            now = time.time()
+            here = environment or describe_environment(run.environment.get("seed"))
+            row = (os.getpid(), process_started(), now, now, json.dumps(here))
+            with run._database.transaction() as connection:
+                connection.execute("UPDATE meta SET value = 'running' WHERE key = 'status'")
+                connection.execute("UPDATE meta SET value = '' WHERE key = 'message'")
+                run._start = connection.execute(
+                    "INSERT INTO starts (pid, process_started, began, seen, environment) VALUES (?, ?, ?, ?, ?)", row
+                ).lastrowid
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def log(self, step: int, values: Mapping[str, Value], *, layer: str | None = None) -> None:
+        """Keep values of a step, all or none; when it returns, they outlive the process.
+
+        A value that was logged by the same name for the same step and layer is replaced: a run that is taken up again
+        repeats steps.
+
+        Args:
+            step: An integer of 0 or more.
+            values: Name to number or word; tensors of one element are numbers too.
+            layer: The layer they belong to, if it is not the run itself.
+        """
+        self._write(step, {"" if layer is None else as_text(layer, "layer"): values})
+
+    def log_layers(self, step: int, table: Mapping[str, Mapping[str, Value]]) -> None:
+        """Keep values of several layers, ``{layer: {name: value}}``, all or none."""
+        if not isinstance(table, Mapping):
+            raise InputError(f"the table must map layers to names and values, got {type(table).__name__}")
+        self._write(step, {as_text(layer, "layer"): values for layer, values in table.items()})
+
+    def _write(self, step: int, table: Mapping[str, Mapping[str, Value]]) -> None:
+        at = as_step(step)
+        rows = []
+        for layer, values in table.items():
+            if not isinstance(values, Mapping):
+                raise InputError(f"values must map names to numbers or words, got {type(values).__name__}")
+            rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
+        with self._database.transaction() as connection:
+            tables.write_rows(connection, rows)
+            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
+
+    def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:
+        """Keep the matrices of a step; those kept for it before are replaced."""
+        at = as_step(step)
+        if not isinstance(matrices, Mapping) or not matrices:
+            raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}")
+        for name, matrix in matrices.items():
+            if not isinstance(matrix, Tensor):
+                raise InputError(f"the matrix {name!r} must be a tensor, got {type(matrix).__name__}")
+            as_text(name, "the name of a matrix")
+        self._database.require_writing()
+        save_step(self.path / "matrices", at, matrices)
+
+    def save_checkpoint(self, step: int, state: Mapping[str, Any], *, keep: int = 2) -> None:
+        """Keep a state to go on from.
+
+        Args:
+            step: An integer of 0 or more.
+            state: A nest of mappings, lists and tuples of tensors, arrays and plain values, as `save_nested` takes it.
+            keep: How many checkpoints to keep up to this step; older ones go once this one is in its place.
+        """
+        at = as_step(step)
+        if not isinstance(state, Mapping):
+            raise InputError(f"the state must be a mapping, got {type(state).__name__}")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise InputError(f"keep must be an integer of 1 or more, got {keep!r}")
+        self._database.sync()  # no checkpoint may outlive the values that were logged before it
+        save_step(self.path / "checkpoints", at, state)
+        remove_older(self.path / "checkpoints", at, keep)
+
+    def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Step and state of the newest checkpoint that is whole, or of the one asked for; None if there are none."""
+        found = super().checkpoint(step)
+        if found is not None and self.writes:
+            with self._database.transaction() as connection:
+                connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (found[0], self._start))
+        return found
+
+    def finish(self, status: Literal["finished", "failed"] = "finished", message: str = "") -> None:
+        """End the run and close it for writing.
+
+        Args:
+            status: How it ended.
+            message: Why.
+        """
+        if status not in ("finished", "failed"):
+            raise InputError(f"status must be 'finished' or 'failed', got {status!r}")
+        told = as_text(message, "message", empty=True)
+        with self._database.transaction() as connection:
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'status'", (status,))
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'message'", (told,))
+            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
+        self.close()
+
+    def close(self) -> None:
+        """Close it for writing; a run that was not finished counts as interrupted. It can still be read."""
+        if self._end is not None:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.writes and error is None:
+                self.finish()
+            elif self.writes:
+                told = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
+                self.finish("failed", told)
+        except RunStoreError as trouble:
+            if error is None:
+                raise
+            _LOG.warning("the run could not be marked as failed: %s", trouble)  # the block's own error is to be seen
+        finally:
+            self.close()
+
+
+def _release(database: Database, lock: WriterLock) -> None:
+    database.close()
+    lock.release()
