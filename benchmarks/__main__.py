@@ -10,7 +10,15 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kernel_speed, nystrom_speed, probe_speed, rfm_speed, weights_speed
+from benchmarks import (
+    kernel_speed,
+    monitor_speed,
+    nystrom_speed,
+    optim_speed,
+    probe_speed,
+    rfm_speed,
+    weights_speed,
+)
 from benchmarks.timing import Row
 
 
@@ -29,6 +37,8 @@ def main() -> None:
         weights_speed.weights_rows,
         rfm_speed.rfm_rows,
         nystrom_speed.nystrom_rows,
+        optim_speed.optim_rows,
+        monitor_speed.monitor_rows,
     ):
         with console.status(
             f"{benchmark.__module__.rpartition('.')[2]}: {benchmark.__name__.removesuffix('_rows')} ..."

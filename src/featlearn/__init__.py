@@ -3,8 +3,8 @@
 import logging
 from importlib.metadata import version
 
-from featlearn import spectra
-from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
+from featlearn import runs, spectra
+from featlearn.errors import FeatlearnError, InputError, RunStoreError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
 from featlearn.kernels import (
     AverageKernel,
@@ -28,8 +28,10 @@ from featlearn.numerics import (
     psd_power,
     top_eigenpairs,
 )
+from featlearn.optim import SLO, AdaptiveSLO
 from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
 from featlearn.spectra import weight_spectra
+from featlearn.training import Monitor
 
 __all__ = [  # noqa: RUF022  # grouped by use
     # measure a model
@@ -52,6 +54,11 @@ __all__ = [  # noqa: RUF022  # grouped by use
     # laws, tails and phases of spectra
     "spectra",
     "weight_spectra",
+    # train, and watch features being learnt
+    "AdaptiveSLO",
+    "Monitor",
+    "SLO",
+    "runs",
     # kernel machines that learn features
     "RFMClassifier",
     "RFMRegressor",
@@ -69,6 +76,7 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "FeatlearnError",
     "InputError",
     "NotMeasuredError",
+    "RunStoreError",
     "UnsupportedModelError",
 ]
 

@@ -138,11 +138,26 @@ def test_a_step_may_be_large_or_from_numpy(tmp_path: Path) -> None:
 def test_names_and_layers_are_text(one_run: Run, name: Any) -> None:
     with pytest.raises(InputError, match="name must be"):
         one_run.log(0, {name: 1.0})
-    with pytest.raises(InputError, match="layer must be"):
-        one_run.log_layers(0, {name: {"x": 1.0}})
     if name is not None:
         with pytest.raises(InputError, match="layer must be"):
+            one_run.log_layers(0, {name: {"x": 1.0}})
+        with pytest.raises(InputError, match="layer must be"):
             one_run.log(0, {"x": 1.0}, layer=name)
+
+
+def test_the_run_itself_is_the_layer_none(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run") as run:
+        run.log_layers(3, {None: {"loss": 0.5}, "net.0": {"nfc": 0.25}})
+        assert run.series("loss").to_dict() == {3: 0.5}
+        assert run.series("nfc", "net.0").to_dict() == {3: 0.25}
+
+
+def test_the_run_of_a_folder_is_opened_or_made(tmp_path: Path) -> None:
+    for step in range(2):
+        with Run.at(tmp_path / "run", {"lr": 0.1 + step}) as run:
+            run.log(step, {"x": float(step)})
+            assert run.config == {"lr": 0.1}
+    assert run.series("x").to_dict() == {0: 0.0, 1: 1.0}
 
 
 def test_values_must_be_a_mapping(one_run: Run) -> None:

@@ -1,10 +1,10 @@
 """The hall of the house: only this package calls a model."""
 
-from featlearn.capture.batches import Batch, Forward, batches, few_rows, rows_of, sliceable
+from featlearn.capture.batches import Batch, Forward, as_batch, batches, few_rows, map_tensors, rows_of, sliceable
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import VectorisationError
 from featlearn.capture.models import initial_model
-from featlearn.capture.state import check_training_mode
+from featlearn.capture.state import check_training_mode, preserved_rng
 from featlearn.capture.subject import Subject
 
 __all__ = [
@@ -15,10 +15,13 @@ __all__ = [
     "Subject",
     "Trace",
     "VectorisationError",
+    "as_batch",
     "batches",
     "check_training_mode",
     "few_rows",
     "initial_model",
+    "map_tensors",
+    "preserved_rng",
     "rows_of",
     "sliceable",
 ]

@@ -22,6 +22,8 @@ from featlearn.lab.experiments import (
     wine_features,
 )
 from featlearn.plots import save_figure
+from featlearn.runs import Run, remove
+from featlearn.training import evolution
 
 __all__ = ["app"]
 
@@ -51,7 +53,11 @@ def demo(
     """Train two small networks, probe one and look at the spectrum of the other; fit a feature machine to a table."""
     began = time.perf_counter()
     try:
-        result = chain_alignment(seed=seed, progress=True)
+        if (out / "run").exists():
+            remove(out / "run")  # of the demo before
+        with Run.create(out / "run", {"task": "chain monomial", "lr": 0.1}, seed=seed) as run:
+            result = chain_alignment(seed=seed, run=run, progress=True)
+        watched = save_figure(evolution(run, title="the chain monomial"), out / "evolution.png")
         features = save_figure(result.plot(), out / "features.png")
         layers = save_figure(result.after.plot(["nfc", "centered_nfc"]), out / "layers.png")
         result.after.save(out / "report")
@@ -71,6 +77,7 @@ def demo(
     )
     console.print(_layer_table(result.before, result.after))
     console.print(_reading(result))
+    console.print(_layer_words(run))
     console.print("[bold]A two-layer network and its teacher[/bold], y = s(x . b) + noise, by SGD at a large rate")
     console.print(_spectral_reading(student))
     console.print("[bold]A table of wines[/bold], three cultivars told apart by a recursive feature machine")
@@ -78,9 +85,11 @@ def demo(
     for path, what in (
         (features, "EGOP, NFM, AGOP and corrupted AGOP"),
         (layers, "correlations by layer"),
+        (watched, "what became of each layer, step by step"),
         (spectrum, "eigenvalues of the weights before and after"),
         (table, "feature matrix of the wine table"),
         (out / "report", "featlearn.Report.load reads it"),
+        (out / "run", "featlearn.runs.open reads it"),
     ):
         console.print(f"  {path!s:{len(str(features)) + 1}s} [dim]{what}[/dim]")
     console.print(f"[dim]{seconds:.1f} s[/dim]")
@@ -95,6 +104,18 @@ def _reading(result: ChainAlignment) -> str:
         f"({low:.2f} to {high:.2f}).\n"
         f"K is far from the identity: its eigenvalues deviate by {result.spread:.1f} times their mean.\n"
     )
+
+
+def _layer_words(run: Run) -> str:
+    """What the monitor says of each layer at the end of the run."""
+    words, reasons = run.texts("reading"), run.texts("reason")
+    steps = len(set(words["step"]))
+    last: dict[str, str] = {
+        layer: f"[bold]{word}[/bold], {reason}"
+        for layer, word, reason in zip(words["layer"], words["value"], reasons["value"], strict=True)
+    }
+    lines = [f"  layer {layer}: {text}" for layer, text in last.items()]
+    return f"The monitor looked {steps} times and says at the end:\n" + "\n".join(lines) + "\n"
 
 
 def _spectral_reading(student: SpectralEvolution) -> str:

@@ -7,6 +7,7 @@ from featlearn.features.measures import QUANTITIES
 from featlearn.features.outputs import Outputs
 from featlearn.features.probe import probe
 from featlearn.features.report import Report
+from featlearn.features.totals import in_processes
 
 __all__ = [
     "QUANTITIES",
@@ -16,5 +17,6 @@ __all__ = [
     "Outputs",
     "Report",
     "egop",
+    "in_processes",
     "probe",
 ]

@@ -2,7 +2,7 @@
 
 from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
 from featlearn.kernels.average import AverageKernel, average_ntk
-from featlearn.kernels.layer_kernels import ck, ptk
+from featlearn.kernels.layer_kernels import ck, ck_by_layer, ptk
 from featlearn.kernels.lazy import LazyRegressor
 from featlearn.kernels.operator import ntk_operator
 from featlearn.kernels.tangent import ntk
@@ -14,6 +14,7 @@ __all__ = [
     "centred_alignment",
     "centred_kernel",
     "ck",
+    "ck_by_layer",
     "kernel_target_alignment",
     "label_kernel",
     "ntk",

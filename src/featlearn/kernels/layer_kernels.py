@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from featlearn.errors import InputError
 from featlearn.features.outputs import Outputs, cotangents
 from featlearn.layers import Layer, find_layers, unwrap
 
-__all__ = ["ck", "ptk"]
+__all__ = ["ck", "ck_by_layer", "ptk"]
 
 Features = Callable[[Trace, Layer], Iterator[Tensor]]
 
@@ -51,12 +51,40 @@ def ck(
 
     Time: a forward pass and ``n m k`` products; memory ``(n + m) k`` for k numbers that enter the layer a sample.
     """
-
-    def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
-        yield torch.cat([_rows(call.x) for call in trace.calls[chosen.name] if call.x is not None], dim=1)
-
     subject = _subject(model, layer, forward, train_mode, device, dtype)
-    return _kernel(subject, X, Z, features, batch_size, inputs=True)
+    (kernel,) = _kernels(subject, X, Z, _inputs, batch_size, inputs=True).values()
+    return kernel
+
+
+def ck_by_layer(
+    model: nn.Module,
+    X: Any,
+    *,
+    layers: str | Iterable[str] | None = None,
+    forward: Forward | None = None,
+    train_mode: str = "error",
+    batch_size: int = 512,
+) -> dict[str, Tensor]:
+    """The conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
+
+    Layers that the forward pass does not call are left out.
+
+    Args:
+        model: Any module.
+        X: Inputs, as in `ck`.
+        layers: Globs of layer names; None takes all.
+        forward: As in `featlearn.probe`.
+        train_mode: As in `featlearn.probe`.
+        batch_size: Rows at a time, for inputs given as tensors.
+
+    Time: a forward pass and ``n^2 k`` products a layer; memory n k for the numbers that enter all layers a sample.
+    """
+    subject = Subject(model, layers=layers, forward=forward, train_mode=train_mode)
+    return _kernels(subject, X, None, _inputs, batch_size, inputs=True, strict=False)
+
+
+def _inputs(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
+    yield torch.cat([_rows(call.x) for call in trace.calls[chosen.name] if call.x is not None], dim=1)
 
 
 def ptk(
@@ -102,7 +130,8 @@ def ptk(
             yield torch.cat([_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
 
     subject = _subject(model, layer, forward, train_mode, device, dtype)
-    return _kernel(subject, X, Z, features, batch_size, inputs=False)
+    (kernel,) = _kernels(subject, X, Z, features, batch_size, inputs=False).values()
+    return kernel
 
 
 def _subject(
@@ -124,33 +153,41 @@ def _subject(
     return subject
 
 
-def _kernel(subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool) -> Tensor:
+def _kernels(
+    subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
+) -> dict[str, Tensor]:
+    """The kernel of each layer; one that is not called is an error, or left out if not ``strict``."""
     with subject.open(inputs=inputs):
-        left = _stacked(subject, X, features, batch_size)
-        right = left if Z is None else _stacked(subject, Z, features, batch_size)
-    if left.shape[1] != right.shape[1]:
-        raise InputError(f"X and Z give features of different sizes, {left.shape[1]} and {right.shape[1]}")
-    return (left @ right.mT).to(torch.float64)
+        left = _stacked(subject, X, features, batch_size, strict)
+        right = left if Z is None else _stacked(subject, Z, features, batch_size, strict)
+    kernels = {}
+    for name, rows in left.items():
+        if rows.shape[1] != right[name].shape[1]:
+            raise InputError(f"X and Z give features of different sizes, {rows.shape[1]} and {right[name].shape[1]}")
+        kernels[name] = (rows @ right[name].mT).to(torch.float64)
+    return kernels
 
 
-def _stacked(subject: Subject, data: Any, features: Features, batch_size: int) -> Tensor:
-    """The features of all samples, (n, k), outputs side by side."""
-    (layer,) = subject.layers
-    blocks = []
+def _stacked(subject: Subject, data: Any, features: Features, batch_size: int, strict: bool) -> dict[str, Tensor]:
+    """The features of all samples for each layer, (n, k), outputs side by side."""
+    blocks: dict[str, list[Tensor]] = {}
     for raw in batches(data, batch_size if sliceable(data) else None):
         trace = subject.trace(subject.batch(raw))
-        if layer.name not in trace.calls:
-            raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
         n = trace.output.shape[0]
-        rows = torch.cat(list(features(trace, layer)), dim=1).detach()
-        if rows.shape[0] != n:
-            raise InputError(
-                f"layer {layer.name!r} sees {rows.shape[0]} rows for {n} samples: samples must come first in it"
-            )
-        if not torch.isfinite(rows).all():
-            raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")
-        blocks.append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))
-    return torch.cat(blocks)
+        for layer in subject.layers:
+            if layer.name not in trace.calls:
+                if strict:
+                    raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
+                continue
+            rows = torch.cat(list(features(trace, layer)), dim=1).detach()
+            if rows.shape[0] != n:
+                raise InputError(
+                    f"layer {layer.name!r} sees {rows.shape[0]} rows for {n} samples: samples must come first in it"
+                )
+            if not torch.isfinite(rows).all():
+                raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")
+            blocks.setdefault(layer.name, []).append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))
+    return {name: torch.cat(rows) for name, rows in blocks.items()}
 
 
 def _rows(x: Tensor) -> Tensor:

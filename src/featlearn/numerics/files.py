@@ -31,7 +31,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}")
     try:
+        draft.touch()
+        mode = draft.stat().st_mode
         yield draft
+        draft.chmod(mode)  # some writers, as safetensors, make files that only their owner may read
         settle(draft, target)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Figures from arrays; nothing here knows of networks."""
 
+from featlearn.plots.curves import step_curves
 from featlearn.plots.importances import feature_matrix_picture, importance_bars
 from featlearn.plots.layers import layer_bars
 from featlearn.plots.matrices import matrix_row
@@ -20,6 +21,7 @@ __all__ = [
     "spectrum",
     "spectrum_evolution",
     "spectrum_histogram",
+    "step_curves",
     "style",
     "tail_plot",
 ]

@@ -7,9 +7,8 @@ backend, and are freed when nobody holds them.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
+from featlearn.numerics.files import whole_file
 from featlearn.numerics.linalg import as_float64
 
 __all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "shorten", "style"]
@@ -95,14 +95,8 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Pa
     if kind not in dates:
         raise InputError(f"a figure is saved as .png, .svg or .pdf, got {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with style():
-            fig.savefig(unfinished, format=kind, dpi=dpi, metadata=dates[kind])
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            unfinished.unlink()
+    with whole_file(path) as draft, style():
+        fig.savefig(draft, format=kind, dpi=dpi, metadata=dates[kind])
     return path
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from featlearn.errors import RunStoreError
 from featlearn.runs.trouble import file_trouble
+
+try:
+    import fcntl
+except ImportError:  # Windows: runs can be read there, not written
+    fcntl: Any = None  # type: ignore[no-redef]
 
 __all__ = ["LOCK_FILE", "WriterLock", "being_written"]
 
@@ -32,6 +37,8 @@ class WriterLock:
     def __init__(self, folder: Path) -> None:
         self.path = folder / LOCK_FILE
         self._handle: int | None = None
+        if fcntl is None:
+            raise RunStoreError("a run can be written where the system locks files by flock: on Linux and macOS")
         end = time.monotonic() + _PATIENCE
         while self._handle is None:
             with file_trouble(self.path, "locked"):
@@ -77,7 +84,8 @@ def being_written(folder: Path) -> bool:
     except OSError:
         return True  # it cannot be asked, and to call a living run dead would be the worse mistake
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if fcntl is not None:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
     finally:
@@ -101,4 +109,5 @@ def _let_go_in_child() -> None:
 
 
 # A lock belongs to the parent and all its forks: a worker that outlives its parent would keep a dead run alive.
-os.register_at_fork(after_in_child=_let_go_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)

@@ -54,10 +54,7 @@ def save_nested(path: str | os.PathLike[str], state: Any, header: Mapping[str, A
     if len(described) > _LONGEST_HEADER:
         raise InputError("the state has too many numbers outside of tensors: put long lists into tensors or arrays")
     with file_trouble(path), whole_file(path) as draft:
-        draft.touch()
-        mode = draft.stat().st_mode
         safetensors.torch.save_file(flattener.tensors, draft, {"featlearn": described})
-        draft.chmod(mode)  # safetensors makes files that only their owner may read
 
 
 def load_nested(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:

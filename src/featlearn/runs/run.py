@@ -126,6 +126,17 @@ class Run(RunRecord):
             raise
 
     @classmethod
+    def at(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self:
+        """The run of a folder, for writing: the one that is there, or a new one with these settings.
+
+        Args:
+            folder: Its folder, made if need be.
+            config: Settings of a new run; those of one that is there stay.
+        """
+        there = (as_folder(folder) / DATABASE_FILE).is_file()
+        return cls.open(folder, write=True) if there else cls.create(folder, config)
+
+    @classmethod
     def _begin(cls, path: Path, lock: WriterLock, environment: Mapping[str, Any] | None = None) -> Self:
         run = cls(path, lock)
         try:
@@ -155,13 +166,13 @@ class Run(RunRecord):
             values: Name to number or word; tensors of one element are numbers too.
             layer: The layer they belong to, if it is not the run itself.
         """
-        self._write(step, {"" if layer is None else as_text(layer, "layer"): values})
+        self._write(step, {_as_layer(layer): values})
 
-    def log_layers(self, step: int, table: Mapping[str, Mapping[str, Value]]) -> None:
-        """Keep values of several layers, ``{layer: {name: value}}``, all or none."""
+    def log_layers(self, step: int, table: Mapping[str | None, Mapping[str, Value]]) -> None:
+        """Keep values of several layers, ``{layer: {name: value}}``, all or none; the layer None is the run itself."""
         if not isinstance(table, Mapping):
             raise InputError(f"the table must map layers to names and values, got {type(table).__name__}")
-        self._write(step, {as_text(layer, "layer"): values for layer, values in table.items()})
+        self._write(step, {_as_layer(layer): values for layer, values in table.items()})
 
     def _write(self, step: int, table: Mapping[str, Mapping[str, Value]]) -> None:
         at = as_step(step)
@@ -250,6 +261,10 @@ class Run(RunRecord):
             _LOG.warning("the run could not be marked as failed: %s", trouble)  # the block's own error is to be seen
         finally:
             self.close()
+
+
+def _as_layer(layer: str | None) -> str:
+    return "" if layer is None else as_text(layer, "layer")
 
 
 def _release(database: Database, lock: WriterLock) -> None:

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.numerics.progress import progress_bar
 from featlearn.numerics.seeds import Seed, as_generator
+from featlearn.runs import Run
+from featlearn.training.monitor import Monitor
+from featlearn.training.objectives import (
+    LossFunction,
+    OptimizerFactory,
+    ScheduleFactory,
+    check_decay,
+    loss_function,
+    make_optimizer,
+    make_schedule,
+)
+from featlearn.training.resuming import Training, data_mark
 
 __all__ = ["DivergenceError", "History", "fit", "relative_gradient"]
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
 def fit(
@@ -43,6 +50,9 @@ def fit(
     stop_relgrad: float | None = None,
     generator: Seed = None,
     callback: Callable[[int, float], object] | None = None,
+    monitor: Monitor | None = None,
+    run: Run | str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
     progress: bool = False,
 ) -> History:
     """Train a model on tensors, in place.
@@ -56,14 +66,14 @@ def fit(
         loss: "mse" is nn.MSELoss, the mean over samples *and* outputs without a half; "half_mse" is half of
             it; "cross_entropy" is nn.CrossEntropyLoss; or ``callable(output, target) -> scalar``, a mean
             over samples.
-        optimizer: "sgd" ("gd" is the same), "adam", "adagrad", or a factory ``parameters -> Optimizer``,
+        optimizer: "sgd" ("gd" is the same), "adam", "adagrad", "slo", or a factory ``parameters -> Optimizer``,
             which then sets its own lr, momentum and weight decay.
         lr: Learning rate.
         steps: Number of updates at most; give this or ``epochs``.
         epochs: Number of passes over the data at most.
         batch_size: Samples an update; None is full-batch gradient descent. The last batch of an epoch may
             be smaller.
-        momentum: Of "sgd".
+        momentum: Of "sgd" and "slo".
         weight_decay: lambda, the gradient of lambda/2 |theta|^2 added to every parameter's, as torch's own
             optimisers do.
         schedule: None for a constant rate, "cosine" for one that falls to 0 over all steps, or a factory
@@ -73,6 +83,11 @@ def fit(
         stop_relgrad: Stop as soon as `relative_gradient` is below this (looked at as often).
         generator: Generator or integer seed.
         callback: Called as ``callback(step, loss)`` before every update.
+        monitor: A `featlearn.Monitor`, told of every step before its update, and of the trained model at the end.
+        run: Where losses and checkpoints go: a `featlearn.runs.Run`, or a folder, in which a run is made. A run that
+            has a checkpoint is taken up there: killed at any instant and called again with the same arguments,
+            training ends with the same bits as if nothing had happened (on the same threads and versions).
+        checkpoint_every: Updates between checkpoints; one is written at the end as well. None writes none.
         progress: Whether to show a bar on stderr, if that is a terminal.
 
     Raises:
@@ -81,16 +96,18 @@ def fit(
     """
     X, y = _check_data(data)
     batch = _check_length(len(X), steps, epochs, batch_size)
-    loss_function = _loss_function(loss)
+    objective = loss_function(loss)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient: there is nothing to train")
-    updates = _make_optimizer(optimizer, parameters, lr, momentum, weight_decay)
+    if checkpoint_every is not None and (run is None or checkpoint_every < 1):
+        raise InputError(f"checkpoint_every is a number of updates, and needs run=; got {checkpoint_every} and {run!r}")
+    updates = make_optimizer(optimizer, parameters, lr, momentum, weight_decay)
     if stop_relgrad is not None:
-        _check_decay(updates)
+        check_decay(updates)
     per_epoch = math.ceil(len(X) / batch)
     total = steps if steps is not None else (epochs or 0) * per_epoch
-    scheduler = _make_schedule(schedule, updates, total)
+    scheduler = make_schedule(schedule, updates, total)
     generator = as_generator(generator, "fit")
 
     def whole(gradient: bool) -> float:
@@ -100,7 +117,7 @@ def fit(
         with torch.set_grad_enabled(gradient):
             for start in range(0, len(X), batch):
                 xs, ys = X[start : start + batch], y[start : start + batch]
-                part = loss_function(model(xs), ys) * (len(xs) / len(X))
+                part = objective(model(xs), ys) * (len(xs) / len(X))
                 if gradient:
                     part.backward()  # type: ignore[no-untyped-call]
                 value += float(part.detach())
@@ -117,31 +134,53 @@ def fit(
 
     history = History()
     began = time.perf_counter()
-    order = torch.arange(len(X))
-    with _own_randomness(generator, parameters), progress_bar(total, "training", progress) as advance:
-        for step in range(total):
+    devices: list[Any] = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
+    described = {} if run is None else _settings(loss, updates, schedule, total, batch) | {"data": data_mark(X, y)}
+    training = Training(
+        model, updates, scheduler, generator, devices, described, torch.arange(len(X)), losses=history.loss
+    )
+    with ExitStack() as stack:
+        own_run = run if isinstance(run, Run) or run is None else stack.enter_context(Run.at(run, described))
+        stack.enter_context(_own_randomness(generator, devices))
+        advance = stack.enter_context(progress_bar(total, "training", progress))
+        stored = None if own_run is None else own_run.checkpoint()
+        if stored is not None:
+            training.load(stored[1])
+            history.loss = training.losses
+            if len(history.loss) > total:
+                raise InputError(f"the run has made {len(history.loss)} updates already, more than the {total} asked")
+            history.step = list(range(len(history.loss)))
+            advance(len(history.loss))
+        saved = len(history.loss)
+        for step in range(len(history.loss), total):
             if batch < len(X):
                 if step % per_epoch == 0:
-                    order = torch.randperm(len(X), generator=generator)
-                chosen = order[(step % per_epoch) * batch :][:batch].to(X.device)
+                    training.order = torch.randperm(len(X), generator=generator)
+                chosen = training.order[(step % per_epoch) * batch :][:batch].to(X.device)
                 xs, ys = X[chosen], y[chosen.to(y.device)]
             else:
                 xs, ys = X, y
             updates.zero_grad()
-            objective = loss_function(model(xs), ys)
-            value = float(objective.detach())
+            loss_now = objective(model(xs), ys)
+            value = float(loss_now.detach())
             _check_finite(value, step, updates)
-            history.step.append(step)
-            history.loss.append(value)
+            if own_run is not None:
+                own_run.log(step, {"loss": value})
+            if monitor is not None:
+                monitor.step(step, loss=value)
             if callback is not None:
                 callback(step, value)
-            objective.backward()  # type: ignore[no-untyped-call]
+            loss_now.backward()  # type: ignore[no-untyped-call]
             if batch == len(X) and (reason := stop_reason(value)):
+                history.step.append(step)
+                history.loss.append(value)
                 history.stopped = reason
                 break
             updates.step()
             if scheduler is not None:
                 scheduler.step()
+            history.step.append(step)
+            history.loss.append(value)
             advance()
             rules = stop_loss is not None or stop_relgrad is not None
             if batch < len(X) and rules and (step + 1) % per_epoch == 0:
@@ -150,11 +189,21 @@ def fit(
                 if reason := stop_reason(value):
                     history.stopped = reason
                     break
+            if own_run is not None and checkpoint_every is not None and (step + 1) % checkpoint_every == 0:
+                training.save(own_run)
+                saved = step + 1
+        done = len(history.loss)
+        if own_run is not None and checkpoint_every is not None and history.stopped == "steps" and saved < done:
+            training.save(own_run)
         history.final_loss = whole(gradient=stop_relgrad is not None)
         _check_finite(history.final_loss, len(history.step), updates)
         if stop_relgrad is not None:
             history.relgrad = relative_gradient(updates)
         updates.zero_grad()
+        if own_run is not None:
+            own_run.log(done, {"loss": history.final_loss})
+        if monitor is not None:
+            monitor.last(done, loss=history.final_loss)
     history.seconds = time.perf_counter() - began
     return history
 
@@ -202,76 +251,6 @@ def _check_length(n: int, steps: int | None, epochs: int | None, batch_size: int
     return min(batch_size, n)
 
 
-def _loss_function(loss: str | LossFunction) -> LossFunction:
-    if callable(loss):
-        return loss
-    if loss == "mse":
-        return _mse
-    if loss == "half_mse":
-        return _half_mse
-    if loss == "cross_entropy":
-        return functional.cross_entropy
-    raise InputError(f"no loss is called {loss!r}: choose from mse, half_mse, cross_entropy, or pass a function")
-
-
-def _mse(output: Tensor, target: Tensor) -> Tensor:
-    # (n, 1) against (n,) would broadcast to n x n and train on noise.
-    if output.shape != target.shape:
-        raise InputError(
-            "outputs and labels must have one shape for the squared loss: "
-            f"the model gives {tuple(output.shape)}, y is {tuple(target.shape)}"
-        )
-    return functional.mse_loss(output, target)
-
-
-def _half_mse(output: Tensor, target: Tensor) -> Tensor:
-    return _mse(output, target) / 2
-
-
-def _make_optimizer(
-    optimizer: str | OptimizerFactory,
-    parameters: list[nn.Parameter],
-    lr: float | None,
-    momentum: float,
-    weight_decay: float,
-) -> Optimizer:
-    if callable(optimizer):
-        if lr is not None or momentum != 0 or weight_decay != 0:
-            raise InputError("an optimizer factory sets its own lr, momentum and weight_decay: leave them out of fit")
-        return optimizer(parameters)
-    if lr is None or not lr > 0:
-        raise InputError(f"lr must be a positive number, got {lr}")
-    if not weight_decay >= 0:
-        raise InputError(f"weight_decay must not be negative, got {weight_decay}")
-    if optimizer in ("sgd", "gd"):
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if momentum != 0:
-        raise InputError(f"momentum belongs to 'sgd'; {optimizer!r} does not take it")
-    if optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
-    if optimizer == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    raise InputError(f"no optimizer is called {optimizer!r}: choose from sgd, gd, adam, adagrad, or pass a factory")
-
-
-def _make_schedule(schedule: str | ScheduleFactory | None, optimizer: Optimizer, total: int) -> LRScheduler | None:
-    if schedule is None:
-        return None
-    if callable(schedule):
-        return schedule(optimizer)
-    if schedule == "cosine":
-        return CosineAnnealingLR(optimizer, T_max=max(total, 1))
-    raise InputError(f"no schedule is called {schedule!r}: choose cosine, None, or pass a factory")
-
-
-def _check_decay(optimizer: Optimizer) -> None:
-    groups = optimizer.param_groups
-    if isinstance(optimizer, torch.optim.AdamW) or any(g.get("decoupled_weight_decay") for g in groups):
-        raise InputError("stop_relgrad needs a weight decay that is part of the gradient; AdamW's is decoupled from it")
-    if not any(g.get("weight_decay", 0.0) > 0 for g in groups):
-        raise InputError("stop_relgrad divides by lambda |theta|: give a weight_decay > 0, or leave it out")
-
-
 def _check_finite(value: float, step: int, optimizer: Optimizer) -> None:
     if not math.isfinite(value):
         rates = ", ".join(f"{g['lr']:g}" for g in optimizer.param_groups)
@@ -282,11 +261,35 @@ def _check_finite(value: float, step: int, optimizer: Optimizer) -> None:
         )
 
 
+def _settings(
+    loss: str | LossFunction, optimizer: Optimizer, schedule: str | ScheduleFactory | None, total: int, batch: int
+) -> dict[str, Any]:
+    """What a training is, in plain words and numbers: the same when it is taken up again."""
+    groups = []
+    for group in optimizer.param_groups:
+        options = {k: v for k, v in group.items() if k not in ("params", "initial_lr") and _is_plain(v)}
+        groups.append(options | ({"lr": group["initial_lr"]} if "initial_lr" in group else {}))
+    return {
+        "loss": _name(loss),
+        "optimizer": type(optimizer).__name__,
+        "options": groups[0] if len(groups) == 1 else groups,
+        "schedule": None if schedule is None else f"{_name(schedule)} over {total} steps",
+        "batch": batch,
+    }
+
+
+def _name(of: Any) -> str:
+    return of if isinstance(of, str) else str(getattr(of, "__qualname__", type(of).__name__))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 @contextmanager
-def _own_randomness(generator: torch.Generator, parameters: list[nn.Parameter]) -> Iterator[None]:
+def _own_randomness(generator: torch.Generator, devices: list[Any]) -> Iterator[None]:
     """Let layers such as dropout, which know only the global generators, draw from ours."""
     seed = int(torch.randint(2**62, (), generator=generator))
-    devices: list[Any] = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
     with torch.random.fork_rng(devices=devices):
         # Not torch.manual_seed: it would reseed devices that are not restored afterwards.
         torch.default_generator.manual_seed(seed)

@@ -2,6 +2,7 @@
 
 from featlearn.lab.experiments.fact_table3 import UCIAccuracy, uci_accuracy
 from featlearn.lab.experiments.nfa_fig1 import ChainAlignment, chain_alignment
+from featlearn.lab.experiments.nfa_fig4 import SLOAlignment, SLORun, slo_alignment
 from featlearn.lab.experiments.spectral_fig2 import LearningRateTransition, learning_rate_transition
 from featlearn.lab.experiments.spectral_table1 import compare_with_table1, spectral_case
 from featlearn.lab.experiments.two_layer import (
@@ -17,6 +18,8 @@ __all__ = [
     "ChainAlignment",
     "LearningRateTransition",
     "MatrixEvolution",
+    "SLOAlignment",
+    "SLORun",
     "SpectralEvolution",
     "Student",
     "UCIAccuracy",
@@ -25,6 +28,7 @@ __all__ = [
     "compare_with_table1",
     "learning_rate_transition",
     "new_student",
+    "slo_alignment",
     "spectral_case",
     "train_student",
     "uci_accuracy",

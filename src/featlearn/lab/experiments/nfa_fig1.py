@@ -14,7 +14,8 @@ from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
 from featlearn.numerics import Seed, as_generator, corrupt, cosine
 from featlearn.plots import matrix_row
-from featlearn.training import History, fit
+from featlearn.runs import Run
+from featlearn.training import History, Monitor, fit
 
 __all__ = ["ChainAlignment", "chain_alignment"]
 
@@ -76,6 +77,7 @@ def chain_alignment(
     steps: int = 2000,
     rotations: int = 20,
     seed: Seed = None,
+    run: Run | None = None,
     progress: bool = False,
 ) -> ChainAlignment:
     """Train two hidden ReLU layers on the chain monomial, and probe them before and after.
@@ -93,6 +95,7 @@ def chain_alignment(
         steps: Updates at most.
         rotations: Number of random corruptions.
         seed: Seed of data, network and rotations.
+        run: Where a monitor writes what happens during training; None watches nothing.
         progress: Whether to show progress bars.
     """
     generator = as_generator(seed, "chain alignment")
@@ -101,7 +104,10 @@ def chain_alignment(
     initial = copy.deepcopy(model)
     data = (task.X, task.y)
     before = probe(model, data, progress=progress)
-    history = fit(model, data, lr=lr, steps=steps, stop_loss=1e-6, generator=generator, progress=progress)
+    monitor = None if run is None else Monitor(model, data, run=run, every="log")
+    history = fit(
+        model, data, lr=lr, steps=steps, stop_loss=1e-6, generator=generator, monitor=monitor, progress=progress
+    )
     after = probe(model, data, initial=initial, progress=progress)
     with torch.no_grad():
         test_loss = float((model(task.X_test) - task.y_test).square().mean())

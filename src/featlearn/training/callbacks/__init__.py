@@ -1,0 +1,1 @@
+"""Monitors inside other people's trainers: `.lightning` and `.transformers`, each imported by those who have it."""

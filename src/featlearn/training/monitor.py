@@ -1,0 +1,393 @@
+"""The live monitor: what happens to the features of every layer while a model trains."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from featlearn.capture import Forward, initial_model, preserved_rng
+from featlearn.errors import FeatlearnError, InputError
+from featlearn.features import FeatureAccumulator, in_processes
+from featlearn.features.decay import WeightDecay
+from featlearn.features.losses import Loss
+from featlearn.layers import Layer, find_layers, select_layers, unwrap
+from featlearn.numerics.seeds import Seed
+from featlearn.runs import Run
+from featlearn.runs.nested import load_nested, save_nested
+from featlearn.training import snapshot as measuring
+from featlearn.training.evolution import evolution
+from featlearn.training.probe_rows import take_rows
+from featlearn.training.snapshot import PARTS, Snapshot
+from featlearn.training.trackers.tracker import Tracker
+from featlearn.training.when import Budget, Every, step_rule
+
+__all__ = ["Monitor"]
+
+_INITIAL = "initial.safetensors"
+
+
+class Monitor:
+    """Watches feature learning while a model trains, layer by layer.
+
+    Call `step` in the training loop. At the steps that ``every`` names, and within the ``budget``, it measures the
+    model on some rows of data and records for each layer: the NFC variants and the FACT family, the change of the
+    weights; the spectrum of W, its edge, spikes, power-law exponent and phase; the same of the conjugate kernel of the
+    layer's inputs and of the tangent kernel of the model, with their alignment to the labels; and a reading in plain
+    words (`featlearn.training.read_layer`). It keeps a copy of the initial weights.
+
+    Training is not disturbed: gradients, random generators, training flags and buffers are as they were, so that the
+    trained weights are the same to the bit with and without a monitor. Under ``torch.distributed`` each process
+    gives its own shard of rows; feature sums are reduced over all, process 0 measures kernels and writes.
+
+    Args:
+        model: Any module; compiled and DistributedDataParallel ones are unwrapped.
+        data: Rows to measure on, as `featlearn.probe` takes them; the first ``samples`` are kept, and are the same
+            each time.
+        run: Where to write: a `featlearn.runs.Run`, or a folder, in which a run is opened or made; None keeps numbers
+            in memory only. A run that is opened again has the initial weights of its first start.
+        every: Steps between measurements, ``"log"`` for about eight a decade, or a list of steps.
+        budget: Share of the training time that measuring may take, such as 0.05; see `featlearn.training.Budget`.
+        measure: Of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``; None takes all four.
+        initial: The model before training, or its state_dict, if it is not the model as it is now.
+        loss: As in `featlearn.probe`; with ``weight_decay`` FACT and relgrad are measured.
+        loss_reduction: As in `featlearn.probe`.
+        weight_decay: As in `featlearn.probe`.
+        layers: Globs of layer names; None takes all.
+        outputs: As in `featlearn.probe`.
+        directions: Layer name -> directions ``(k_in,)`` or ``(k_in, q)`` that its leading singular vectors are
+            compared with.
+        matrices: Names of matrices to keep in the run at each measurement: ``"nfm"``, ``"agop"``, ``"fact"``, ... and
+            ``"ck"``, ``"ntk"``.
+        samples: Rows for feature matrices, of each process; None takes all the data.
+        kernel_samples: Rows for kernels.
+        batch_size: Rows a batch, for data given as tensors.
+        forward: As in `featlearn.probe`.
+        trackers: Where numbers go besides; see `featlearn.training.trackers`.
+        generator: Generator or seed of the output sketch.
+        on_error: ``"warn"`` goes on training when a measurement fails after the first, ``"raise"`` does not.
+
+    Attributes:
+        latest: The last `Snapshot`; None before the first.
+        budget: What measuring has cost: ``monitor.budget.spent``, ``.used``.
+
+    Time of a measurement: one probe of ``samples`` rows, an eigendecomposition a layer, and kernels of
+    ``kernel_samples`` rows. Memory: a copy of the model, the rows, and what `featlearn.probe` needs.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> _ = torch.manual_seed(0)
+        >>> X, y = torch.randn(64, 5), torch.randn(64, 1)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> monitor = fl.Monitor(model, (X, y), every=10)
+        >>> for step in range(21):
+        ...     loss = torch.nn.functional.mse_loss(model(X), y)
+        ...     _ = monitor.step(loss=loss.item())
+        ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
+        >>> monitor.series("nfc", "0").index.tolist()
+        [0, 10, 20]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        *,
+        run: Run | str | os.PathLike[str] | None = None,
+        every: Every = "log",
+        budget: float | None = None,
+        measure: str | Iterable[str] | None = None,
+        initial: nn.Module | Mapping[str, Tensor] | None = None,
+        loss: Loss | None = None,
+        loss_reduction: str = "mean",
+        weight_decay: WeightDecay | None = None,
+        layers: str | Iterable[str] | None = None,
+        outputs: str | int = "auto",
+        directions: Mapping[str, Any] | None = None,
+        matrices: Iterable[str] = (),
+        samples: int | None = 512,
+        kernel_samples: int = 128,
+        batch_size: int | None = None,
+        forward: Forward | None = None,
+        trackers: Sequence[Tracker] = (),
+        generator: Seed = None,
+        on_error: str = "warn",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if on_error not in ("warn", "raise"):
+            raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}')
+        self._due = step_rule(every)
+        self.budget = Budget(budget)
+        self._parts = _check_parts(measure)
+        self._model, self._forward, self._globs = model, forward, layers
+        self._features: dict[str, Any] = {
+            "loss": loss, "loss_reduction": loss_reduction, "weight_decay": weight_decay, "layers": layers,
+            "outputs": outputs, "forward": forward, "train_mode": "eval", "generator": generator,
+        }  # fmt: skip
+        self._directions = _check_directions(directions or {}, self._layers(model))
+        self._matrices = list(matrices)
+        self._rows = take_rows(data, samples, kernel_samples, batch_size)
+        self._on_error = on_error
+        self._trackers = list(trackers)
+        self._writes = not in_processes() or torch.distributed.get_rank() == 0
+        self._owns = not isinstance(run, Run)
+        self.run = self._opened(run) if self._writes else None
+        self._initial = self._start_model(initial)
+        self._start: measuring.Start | None = None
+        self.latest: Snapshot | None = None
+        self._snapshots: list[Snapshot] = []
+        self._scalars: dict[int, dict[str, float]] = {}
+        self._next, self._last = 0, -1
+
+    # -- in the training loop -----------------------------------------------------------------------------------------
+
+    def step(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
+        """Tell the monitor of a step; it measures if the step is one to measure at.
+
+        Args:
+            step: Number of the step; None counts calls, from 0. A number that was just told (gradient accumulation)
+                is measured once.
+            scalars: Numbers of the training, such as ``loss=...``, ``test_loss=...``; always recorded.
+
+        Returns:
+            The measurement, or None where none was made.
+        """
+        number = self._next if step is None else int(step)
+        if number < 0:
+            raise InputError(f"step must not be negative, got {step}")
+        self._next = number + 1
+        self.record(number, scalars)
+        if number == self._last or not self._agreed(self._due(number) and self.budget.allows()):
+            return None
+        return self.measure(number)
+
+    def record(self, step: int, values: Mapping[str, float | Tensor]) -> None:
+        """Write numbers of the training down without measuring.
+
+        Args:
+            step: Number of the step.
+            values: Name -> number.
+        """
+        numbers = {name: _number(name, value) for name, value in values.items()}
+        if not numbers or not self._writes:
+            return
+        self._scalars.setdefault(step, {}).update(numbers)
+        if self.run is not None:
+            self.run.log(step, numbers)
+        for tracker in self._trackers:
+            tracker.log(step, numbers)
+
+    def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
+        """Tell the monitor that training is over: the trained model is measured, if the budget has room for it.
+
+        Args:
+            step: Number of updates made; None is the number of calls.
+            scalars: As in `step`.
+        """
+        number = self._next if step is None else int(step)
+        self._next = number + 1
+        self.record(number, scalars)
+        if number == self._last or not self._agreed(self.budget.allows()):
+            return None
+        return self.measure(number)
+
+    def measure(self, step: int | None = None) -> Snapshot | None:
+        """Measure now, whatever the schedule and the budget say.
+
+        Args:
+            step: Number of the step; None is the last one told, and 0 before any.
+        """
+        number = max(self._next - 1, 0) if step is None else int(step)
+        began = time.perf_counter()
+        try:
+            with preserved_rng():
+                found = self._measured(number)
+        except FeatlearnError as error:
+            if self.latest is None or self._on_error == "raise":
+                raise
+            warnings.warn(f"step {number} could not be measured, training goes on: {error}", UserWarning, stacklevel=2)
+            return None
+        finally:
+            self.budget.pay(time.perf_counter() - began)
+        found = replace(found, seconds=time.perf_counter() - began)
+        self._last = number
+        self.latest = found
+        self._snapshots.append(replace(found, phases={}, matrices={}))
+        self._write(found)
+        return found
+
+    def close(self, status: Literal["finished", "failed"] = "finished") -> None:
+        """End: the trackers are closed, and the run, if the monitor opened it.
+
+        Args:
+            status: Of the run, ``"finished"`` or ``"failed"``.
+        """
+        for tracker in self._trackers:
+            tracker.close()
+        self._trackers = []
+        if self.run is not None and self._owns:
+            self.run.finish(status)
+        self.run = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close("finished" if error is None else "failed")
+
+    # -- what was seen ------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> pd.DataFrame:
+        """All numbers since this monitor was made: columns step, layer, name, value."""
+        rows: list[tuple[int, str | None, str, float]] = [
+            (step, None, name, value) for step, values in self._scalars.items() for name, value in values.items()
+        ]
+        for found in self._snapshots:
+            rows += [(found.step, None, name, value) for name, value in found.model.items()]
+            rows += [(found.step, layer, n, v) for layer, numbers in found.layers.items() for n, v in numbers.items()]
+        frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
+        return frame.sort_values("step", kind="stable", ignore_index=True)
+
+    def series(self, name: str, layer: str | None = None) -> pd.Series:
+        """One number over the steps.
+
+        Args:
+            name: Of the number, ``"nfc"``.
+            layer: Whose; None is the whole model.
+        """
+        frame = self.metrics()
+        own = frame["layer"].isna() if layer is None else frame["layer"] == layer
+        found = frame[own & (frame["name"] == name)]
+        if found.empty:
+            raise InputError(f"nothing called {name!r} was recorded for {'the model' if layer is None else layer!r}")
+        return pd.Series(found["value"].to_numpy(), index=pd.Index(found["step"], name="step"), name=name)
+
+    def plot(self, names: Iterable[str] | None = None) -> Figure:
+        """A picture of the numbers over the steps, a curve a layer; see `featlearn.training.evolution`."""
+        return evolution(self.metrics(), names)
+
+    # -- parts of a measurement ---------------------------------------------------------------------------------------
+
+    def _measured(self, step: int) -> Snapshot:
+        layers, first = self._layers(self._model), self._layers(self._initial)
+        numbers: dict[str, dict[str, float]] = {name: {} for name in layers}
+        whole: dict[str, float] = {}
+        phases: dict[tuple[str | None, str], Any] = {}
+        matrices: dict[str, Tensor] = {}
+        if "features" in self._parts:
+            total = FeatureAccumulator(self._model, initial=self._initial, **self._features)
+            report, found = measuring.feature_numbers(total, self._rows)
+            for name, values in found.items():
+                numbers[name].update(values)
+            matrices |= measuring.matrices_of(report, [n for n in self._matrices if n not in ("ck", "ntk")])
+        if self._writes:
+            if self._start is None:
+                self._start = measuring.make_start(self._initial, first, self._rows, self._parts, self._forward)
+            if "weights" in self._parts:
+                found, of = measuring.weight_numbers(layers, first, self._start, self._directions)
+                for name, values in found.items():
+                    numbers[name].update(values)
+                phases |= of
+            kernels, of, kept = measuring.kernel_numbers(
+                self._model, list(layers), self._rows, self._start, self._parts, self._forward
+            )
+            for owner, values in kernels.items():
+                (whole if owner is None else numbers[owner]).update(values)
+            phases |= of
+            matrices |= {name: k for name, k in kept.items() if name.rsplit("/")[-1] in self._matrices}
+        numbers = {name: values for name, values in numbers.items() if values}
+        return Snapshot(step, numbers, whole, measuring.read(layers, numbers, phases), phases, matrices)
+
+    def _layers(self, model: nn.Module) -> dict[str, Layer]:
+        return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}
+
+    def _agreed(self, mine: bool) -> bool:
+        """What process 0 has decided: clocks differ, and all must measure together."""
+        if not in_processes() or self.budget.share is None:
+            return mine
+        decision: list[Any] = [mine]
+        torch.distributed.broadcast_object_list(decision, src=0)
+        return bool(decision[0])
+
+    # -- the start ----------------------------------------------------------------------------------------------------
+
+    def _opened(self, run: Run | str | os.PathLike[str] | None) -> Run | None:
+        if run is None or isinstance(run, Run):
+            return run
+        return Run.at(run)
+
+    def _start_model(self, initial: nn.Module | Mapping[str, Tensor] | None) -> nn.Module:
+        own = unwrap(self._model)
+        stored = None if self.run is None else self.run.path / _INITIAL
+        if initial is None and stored is not None and stored.exists():
+            initial, _ = load_nested(stored)
+        with preserved_rng():
+            start = copy.deepcopy(own) if initial is None else initial_model(initial, own, own)
+        start.requires_grad_(True)
+        if stored is not None and not stored.exists():
+            save_nested(stored, dict(start.state_dict()))
+        return start
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _write(self, found: Snapshot) -> None:
+        if not self._writes:
+            return
+        cost = {"monitor.seconds": found.seconds, "monitor.share": self.budget.used}
+        cost = {name: value for name, value in cost.items() if math.isfinite(value)}
+        if self.run is not None:
+            words = found.texts()
+            table: dict[str | None, dict[str, float | str]] = {
+                layer: {**numbers, **words.get(layer, {})} for layer, numbers in found.layers.items()
+            }
+            table[None] = {**found.model, **words.get(None, {}), **cost}
+            if found.matrices:
+                self.run.save_matrices(found.step, found.matrices)
+            self.run.log_layers(found.step, table)
+        flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
+        for tracker in self._trackers:
+            tracker.log(found.step, {**flat, **found.model, **cost})
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} must be a number, got {type(value).__name__}") from None
+
+
+def _check_parts(measure: str | Iterable[str] | None) -> tuple[str, ...]:
+    if measure is None:
+        return PARTS
+    parts = (measure,) if isinstance(measure, str) else tuple(measure)
+    wrong = [part for part in parts if part not in PARTS]
+    if wrong or not parts:
+        raise InputError(f"measure must be of {', '.join(PARTS)}, got {measure!r}")
+    return parts
+
+
+def _check_directions(directions: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Tensor]:
+    found = {}
+    for name, given in directions.items():
+        if name not in layers:
+            raise InputError(f"directions names layer {name!r}, and there are {', '.join(layers)}")
+        beta = torch.as_tensor(given).detach().cpu()
+        if beta.ndim not in (1, 2) or len(beta) != layers[name].k_in:
+            raise InputError(
+                f"directions of layer {name!r} must be ({layers[name].k_in},) or ({layers[name].k_in}, q), "
+                f"got shape {tuple(beta.shape)}"
+            )
+        found[name] = beta
+    return found

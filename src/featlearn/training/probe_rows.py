@@ -1,0 +1,105 @@
+"""The rows that a monitor looks at: the same ones each time, kept in memory, shared by all processes for kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featlearn.capture import as_batch, batches, map_tensors, preserved_rng
+from featlearn.errors import InputError
+from featlearn.features import in_processes
+
+__all__ = ["ProbeRows", "take_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeRows:
+    """What is measured at every step.
+
+    Attributes:
+        batches: Raw batches, as the model takes them, on the CPU or where they were.
+        kernel_batches: Raw batches of the kernels: the first rows, of all processes.
+        kernel_targets: Their labels, ``(n,)`` or ``(n, c)``; None where there are none, or no one-per-row labels.
+        samples: Rows in ``batches``.
+    """
+
+    batches: list[Any]
+    kernel_batches: list[Any]
+    kernel_targets: Tensor | None
+    samples: int
+
+
+def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: int | None) -> ProbeRows:
+    """Read the data once and keep its first rows.
+
+    Taking them anew from a shuffling loader would measure other rows each time, and move the global generator.
+
+    Args:
+        data: As `featlearn.probe` takes it.
+        samples: Rows of each process for feature matrices; None keeps all.
+        kernel_samples: Rows for kernels, of all processes together.
+        batch_size: Rows a batch, for data given as tensors.
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"samples must be at least 1, or None for all the data, got {samples}")
+    if kernel_samples < 2:
+        raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}")
+    kept: list[Any] = []
+    count = 0
+    with preserved_rng():
+        for raw in batches(data, batch_size or 256):
+            rows = _rows(raw)
+            if samples is not None and count + rows > samples:
+                raw, rows = _first(raw, samples - count), samples - count
+            kept.append(map_tensors(raw, lambda t: t.detach().clone()))
+            count += rows
+            if samples is not None and count >= samples:
+                break
+    shared = _of_all_processes(kept, kernel_samples)
+    few, left = [], kernel_samples
+    for raw in shared:
+        rows = min(_rows(raw), left)
+        few.append(_first(raw, rows))
+        left -= rows
+        if not left:
+            break
+    return ProbeRows(kept, few, _targets(few), count)
+
+
+def _of_all_processes(kept: list[Any], kernel_samples: int) -> list[Any]:
+    if not in_processes():
+        return kept
+    world = torch.distributed.get_world_size()
+    mine, left = [], -(-kernel_samples // world)
+    for raw in kept:
+        rows = min(_rows(raw), left)
+        if rows:
+            mine.append(map_tensors(_first(raw, rows), Tensor.cpu))
+        left -= rows
+    gathered: list[Any] = [None] * world
+    torch.distributed.all_gather_object(gathered, mine)
+    return [raw for part in gathered for raw in part]
+
+
+def _rows(raw: Any) -> int:
+    size = as_batch(raw, torch.device("cpu"), parts=None).size if not isinstance(raw, Tensor) else len(raw)
+    if size is None:
+        raise InputError("a batch to monitor must hold tensors with samples first")
+    return size
+
+
+def _first(raw: Any, rows: int) -> Any:
+    return map_tensors(raw, lambda t: t[:rows])
+
+
+def _targets(raws: list[Any]) -> Tensor | None:
+    """Labels of the rows, one a row, if that is what the targets are."""
+    targets = [as_batch(raw, torch.device("cpu"), parts=None).target for raw in raws]
+    if not all(isinstance(t, Tensor) for t in targets):
+        return None
+    labels = torch.cat([t.detach().cpu() for t in targets])
+    fits = labels.ndim == 1 or (labels.ndim == 2 and labels.is_floating_point())
+    return labels if fits else None

@@ -1,0 +1,99 @@
+"""The state of a training between two updates: all that the next one depends on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from featlearn.errors import InputError
+from featlearn.runs import Run
+
+__all__ = ["Training", "check_same_training", "data_mark"]
+
+
+@dataclass
+class Training:
+    """A training that can be written down and taken up again.
+
+    Attributes:
+        model: What is trained.
+        optimizer: With its momenta.
+        scheduler: Of the learning rate, or None.
+        generator: Shuffles the data.
+        devices: Accelerators whose global generators the model may draw from.
+        settings: What must not change between start and resumption.
+        order: Rows in the order of the present epoch.
+        losses: Loss before each update.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: LRScheduler | None
+    generator: torch.Generator
+    devices: Sequence[int]
+    settings: Mapping[str, Any]
+    order: Tensor
+    losses: list[float]
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint, named by the number of updates made."""
+        run.save_checkpoint(
+            len(self.losses),
+            {
+                "settings": dict(self.settings),
+                "model": dict(self.model.state_dict()),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": None if self.scheduler is None else _plain(self.scheduler.state_dict()),
+                "generator": self.generator.get_state(),
+                "random": torch.get_rng_state(),
+                "devices": [torch.cuda.get_rng_state(device) for device in self.devices],
+                "order": self.order,
+                "losses": torch.tensor(self.losses, dtype=torch.float64),
+            },
+        )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take up the training where a checkpoint left it; the global generators are set as they were."""
+        check_same_training(state["settings"], self.settings)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["random"])
+        for device, of_device in zip(self.devices, state["devices"], strict=False):
+            torch.cuda.set_rng_state(of_device, device)
+        self.order = state["order"]
+        self.losses = state["losses"].tolist()
+
+
+def check_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with other data or settings than the run began with."""
+    changed = [
+        f"{name} was {before.get(name)!r} and is {value!r}" for name, value in now.items() if before.get(name) != value
+    ]
+    if changed:
+        raise InputError(
+            f"the run began with other settings: {'; '.join(changed)}. Take them back, or start a run of its own"
+        )
+
+
+def data_mark(X: Tensor, y: Tensor) -> str:
+    """A short mark of the data, to tell other data apart."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (X, y):
+        digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
+        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule's state without its functions, which belong to the code; as torch leaves out those of LambdaLR."""
+    return {name: value for name, value in state.items() if not callable(value)}

@@ -1,0 +1,241 @@
+"""One measurement of a model during training: numbers a layer, numbers of the whole, words, matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from featlearn.capture import Forward
+from featlearn.errors import InputError
+from featlearn.features import FeatureAccumulator, NotMeasuredError, Report
+from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
+from featlearn.layers import Layer
+from featlearn.spectra import (
+    Phase,
+    change_norms,
+    effective_rank,
+    leading_alignment,
+    phase,
+    stable_rank,
+    weight_eigenvalues,
+)
+from featlearn.training.probe_rows import ProbeRows
+from featlearn.training.readings import Reading, read_layer
+
+__all__ = ["PARTS", "Snapshot", "Start", "feature_numbers", "kernel_numbers", "make_start", "weight_numbers"]
+
+PARTS = ("features", "weights", "ck", "ntk")
+"""What can be measured: NFC and FACT families; spectra of W; of conjugate kernels; of the tangent kernel."""
+
+Array = NDArray[np.float64]
+Numbers = dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What a monitor saw at one step.
+
+    Attributes:
+        step: Of the training.
+        layers: For each layer name -> number.
+        model: Numbers of the whole model, and scalars that were handed over.
+        readings: A `Reading` a layer.
+        phases: Phases of spectra: ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
+        matrices: ``"net.0/agop"`` and so on, where asked for.
+        seconds: What it took.
+    """
+
+    step: int
+    layers: dict[str, Numbers]
+    model: Numbers
+    readings: dict[str, Reading] = field(default_factory=dict)
+    phases: dict[tuple[str | None, str], Phase] = field(default_factory=dict, repr=False)
+    matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    seconds: float = 0.0
+
+    def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
+        """A row a layer: its numbers, and the word of its reading.
+
+        Args:
+            columns: Names of numbers; None takes all that were measured.
+        """
+        table = pd.DataFrame.from_dict(self.layers, orient="index")
+        table.index.name = "layer"
+        if columns is not None:
+            wanted = list(columns)
+            missing = [name for name in wanted if name not in table.columns]
+            if missing:
+                raise InputError(f"not measured: {', '.join(missing)}; there are {', '.join(table.columns)}")
+            table = table[wanted]
+        table["reading"] = pd.Series({name: str(reading.word) for name, reading in self.readings.items()}, dtype=object)
+        return table
+
+    def texts(self) -> dict[str | None, dict[str, str]]:
+        """Words for the run store: readings and phases, a layer; None is the whole model."""
+        found: dict[str | None, dict[str, str]] = {}
+        for name, reading in self.readings.items():
+            found.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
+        for (layer, kind), of in self.phases.items():
+            found.setdefault(layer, {})[f"{kind}.phase"] = of.name
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Spectra before training, which later ones are compared with.
+
+    Attributes:
+        spectra: ``("net.0", "w")`` and so on -> eigenvalues.
+    """
+
+    spectra: Mapping[tuple[str | None, str], Array]
+
+
+def make_start(
+    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, parts: Iterable[str], forward: Forward | None
+) -> Start:
+    """Measure the spectra of the initial model."""
+    spectra: dict[tuple[str | None, str], Array] = {}
+    if "weights" in parts:
+        spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
+    spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, parts, forward).items()}
+    return Start(spectra)
+
+
+def feature_numbers(total: FeatureAccumulator, rows: ProbeRows) -> tuple[Report, dict[str, Numbers]]:
+    """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
+    with total.session():
+        for raw in rows.batches:
+            total.update(raw)
+    total.sync()
+    report = total.compute()
+    table = report.table("all").drop(columns=["kind", "shape", "flags"], errors="ignore")
+    numbers = {str(name): {str(k): float(v) for k, v in row.items()} for name, row in table.to_dict("index").items()}
+    for name, features in report.items():
+        numbers[name]["weight_norm"] = features.weight_norm
+    return report, numbers
+
+
+def weight_numbers(
+    layers: Mapping[str, Layer], initial: Mapping[str, Layer], start: Start, directions: Mapping[str, Any]
+) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase]]:
+    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions."""
+    numbers: dict[str, Numbers] = {}
+    phases: dict[tuple[str | None, str], Phase] = {}
+    for name, layer in layers.items():
+        before = start.spectra[name, "w"]
+        found, of = _spectrum_numbers(before, _weight_spectrum(layer), "w")
+        found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
+        if layer.groups == 1:
+            change = change_norms(_weight(initial[name])[0], _weight(layer)[0])
+            found["weight_change_operator"] = change.relative_operator
+            found["weight_change_two_to_infinity"] = change.relative_two_to_infinity
+            if name in directions:
+                beta = torch.as_tensor(directions[name])
+                leading = leading_alignment(_weight(layer)[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
+                found["alignment"] = float(leading.projections.min())
+        numbers[name] = found
+        if of is not None:
+            phases[name, "w"] = of
+    return numbers, phases
+
+
+def kernel_numbers(
+    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, parts: Iterable[str], forward: Forward | None
+) -> tuple[dict[str | None, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
+    """Spectra of conjugate and tangent kernels, and how they match the labels."""
+    numbers: dict[str | None, Numbers] = {}
+    phases: dict[tuple[str | None, str], Phase] = {}
+    matrices: dict[str, Tensor] = {}
+    for key, kernel in _kernels(model, names, rows, parts, forward).items():
+        layer, kind = key
+        if key not in start.spectra:
+            continue
+        found, of = _spectrum_numbers(start.spectra[key], _eigenvalues(kernel), kind)
+        if rows.kernel_targets is not None and kernel.any() and rows.kernel_targets.any():
+            found[f"{kind}.kta"] = kernel_target_alignment(kernel, rows.kernel_targets)
+        numbers.setdefault(layer, {}).update(found)
+        matrices[kind if layer is None else f"{layer}/{kind}"] = kernel
+        if of is not None:
+            phases[key] = of
+    return numbers, phases, matrices
+
+
+def read(
+    layers: Mapping[str, Layer], numbers: Mapping[str, Numbers], phases: Mapping[tuple[str | None, str], Phase]
+) -> dict[str, Reading]:
+    """A reading for each layer that has numbers."""
+    return {
+        name: read_layer(
+            found,
+            phases[name, "w"].name if (name, "w") in phases else None,
+            trivial=layers[name].groups * layers[name].k_out == 1,
+        )
+        for name, found in numbers.items()
+    }
+
+
+def matrices_of(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Feature matrices by name, of every layer that has them."""
+    found = {}
+    for layer, features in report.items():
+        for name in wanted:
+            try:
+                found[f"{layer}/{name}"] = features.matrix(name)
+            except NotMeasuredError:
+                continue
+    return found
+
+
+def _kernels(
+    model: nn.Module, names: list[str], rows: ProbeRows, parts: Iterable[str], forward: Forward | None
+) -> dict[tuple[str | None, str], Tensor]:
+    found: dict[tuple[str | None, str], Tensor] = {}
+    if "ck" in parts and names:
+        kernels = ck_by_layer(model, rows.kernel_batches, layers=names, forward=forward, train_mode="eval")
+        found |= {(name, "ck"): kernel for name, kernel in kernels.items()}
+    if "ntk" in parts:
+        kernel = ntk(model, rows.kernel_batches, forward=forward, train_mode="eval")
+        assert isinstance(kernel, Tensor)
+        found[None, "ntk"] = kernel
+    return {key: kernel.cpu() for key, kernel in found.items()}
+
+
+def _weight(layer: Layer) -> Tensor:
+    return layer.matrix(layer.weight().detach())
+
+
+def _weight_spectrum(layer: Layer) -> Array:
+    values: Array = weight_eigenvalues(_weight(layer), side="smaller").numpy()
+    return values
+
+
+def _eigenvalues(kernel: Tensor) -> Array:
+    values: Array = torch.linalg.eigvalsh(kernel).clamp_min(0).numpy()
+    return values
+
+
+def _spectrum_numbers(before: Array, after: Array, prefix: str) -> tuple[Numbers, Phase | None]:
+    numbers = {f"{prefix}.top": float(after.max())}
+    if not after.any():
+        return numbers | {f"{prefix}.effective_rank": 0.0, f"{prefix}.stable_rank": 0.0}, None
+    numbers |= {f"{prefix}.effective_rank": effective_rank(after), f"{prefix}.stable_rank": stable_rank(after)}
+    if not before.any():  # a layer that starts at zero has no bulk
+        return numbers, None
+    found = phase(before, after)
+    evidence = found.evidence
+    if evidence is not None:
+        numbers[f"{prefix}.spikes"] = float(len(evidence.spikes))
+        numbers[f"{prefix}.bulk_distance"] = evidence.bulk_distance
+        if evidence.trained_edge is not None:
+            numbers[f"{prefix}.edge"] = evidence.trained_edge.edge
+        if evidence.tail is not None:
+            numbers[f"{prefix}.alpha"] = evidence.tail.fit.alpha
+    return numbers, found

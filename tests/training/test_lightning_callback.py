@@ -1,0 +1,115 @@
+"""The monitor inside a real Lightning Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import featlearn as fl
+from featlearn.errors import InputError
+from featlearn.runs import Run
+from featlearn.training.callbacks.lightning import MonitorCallback
+
+pytestmark = [
+    # Lightning's advice about workers and logging intervals, and its own deprecations.
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+X = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
+Y = (X[:, :1] * X[:, 1:2]).tanh()
+
+
+class Regression(lightning.LightningModule):
+    def __init__(self, optimizer: str = "sgd") -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 1))
+        self._kind = optimizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        if self._kind == "slo":
+            return fl.SLO.for_layers(self, 0.01, {"net.0": 2.0, "*": 0.5})
+        if self._kind == "adaptive":
+            return fl.AdaptiveSLO(self, X[:16], lr=0.01, every=2)
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def loader(shuffle: bool = True) -> DataLoader:
+    return DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=shuffle)
+
+
+def train(module: Regression, callback: MonitorCallback | None, **options: Any) -> lightning.Trainer:
+    lightning.seed_everything(0, verbose=False)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, callbacks=[] if callback is None else [callback], **options,
+    )  # fmt: skip
+    trainer.fit(module, loader(), loader(False))
+    return trainer
+
+
+def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
+    plain, watched = Regression(), Regression()
+    train(plain, None)
+    callback = MonitorCallback((X, Y), run=tmp_path / "run", every=2, kernel_samples=20)
+    trainer = train(watched, callback)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, watched.state_dict()[name]), name
+    run = Run.open(tmp_path / "run")
+    assert run.status == "finished"
+    assert run.series("nfc", "net.0").index.tolist() == [0, 2, 4, 6, 8]
+    assert run.series("loss").index.tolist() == list(range(1, 9))
+    assert run.series("val_loss").index.tolist() == [4, 8]
+    assert run.series("val_loss").iloc[-1] == pytest.approx(float(trainer.callback_metrics["val_loss"]))
+    report = fl.probe(watched.net, (X, Y), train_mode="eval")
+    assert run.series("nfc", "net.0").iloc[-1] == pytest.approx(report["0"].nfc, rel=1e-6)
+
+
+def test_added_up_gradients_are_one_step_and_a_part_may_be_watched() -> None:
+    callback = MonitorCallback(module="net", every=1, measure="features")
+    train(Regression(), callback, accumulate_grad_batches=2)
+    assert callback.monitor.series("nfc", "0").index.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("optimizer", ["slo", "adaptive"])
+def test_speeds_are_set_inside(optimizer: str) -> None:
+    callback = MonitorCallback((X, Y), every=1, measure="features")
+    train(Regression(optimizer), callback)
+    moved = callback.monitor.series("weight_norm", "net.0")
+    assert moved.nunique() == 9
+
+
+def test_a_training_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
+    class Failing(Regression):
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            if self.global_step == 3:
+                raise RuntimeError("out of luck")
+            return super().training_step(batch, index)
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        train(Failing(), MonitorCallback(run=tmp_path / "run", every=1, measure="weights"))
+    run = Run.open(tmp_path / "run")
+    assert run.status == "failed"
+    assert run.series("w.top", "net.0").index.tolist() == [0, 1, 2, 3]
+
+
+def test_a_part_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="module='encoder' is no part"):
+        train(Regression(), MonitorCallback(module="encoder"))

@@ -1,0 +1,89 @@
+"""A monitor over two gloo processes under DistributedDataParallel, against one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from featlearn.runs import Run
+from featlearn.training import Monitor
+
+STEPS = 4
+
+
+def data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(5)
+    x = torch.randn(40, 5, generator=g, dtype=torch.float64)
+    return x, (x[:, :1] * x[:, 1:2]).tanh()
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+
+
+def train(model: nn.Module, rows: tuple[Tensor, Tensor], folder: Path, budget: float | None) -> Monitor:
+    """Each process sees half the rows, so that the mean of its gradients is that of all."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=0.01)
+    monitor = Monitor(model, rows, run=folder, every=1, budget=budget, loss=nn.MSELoss(), weight_decay=optimizer,
+                      kernel_samples=40, matrices=["agop"])  # fmt: skip
+    for step in range(STEPS):
+        loss = nn.functional.mse_loss(model(rows[0]), rows[1])
+        monitor.step(step, loss=loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    monitor.last(STEPS)
+    monitor.close()
+    return monitor
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    x, y = data()
+    mine = x[20 * rank : 20 * rank + 20], y[20 * rank : 20 * rank + 20]
+    for name, budget in (("all", None), ("budget", 1e9), ("little", 1e-9)):
+        model = DistributedDataParallel(net())
+        monitor = train(model, mine, Path(folder) / name, budget)
+        assert monitor.latest.step == (0 if name == "little" else STEPS)
+        save_file(dict(model.module.state_dict()), f"{folder}/{name}-{rank}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("processes")
+    torch.multiprocessing.spawn(worker, args=(str(path),), nprocs=2)
+    return path
+
+
+def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> None:
+    model = net()
+    train(model, data(), tmp_path / "one", None)
+    for rank in range(2):
+        for name, value in load_file(folder / f"all-{rank}.safetensors").items():
+            torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-12, atol=1e-14)
+    one, two = Run.open(tmp_path / "one"), Run.open(folder / "all")
+    assert two.status == "finished"
+    keys = ["step", "layer", "name"]
+    a, b = (run.metrics().set_index(keys)["value"] for run in (one, two))
+    assert set(a.index) == set(b.index)
+    told = [key for key in a.index if not key[2].startswith("monitor.") and key[2] != "loss"]
+    assert len(told) > 250
+    for key in told:
+        assert b[key] == pytest.approx(a[key], rel=1e-7, abs=1e-9, nan_ok=True), key
+    assert one.texts().equals(two.texts())
+    torch.testing.assert_close(two.matrices(STEPS)["0/agop"], one.matrices(STEPS)["0/agop"], rtol=1e-9, atol=1e-12)
+
+
+def test_processes_measure_together_when_a_clock_decides(folder: Path) -> None:
+    """Processes that decided by their own clocks would wait for each other for ever."""
+    assert Run.open(folder / "budget").series("nfc", "0").index.tolist() == [0, 1, 2, 3, 4]
+    assert Run.open(folder / "little").series("nfc", "0").index.tolist() == [0]

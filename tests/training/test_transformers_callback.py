@@ -1,0 +1,80 @@
+"""The monitor inside a real Trainer of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+import featlearn as fl
+from cases import built, gpt2
+from featlearn.runs import Run
+from featlearn.training.callbacks.transformers import MonitorCallback
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # The loader pins memory only where there is a GPU, and says so where there is none.
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+NEW = built(gpt2)
+TOKENS = torch.randint(7, (24, 6), generator=torch.Generator().manual_seed(0))
+
+
+class Texts(Dataset):
+    def __len__(self) -> int:
+        return len(TOKENS)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": TOKENS[index], "labels": TOKENS[index]}
+
+
+def train(model: nn.Module, folder: Path, callback: MonitorCallback | None, **options: Any) -> Trainer:
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=6, per_device_train_batch_size=4, logging_steps=2, report_to=[],
+        save_strategy="no", disable_tqdm=True, use_cpu=True, seed=0, learning_rate=1e-2,
+        **{k: v for k, v in options.items() if k != "optimizers"},
+    )  # fmt: skip
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=Texts(), callbacks=[] if callback is None else [callback],
+        optimizers=options.get("optimizers", (None, None)),
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
+def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
+    plain, watched = NEW().float(), NEW().float()
+    train(plain, tmp_path, None)
+    callback = MonitorCallback(run=tmp_path / "run", every=3, kernel_samples=4, samples=8)
+    train(watched, tmp_path, callback)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, watched.state_dict()[name]), name
+    run = Run.open(tmp_path / "run")
+    assert run.status == "finished"
+    layers = [name for name in callback.monitor.latest.layers if "attn" in name]
+    assert layers
+    assert run.series("nfc", layers[0]).index.tolist() == [0, 3, 6]
+    assert run.series("weight_change", layers[0]).iloc[-1] > 0
+    assert {2, 4, 6} <= set(run.series("loss").index)
+
+
+def test_added_up_gradients_are_one_step(tmp_path: Path) -> None:
+    callback = MonitorCallback(every=1, measure="weights")
+    train(NEW().float(), tmp_path, callback, gradient_accumulation_steps=2)
+    layer = next(iter(callback.monitor.latest.layers))
+    assert callback.monitor.series("w.top", layer).index.tolist() == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_speeds_are_set_inside(tmp_path: Path) -> None:
+    model = NEW().float()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    optimizer = fl.SLO.for_layers(model, 1e-2, {"*": 1.0})
+    callback = MonitorCallback(every=6, measure="weights")
+    train(model, tmp_path, callback, optimizers=(optimizer, None))
+    assert any(not torch.equal(before[k], v) for k, v in model.state_dict().items())
