@@ -44,6 +44,15 @@ def figure_1() -> None:
     save_figure(figure, IMAGES / "figure-1.png", dpi=110)
 
 
+def evolution() -> None:
+    """What becomes of each layer of the network of figure 1."""
+    task = chain_monomial_task(n=384, d=32, r=5, generator=0)
+    model = mlp([32, 128, 128, 1], scales={"0": 0.01}, generator=0)
+    monitor = fl.Monitor(model, (task.X, task.y))
+    fit(model, (task.X, task.y), lr=0.1, steps=400, monitor=monitor)
+    save_figure(monitor.plot(), IMAGES / "evolution.png", dpi=110)
+
+
 def phases() -> None:
     """A spectrum in each phase: three cases of table 1 of the spectral paper at half size, and one of weight decay."""
     cases = {case: spectral_case(case, seed=0) for case in (1, 3, 4)}
@@ -199,6 +208,7 @@ def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colou
 if __name__ == "__main__":
     flow()
     figure_1()
+    evolution()
     reports()
     phases()
     wine()
