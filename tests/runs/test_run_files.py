@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from featlearn import runs
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
 
@@ -144,3 +145,15 @@ def test_drafts_of_killed_processes_are_removed_when_it_is_opened_for_writing(tm
         assert not any(path.exists() for path in drafts)
         assert mine.exists()
         assert run.checkpoint() == (0, {})
+
+
+def test_the_weights_at_the_start_are_kept_and_go_with_the_run(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "run") as run:
+        assert run.initial() is None
+        run.save_initial({"weight": torch.ones(2, 3)})
+    again = Run.open(tmp_path / "run")
+    assert torch.equal(again.initial()["weight"], torch.ones(2, 3))
+    with pytest.raises(RunStoreError, match="not open for writing"):
+        again.save_initial({})
+    runs.remove(tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -181,6 +181,15 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert found.layers["4"]["weight_change"] > 0
 
 
+def test_a_run_in_the_place_of_one_that_was_removed_has_its_own_start(tmp_path) -> None:
+    for seed in range(2):
+        with Monitor(net(seed), (X, Y), run=tmp_path / "run", measure="features") as monitor:
+            monitor.step(0)
+        assert monitor.series("weight_change", "0").to_list() == [0.0]
+        fl.runs.remove(tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
 def test_frames_series_and_picture() -> None:
     model = net()
     monitor = Monitor(model, (X, Y), every=2, kernel_samples=10)

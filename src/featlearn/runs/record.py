@@ -103,6 +103,11 @@ class RunRecord:
         """Whether it is open for writing, here."""
         return self._database.writes
 
+    def initial(self) -> dict[str, Any] | None:
+        """The weights that the run began with; None if nobody has kept them."""
+        folder = self.path / "initial"
+        return load_step(folder, 0) if steps_of(folder) else None
+
     def matrices(self, step: int) -> dict[str, Tensor]:
         """The matrices of a step, on the CPU."""
         return load_step(self.path / "matrices", as_step(step))

@@ -222,6 +222,15 @@ class Run(RunRecord):
                 connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (found[0], self._start))
         return found
 
+    def save_initial(self, state: Mapping[str, Any]) -> None:
+        """Keep the weights that the run began with, which all later ones are compared with.
+
+        Args:
+            state: As in `save_checkpoint`.
+        """
+        self._database.require_writing()
+        save_step(self.path / "initial", 0, state)
+
     def finish(self, status: Literal["finished", "failed"] = "finished", message: str = "") -> None:
         """End the run and close it for writing.
 

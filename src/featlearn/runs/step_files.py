@@ -16,7 +16,7 @@ from featlearn.runs.trouble import file_trouble
 
 __all__ = ["FOLDERS", "load_newest", "load_step", "remove_older", "save_step", "steps_of", "tidy"]
 
-FOLDERS = ("matrices", "checkpoints")
+FOLDERS = ("matrices", "checkpoints", "initial")
 
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
 

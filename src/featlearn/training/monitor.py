@@ -24,7 +24,6 @@ from featlearn.features.losses import Loss
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.numerics.seeds import Seed
 from featlearn.runs import Run
-from featlearn.runs.nested import load_nested, save_nested
 from featlearn.training import snapshot as measuring
 from featlearn.training.evolution import evolution
 from featlearn.training.probe_rows import take_rows
@@ -33,8 +32,6 @@ from featlearn.training.trackers.tracker import Tracker
 from featlearn.training.when import Budget, Every, step_rule
 
 __all__ = ["Monitor"]
-
-_INITIAL = "initial.safetensors"
 
 
 class Monitor:
@@ -330,14 +327,14 @@ class Monitor:
 
     def _start_model(self, initial: nn.Module | Mapping[str, Tensor] | None) -> nn.Module:
         own = unwrap(self._model)
-        stored = None if self.run is None else self.run.path / _INITIAL
-        if initial is None and stored is not None and stored.exists():
-            initial, _ = load_nested(stored)
+        stored = None if self.run is None else self.run.initial()
+        if initial is None:
+            initial = stored
         with preserved_rng():
             start = copy.deepcopy(own) if initial is None else initial_model(initial, own, own)
         start.requires_grad_(True)
-        if stored is not None and not stored.exists():
-            save_nested(stored, dict(start.state_dict()))
+        if self.run is not None and stored is None:
+            self.run.save_initial(dict(start.state_dict()))
         return start
 
     # -- writing ------------------------------------------------------------------------------------------------------
