@@ -54,6 +54,11 @@ def worker(rank: int, folder: str) -> None:
         monitor = train(model, mine, Path(folder) / name, budget)
         assert monitor.latest.step == (0 if name == "little" else STEPS)
         save_file(dict(model.module.state_dict()), f"{folder}/{name}-{rank}.safetensors")
+    # The run of the last one is taken up: only process 0 can read how it began.
+    again = Monitor(model, mine, run=Path(folder) / "little", measure="features")
+    found = again.measure(STEPS)
+    again.close()
+    Path(f"{folder}/moved-{rank}.txt").write_text(str(found.layers["0"]["weight_change"]))
     torch.distributed.destroy_process_group()
 
 
@@ -86,4 +91,14 @@ def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> Non
 def test_processes_measure_together_when_a_clock_decides(folder: Path) -> None:
     """Processes that decided by their own clocks would wait for each other for ever."""
     assert Run.open(folder / "budget").series("nfc", "0").index.tolist() == [0, 1, 2, 3, 4]
-    assert Run.open(folder / "little").series("nfc", "0").index.tolist() == [0]
+    little = Run.open(folder / "little")  # measured at the start alone, and at the end when it was taken up
+    assert little.series("nfc", "0").index.tolist() == [0, STEPS]
+
+
+def test_a_run_that_is_taken_up_has_one_start_in_all_processes(folder: Path, tmp_path: Path) -> None:
+    model = net()
+    monitor = train(model, data(), tmp_path / "one", None)
+    moved = [float((folder / f"moved-{rank}.txt").read_text()) for rank in range(2)]
+    assert moved[0] == moved[1]
+    assert moved[0] == pytest.approx(monitor.series("weight_change", "0").iloc[-1], rel=1e-9)
+    assert moved[0] > 0.01

@@ -141,6 +141,7 @@ class Monitor:
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
         self._owns = not isinstance(run, Run)
         self.run = self._opened(run) if self._writes else None
+        self._record = self.run  # can be read when it is closed
         self._initial = self._start_model(initial)
         self._start: measuring.Start | None = None
         self.latest: Snapshot | None = None
@@ -180,9 +181,10 @@ class Monitor:
         numbers = {name: _number(name, value) for name, value in values.items()}
         if not numbers or not self._writes:
             return
-        self._scalars.setdefault(step, {}).update(numbers)
         if self.run is not None:
             self.run.log(step, numbers)
+        else:
+            self._scalars.setdefault(step, {}).update(numbers)
         for tracker in self._trackers:
             tracker.log(step, numbers)
 
@@ -221,7 +223,8 @@ class Monitor:
         found = replace(found, seconds=time.perf_counter() - began)
         self._last = number
         self.latest = found
-        self._snapshots.append(replace(found, phases={}, matrices={}))
+        if self._record is None:
+            self._snapshots.append(replace(found, phases={}, matrices={}))
         self._write(found)
         return found
 
@@ -247,7 +250,9 @@ class Monitor:
     # -- what was seen ------------------------------------------------------------------------------------------------
 
     def metrics(self) -> pd.DataFrame:
-        """All numbers since this monitor was made: columns step, layer, name, value."""
+        """All numbers of the run, or, without one, since this monitor was made: columns step, layer, name, value."""
+        if self._record is not None:  # what is on disk is not kept in memory as well
+            return self._record.metrics()
         rows: list[tuple[int, str | None, str, float]] = [
             (step, None, name, value) for step, values in self._scalars.items() for name, value in values.items()
         ]
@@ -311,12 +316,16 @@ class Monitor:
         return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}
 
     def _agreed(self, mine: bool) -> bool:
-        """What process 0 has decided: clocks differ, and all must measure together."""
-        if not in_processes() or self.budget.share is None:
+        """Whether all measure: clocks differ, and processes that did not measure together would wait for ever."""
+        return mine if self.budget.share is None else bool(self._told_by_the_first(mine))
+
+    def _told_by_the_first(self, mine: Any) -> Any:
+        """What process 0 knows, in all processes: only it reads the run and looks at its clock."""
+        if not in_processes():
             return mine
-        decision: list[Any] = [mine]
-        torch.distributed.broadcast_object_list(decision, src=0)
-        return bool(decision[0])
+        told: list[Any] = [mine]
+        torch.distributed.broadcast_object_list(told, src=0)
+        return told[0]
 
     # -- the start ----------------------------------------------------------------------------------------------------
 
@@ -327,7 +336,7 @@ class Monitor:
 
     def _start_model(self, initial: nn.Module | Mapping[str, Tensor] | None) -> nn.Module:
         own = unwrap(self._model)
-        stored = None if self.run is None else self.run.initial()
+        stored = self._told_by_the_first(None if self.run is None else self.run.initial())
         if initial is None:
             initial = stored
         with preserved_rng():
