@@ -108,7 +108,7 @@ def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tens
     Time: 96^2 values of the function for each entry.
     """
     z, w = _gauss_hermite()
-    together = torch.broadcast_tensors(q11, q12, q22)
+    together = torch.broadcast_tensors(q11, q12, q22)  # type: ignore[no-untyped-call]
     shape = together[0].shape
     a, b, c = (q.to(torch.float64).reshape(-1) for q in together)
     found = torch.empty_like(a)
