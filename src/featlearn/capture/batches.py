@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "Forward",
     "as_batch",
+    "as_tensors",
     "batches",
     "few_rows",
     "first_rows",
@@ -64,7 +65,7 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if sliceable(data):
-        data = _tensors(data)
+        data = as_tensors(data)
         n = rows_of(data)
         if n == 0:
             raise InputError("the data is empty: it has no samples")
@@ -91,7 +92,7 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
 
 def _refuse_inputs_and_target(data: list[Any]) -> None:
     """A list is a list of batches; ``[X, y]``, as a DataLoader collates a batch, is most likely meant as one."""
-    parts = [_tensors(part) for part in data]
+    parts = [as_tensors(part) for part in data]
     if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in parts):
         return
     X, y = parts
@@ -113,7 +114,7 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         dtype: What floating-point tensors become; None leaves them.
         parts: How many parts a tuple may have; None for any (the user's forward function reads it).
     """
-    raw = map_tensors(_tensors(raw), lambda t: _placed(t, device, dtype))
+    raw = map_tensors(as_tensors(raw), lambda t: _placed(t, device, dtype))
     if isinstance(raw, Mapping):
         key = next((k for k in _TARGETS if k in raw), None)
         inputs = {k: v for k, v in raw.items() if k != key}
@@ -177,7 +178,7 @@ def few_rows(batch: Batch) -> Batch:
 
 def rows_of(data: Any) -> int:
     """Number of samples: the leading dimension, the same for every tensor in the data."""
-    sizes = _sizes(_tensors(data))
+    sizes = _sizes(as_tensors(data))
     if not sizes:
         raise InputError("the data holds no tensor")
     if min(sizes) < 0 or len(set(sizes)) > 1:
@@ -202,10 +203,11 @@ def _check_tensors(part: Any, what: str) -> None:
         raise InputError(f"a {what} must hold a tensor or a numpy array, got {type(part).__name__}")
 
 
-def _tensors(data: Any) -> Any:
+def as_tensors(data: Any) -> Any:
+    """The data with tensors in the place of its numpy arrays, whose memory they share."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
-    return _rebuilt(data, _tensors)
+    return _rebuilt(data, as_tensors)
 
 
 def map_tensors(data: Any, function: Callable[[Tensor], Any]) -> Any:

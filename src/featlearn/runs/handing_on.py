@@ -14,7 +14,7 @@ from featlearn.numerics.files import whole_file
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.listing import RunLike, as_run
 from featlearn.runs.lock import WriterLock
-from featlearn.runs.step_files import FOLDERS, tidy
+from featlearn.runs.step_files import FOLDERS, INITIAL_FILE, tidy
 from featlearn.runs.trouble import file_trouble
 from featlearn.runs.values import as_folder
 
@@ -76,6 +76,7 @@ def remove(path: str | os.PathLike[str]) -> None:
                     file.unlink(missing_ok=True)
                 with suppress(OSError):  # something else is in it, or it was never there
                     (folder / name).rmdir()
+            (folder / INITIAL_FILE).unlink(missing_ok=True)
             # The database goes last: what is left if the process ends before is still a run, and can be removed.
             for name in (*SIDE_FILES, DATABASE_FILE):
                 (folder / name).unlink(missing_ok=True)

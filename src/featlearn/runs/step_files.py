@@ -14,9 +14,10 @@ from featlearn.numerics.files import remove_drafts
 from featlearn.runs.nested import load_nested, save_nested
 from featlearn.runs.trouble import file_trouble
 
-__all__ = ["FOLDERS", "load_newest", "load_step", "remove_older", "save_step", "steps_of", "tidy"]
+__all__ = ["FOLDERS", "INITIAL_FILE", "load_newest", "load_step", "remove_older", "save_step", "steps_of", "tidy"]
 
 FOLDERS = ("matrices", "checkpoints")
+INITIAL_FILE = "initial.safetensors"  # the weights that a monitor found at the first start
 
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featlearn.capture import Forward
+from featlearn.capture import Forward, at_rest
 from featlearn.errors import InputError
 from featlearn.features import FeatureAccumulator, NotMeasuredError, Report
 from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
@@ -104,7 +104,8 @@ def make_start(
     """Measure the spectra of the initial model."""
     spectra: dict[tuple[str | None, str], Array] = {}
     if "weights" in parts:
-        spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
+        with at_rest(initial):
+            spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
     spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, parts, forward).items()}
     return Start(spectra)
 
@@ -126,7 +127,10 @@ def feature_numbers(total: FeatureAccumulator, rows: ProbeRows) -> tuple[Report,
 def weight_numbers(
     layers: Mapping[str, Layer], initial: Mapping[str, Layer], start: Start, directions: Mapping[str, Any]
 ) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase]]:
-    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions."""
+    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions.
+
+    Both models are at rest (`featlearn.capture.at_rest`) meanwhile.
+    """
     numbers: dict[str, Numbers] = {}
     phases: dict[tuple[str | None, str], Phase] = {}
     for name, layer in layers.items():
@@ -134,12 +138,14 @@ def weight_numbers(
         found, of = _spectrum_numbers(before, _weight_spectrum(layer), "w")
         found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
         if layer.groups == 1:
-            change = change_norms(_weight(initial[name])[0], _weight(layer)[0])
+            now = _weight(layer)[0]
+            # The model may have been moved, or cast, since the start was kept.
+            change = change_norms(_weight(initial[name])[0].to(now), now)
             found["weight_change_operator"] = change.relative_operator
             found["weight_change_two_to_infinity"] = change.relative_two_to_infinity
             if name in directions:
                 beta = torch.as_tensor(directions[name])
-                leading = leading_alignment(_weight(layer)[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
+                leading = leading_alignment(now, beta, k=1 if beta.ndim == 1 else beta.shape[1])
                 found["alignment"] = float(leading.projections.min())
         numbers[name] = found
         if of is not None:
