@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import io
 import math
 import time
 import warnings
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import featlearn as fl
 from featlearn.errors import InputError
 from featlearn.runs import Run
-from featlearn.training import Monitor
+from featlearn.training import Monitor, evolution
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2]).sin()
@@ -479,3 +482,98 @@ def test_the_budget_pays_for_writing_too() -> None:
 
 def test_one_matrix_may_be_named_alone() -> None:
     assert list(watch(net(), matrices="agop").step(0).matrices) == ["0/agop", "2/agop"]
+
+
+# -- words and pictures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [None, "features", "weights"])
+def test_a_layer_that_starts_at_zero_is_untrained_and_then_moves(part: str | None) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.zeros_(model[2].weight)
+    monitor = watch(model, (X, X[:, :2]), measure=part)
+    assert {reading.word for reading in monitor.step(0).readings.values()} == {"untrained"}
+    with torch.no_grad():
+        model[2].weight.copy_(torch.eye(2, 8) + 0.3)
+    reading = monitor.step(1).readings["2"]
+    assert reading.word in ("learning", "aligned")
+    assert "nan" not in reading.text
+
+
+def test_weights_alone_tell_how_far_they_moved() -> None:
+    model = net()
+    monitor = watch(model, measure="weights")
+    assert {reading.word for reading in monitor.step(0).readings.values()} == {"untrained"}
+    with torch.no_grad():
+        model[0].weight.mul_(1.01)
+    found = monitor.step(1)
+    assert found.readings["0"].word == "lazy"
+    assert found.layers["0"]["weight_change"] == pytest.approx(0.01, rel=1e-4)
+    # Nothing of the weights is known here, and so nothing is said of them.
+    assert watch(model, measure="ck").step(0).readings == {}
+
+
+def test_one_name_may_be_drawn_alone() -> None:
+    monitor = watch(net(), measure="weights")
+    monitor.step(0)
+    assert sum(ax.axison for ax in monitor.plot("w.top").axes) == 1
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, None, "loss", 1.0)],
+        [(step, "a", "nfc", math.nan) for step in range(4)],
+        [(step, None, "loss", value) for step, value in enumerate((1.0, math.inf, -math.inf, 0.0))],
+        [(step, f"blocks.{i}", "nfc", 0.1 * step) for step in range(3) for i in range(200)],
+        [(10**step, None, "loss", 1e300) for step in range(18)],
+    ],
+    ids=["one step", "all NaN", "infinite", "many layers", "huge"],
+)
+def test_pictures_of_odd_runs(rows: list[Any]) -> None:
+    frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
+    evolution(frame).savefig(io.BytesIO(), format="svg")
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+class FailsOnce(nn.Module):
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.layer, self.fails = nn.Linear(6, 1), fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and not self.training:
+            raise RuntimeError("out of memory")
+        return self.layer(x)
+
+
+def one_of_two(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
+    )
+    torch.manual_seed(0)
+    model = FailsOnce(False)
+    monitor = watch(model, measure="features")
+    steps = []
+    for step in range(4):
+        model.fails = rank == 1 and step == 2
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = monitor.step(step)
+            monitor.step(step)  # gradient accumulation
+        if found is not None:
+            steps.append(step)
+        else:
+            assert "out of memory" in str(told[0].message)
+        total = torch.ones(3) * (rank + 1)
+        torch.distributed.all_reduce(total)  # as training does: sums must not be mixed up with those of a measurement
+        assert total.tolist() == [3.0] * 3
+    assert steps == [0, 1, 3]
+    torch.distributed.destroy_process_group()
+
+
+def test_a_measurement_that_fails_on_one_process_fails_on_all(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(one_of_two, args=(str(tmp_path),), nprocs=2)

@@ -8,6 +8,7 @@ from featlearn.capture.batches import (
     batches,
     few_rows,
     map_tensors,
+    preserved_loader,
     rows_of,
     sliceable,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "initial_model",
     "map_tensors",
     "matching_layers",
+    "preserved_loader",
     "preserved_rng",
     "rows_of",
     "sliceable",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "few_rows",
     "first_rows",
     "map_tensors",
+    "preserved_loader",
     "rows_of",
     "run_forward",
     "sliceable",
@@ -88,6 +90,26 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
         yield batch
     if empty:
         raise InputError("the data is empty: it gave no batch")
+
+
+@contextmanager
+def preserved_loader(data: Any) -> Iterator[None]:
+    """Give a loader its workers, and the generators that it and its samplers own their state, back."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    states = [(own, own.get_state()) for own in found if isinstance(own, torch.Generator)]
+    # A second iterator would begin persistent workers anew: in the middle of an epoch, or without drawing their seed.
+    workers = vars(data).get("_iterator") if isinstance(data, torch.utils.data.DataLoader) else None
+    if isinstance(data, torch.utils.data.DataLoader):
+        data._iterator = None
+    try:
+        yield
+    finally:
+        if isinstance(data, torch.utils.data.DataLoader):
+            data._iterator = workers
+        for own, state in states:
+            own.set_state(state)
 
 
 def _refuse_inputs_and_target(data: list[Any]) -> None:

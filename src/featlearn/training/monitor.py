@@ -314,7 +314,7 @@ class Monitor:
                 with at_rest(unwrap(self._model)), at_rest(self._initial):
                     found, of = measuring.weight_numbers(layers, first, self._start, self._directions)
                 for name, values in found.items():
-                    numbers[name].update(values)
+                    numbers[name] = values | numbers[name]
                 phases |= of
             kernels, of, kept = measuring.kernel_numbers(
                 self._model, list(layers), self._rows, self._start, self._parts, self._forward

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from featlearn.capture import as_batch, as_tensors, batches, map_tensors, preserved_rng
+from featlearn.capture import as_batch, as_tensors, batches, map_tensors, preserved_loader, preserved_rng
 from featlearn.errors import InputError
 from featlearn.features import in_processes
 
@@ -54,7 +51,7 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
     kept: list[Any] = []
     count = 0
     # Not under inference mode, whose tensors cannot be differentiated through.
-    with preserved_rng(), _preserved_loader(data), torch.inference_mode(False):
+    with preserved_rng(), preserved_loader(data), torch.inference_mode(False):
         for raw in batches(data, batch_size or 256):
             raw = as_tensors(raw)
             rows = _rows(raw)
@@ -73,26 +70,6 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         if not left:
             break
     return ProbeRows(kept, few, _targets(few), count)
-
-
-@contextmanager
-def _preserved_loader(data: Any) -> Iterator[None]:
-    """Give a loader its workers, and the generators that it and its samplers own their state, back."""
-    batch_sampler = getattr(data, "batch_sampler", None)
-    owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
-    states = [(own, own.get_state()) for own in found if isinstance(own, torch.Generator)]
-    # A second iterator would begin persistent workers anew: in the middle of an epoch, or without drawing their seed.
-    workers = vars(data).get("_iterator") if isinstance(data, DataLoader) else None
-    if isinstance(data, DataLoader):
-        data._iterator = None
-    try:
-        yield
-    finally:
-        if isinstance(data, DataLoader):
-            data._iterator = workers
-        for own, state in states:
-            own.set_state(state)
 
 
 def _alike(raws: list[Any]) -> list[Any]:
