@@ -480,6 +480,13 @@ def test_the_budget_pays_for_writing_too() -> None:
     assert monitor.step(1) is None
 
 
+def test_what_is_done_before_the_training_is_no_part_of_it() -> None:
+    monitor = watch(net(), measure="weights", budget=0.5)
+    time.sleep(0.3)  # the rest of the preparations
+    monitor.step(0)
+    assert monitor.budget.trained < 0.2
+
+
 def test_one_matrix_may_be_named_alone() -> None:
     assert list(watch(net(), matrices="agop").step(0).matrices) == ["0/agop", "2/agop"]
 

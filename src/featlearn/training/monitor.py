@@ -169,6 +169,8 @@ class Monitor:
             The measurement, or None where none was made.
         """
         number = self._tell(step)
+        if not self._told:
+            self.budget.begin()
         self._told += 1
         self.record(number, scalars)
         if number == self._last or not self._agreed(self._due(number) and self.budget.allows()):

@@ -79,6 +79,10 @@ class Budget:
         self._clock = clock
         self._began = clock()
 
+    def begin(self) -> None:
+        """Training begins now: what was done since the budget was made is no part of it."""
+        self._began = self._clock() - self.spent
+
     @property
     def trained(self) -> float:
         """Seconds since the start that went into training."""
