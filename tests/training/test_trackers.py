@@ -6,8 +6,10 @@ import json
 import math
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,17 +108,23 @@ def test_mlflow_in_a_store_on_disk(tmp_path: Path) -> None:
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto import wandb_internal_pb2
 
+    def records(file: Path) -> list[Any]:
+        return [wandb_internal_pb2.Record.FromString(data) for data in log_records(file.read_bytes())]
+
     monkeypatch.setenv("WANDB_SILENT", "true")
     tracker = WandbTracker("test", tmp_path, name="first")
     folder = Path(tracker.folder).parent
     monitor = watched(tracker)
     (file,) = folder.glob("*.wandb")
-    rows = []
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item})
+    end = time.monotonic() + 60  # W&B writes in a process of its own, which may be behind on a busy machine
+    while "exit" not in (kinds := [record.WhichOneof("record_type") for record in records(file)]):
+        assert time.monotonic() < end, kinds
+        time.sleep(0.2)
+    rows = [
+        {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+        for record in records(file)
+        if record.WhichOneof("record_type") == "history"
+    ]
     found = {row["step"]: row["0/nfc"] for row in rows if "0/nfc" in row}
     assert found == monitor.series("nfc", "0").to_dict()
     assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2]

@@ -1,10 +1,21 @@
 """The hall of the house: only this package calls a model."""
 
-from featlearn.capture.batches import Batch, Forward, as_batch, batches, few_rows, map_tensors, rows_of, sliceable
+from featlearn.capture.batches import (
+    Batch,
+    Forward,
+    as_batch,
+    as_tensors,
+    batches,
+    few_rows,
+    map_tensors,
+    preserved_loader,
+    rows_of,
+    sliceable,
+)
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import VectorisationError
-from featlearn.capture.models import initial_model
-from featlearn.capture.state import check_training_mode, preserved_rng
+from featlearn.capture.models import copied, initial_model, matching_layers
+from featlearn.capture.state import at_rest, check_shaped, check_training_mode, preserved_rng
 from featlearn.capture.subject import Subject
 
 __all__ = [
@@ -16,11 +27,17 @@ __all__ = [
     "Trace",
     "VectorisationError",
     "as_batch",
+    "as_tensors",
+    "at_rest",
     "batches",
+    "check_shaped",
     "check_training_mode",
+    "copied",
     "few_rows",
     "initial_model",
     "map_tensors",
+    "matching_layers",
+    "preserved_loader",
     "preserved_rng",
     "rows_of",
     "sliceable",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,12 @@ __all__ = [
     "Batch",
     "Forward",
     "as_batch",
+    "as_tensors",
     "batches",
     "few_rows",
     "first_rows",
     "map_tensors",
+    "preserved_loader",
     "rows_of",
     "run_forward",
     "sliceable",
@@ -64,7 +67,7 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     if sliceable(data):
-        data = _tensors(data)
+        data = as_tensors(data)
         n = rows_of(data)
         if n == 0:
             raise InputError("the data is empty: it has no samples")
@@ -89,9 +92,29 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
         raise InputError("the data is empty: it gave no batch")
 
 
+@contextmanager
+def preserved_loader(data: Any) -> Iterator[None]:
+    """Give a loader its workers, and the generators that it and its samplers own their state, back."""
+    batch_sampler = getattr(data, "batch_sampler", None)
+    owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    states = [(own, own.get_state()) for own in found if isinstance(own, torch.Generator)]
+    # A second iterator would begin persistent workers anew: in the middle of an epoch, or without drawing their seed.
+    workers = vars(data).get("_iterator") if isinstance(data, torch.utils.data.DataLoader) else None
+    if isinstance(data, torch.utils.data.DataLoader):
+        data._iterator = None
+    try:
+        yield
+    finally:
+        if isinstance(data, torch.utils.data.DataLoader):
+            data._iterator = workers
+        for own, state in states:
+            own.set_state(state)
+
+
 def _refuse_inputs_and_target(data: list[Any]) -> None:
     """A list is a list of batches; ``[X, y]``, as a DataLoader collates a batch, is most likely meant as one."""
-    parts = [_tensors(part) for part in data]
+    parts = [as_tensors(part) for part in data]
     if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in parts):
         return
     X, y = parts
@@ -113,7 +136,7 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         dtype: What floating-point tensors become; None leaves them.
         parts: How many parts a tuple may have; None for any (the user's forward function reads it).
     """
-    raw = map_tensors(_tensors(raw), lambda t: _placed(t, device, dtype))
+    raw = map_tensors(as_tensors(raw), lambda t: _placed(t, device, dtype))
     if isinstance(raw, Mapping):
         key = next((k for k in _TARGETS if k in raw), None)
         inputs = {k: v for k, v in raw.items() if k != key}
@@ -177,7 +200,7 @@ def few_rows(batch: Batch) -> Batch:
 
 def rows_of(data: Any) -> int:
     """Number of samples: the leading dimension, the same for every tensor in the data."""
-    sizes = _sizes(_tensors(data))
+    sizes = _sizes(as_tensors(data))
     if not sizes:
         raise InputError("the data holds no tensor")
     if min(sizes) < 0 or len(set(sizes)) > 1:
@@ -202,10 +225,11 @@ def _check_tensors(part: Any, what: str) -> None:
         raise InputError(f"a {what} must hold a tensor or a numpy array, got {type(part).__name__}")
 
 
-def _tensors(data: Any) -> Any:
+def as_tensors(data: Any) -> Any:
+    """The data with tensors in the place of its numpy arrays, whose memory they share."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
-    return _rebuilt(data, _tensors)
+    return _rebuilt(data, as_tensors)
 
 
 def map_tensors(data: Any, function: Callable[[Tensor], Any]) -> Any:

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.errors import InputError
+from featlearn.capture.batches import map_tensors
+from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import Layer, unwrap
 
-__all__ = ["initial_model", "matching_layers", "placed"]
+__all__ = ["copied", "initial_model", "matching_layers", "placed"]
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy whose tensors can be trained and differentiated, wherever it is made.
+
+    Tensors that a module keeps from its last forward pass, such as weights that hooks compute, have a graph, with which
+    torch refuses to copy them; the copy gets their values.
+    """
+    computed: dict[int, Any] = {}
+
+    def detach(t: Tensor) -> None:
+        if not t.is_leaf:
+            computed[id(t)] = t.detach().clone()
+
+    with torch.inference_mode(False), torch.no_grad():
+        for module in model.modules():
+            map_tensors(vars(module), detach)
+        try:
+            return copy.deepcopy(model, computed)
+        except Exception as error:
+            raise UnsupportedModelError(
+                f"the model cannot be copied: copy.deepcopy(model) says {type(error).__name__}: {error}"
+            ) from error
 
 
 def placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
@@ -23,7 +48,7 @@ def placed(model: nn.Module, device: torch.device | str | None, dtype: torch.dty
     cast = dtype is not None and any(p.is_floating_point() and p.dtype != dtype for p in parameters)
     if not (moved or cast):
         return model
-    return copy.deepcopy(model).to(device=device, dtype=dtype)
+    return copied(model).to(device=device, dtype=dtype)
 
 
 def initial_model(initial: nn.Module | Mapping[str, Tensor], model: nn.Module, original: nn.Module) -> nn.Module:
@@ -44,7 +69,7 @@ def initial_model(initial: nn.Module | Mapping[str, Tensor], model: nn.Module, o
             "copy.deepcopy(model) or copy.deepcopy(model.state_dict()) from before training"
         )
     if not isinstance(initial, nn.Module):
-        start = copy.deepcopy(model)
+        start = copied(model)
         try:
             start.load_state_dict({_unwrapped(name): value for name, value in initial.items()})
         except RuntimeError as error:

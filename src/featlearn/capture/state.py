@@ -19,8 +19,10 @@ from torch.nn.utils.weight_norm import WeightNorm
 from featlearn.errors import InputError, UnsupportedModelError
 
 __all__ = [
+    "at_rest",
     "check_batch_statistics",
     "check_parameters",
+    "check_shaped",
     "check_training_mode",
     "eager",
     "parametrisations_computed_once",
@@ -83,6 +85,19 @@ def preserved(model: nn.Module) -> Iterator[None]:
                     tensor.copy_(value)
 
 
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Let the weights of a model be read as its forward pass has them in evaluation mode.
+
+    Reading a weight may compute it, and change the model: spectral_norm iterates in training mode. Weights that hooks
+    compute are those of the last forward pass, and older than the last update.
+    """
+    with preserved(model), torch.no_grad():
+        model.eval()
+        refresh_hooked_weights(model)
+        yield
+
+
 def refresh_hooked_weights(model: nn.Module) -> None:
     """Compute again the weights that hooks compute before each call: since the last step they may be stale."""
     for module in model.modules():
@@ -136,14 +151,20 @@ def eager() -> Iterator[None]:
         yield
 
 
-def check_parameters(model: nn.Module, what: str = "the model") -> None:
-    """Refuse parameters that are not finite, or that lie on several devices."""
-    devices: dict[torch.device, str] = {}
+def check_shaped(model: nn.Module, what: str = "the model") -> None:
+    """Refuse parameters of lazy layers that have no shape yet."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise InputError(
                 f"{what} has no weights yet in {name!r}: run the model once so that lazy layers take shape"
             )
+
+
+def check_parameters(model: nn.Module, what: str = "the model") -> None:
+    """Refuse parameters that are not finite, or that lie on several devices."""
+    check_shaped(model, what)
+    devices: dict[torch.device, str] = {}
+    for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise UnsupportedModelError(
                 f"{what} was built under torch.inference_mode, so nothing can be differentiated through "

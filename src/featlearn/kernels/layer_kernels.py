@@ -164,7 +164,10 @@ def _kernels(
     for name, rows in left.items():
         if rows.shape[1] != right[name].shape[1]:
             raise InputError(f"X and Z give features of different sizes, {rows.shape[1]} and {right[name].shape[1]}")
-        kernels[name] = (rows @ right[name].mT).to(torch.float64)
+        with torch.autocast(
+            rows.device.type, enabled=False
+        ):  # which would round the product, not only the forward pass
+            kernels[name] = (rows @ right[name].mT).to(torch.float64)
     return kernels
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "joined",
     "pairs_are_cheaper",
     "share_of",
+    "single",
 ]
 
 _STRIP = 64  # rows; narrower products are slow
@@ -117,9 +118,11 @@ def joined(shares: Sequence[Share]) -> Share:
 
 def _weight_gradients(layer: Layer, call: Call, rows: Sequence[Tensor]) -> Tensor:
     """Gradients in the weight from one call, (n, c, numbers)."""
+    # Under autocast a layer may take single precision and give half.
+    given, rows = single(_given(call)), [single(row) for row in rows]
     if layer.sample_gradients is not None:
-        return layer.sample_gradients(_given(call), rows).flatten(2)
-    x = layer.inputs(_given(call))
+        return layer.sample_gradients(given, rows).flatten(2)
+    x = layer.inputs(given)
     if layer.k_out == layer.k_in == 1:
         return stacked([(row * x).sum((1, 3)) for row in rows], dim=1)
     j = stacked(rows, dim=2)  # (n, P, c, G, k_out): the product then needs no copy
@@ -265,6 +268,11 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
 def _by_positions(parts: Sequence[Tensor]) -> Tensor:
     """Calls as further positions; one call is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+
+
+def single(t: Tensor) -> Tensor:
+    """At least single precision."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.float32)
 
 
 def _precise(t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows
 from featlearn.errors import InputError
-from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of
+from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
 from featlearn.numerics.globs import as_globs, pick
 
@@ -21,6 +21,7 @@ OTHER = "other parameters"
 
 _CACHE = 2**24  # gradients at a time: what does not stay near the processor until it is used is slower
 _FEW = 16
+_COARSEST = 0.03  # of two sums in half precision; a gradient that is partly another layer's is further off
 
 Features = dict[str, Share]
 
@@ -139,8 +140,8 @@ class TangentFeatures:
         except VectorisationError:
             vectorised = False
         if vectorised:
-            return lambda rows: {OTHER: Gradients((_single(self._subject.jacobian(rows, names, output)),))}
-        return lambda rows: {OTHER: Gradients((_single(self._one_by_one(rows)),))}
+            return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, output)),))}
+        return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)),))}
 
     def _one_by_one(self, batch: Batch) -> Tensor:
         """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers)."""
@@ -209,16 +210,17 @@ class TangentFeatures:
             if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
                 continue
             j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
-            weight = layer.weight()
+            weight, eps = layer.weight(), torch.finfo(j.dtype).eps
+            j, x = single(j), single(x) if x.is_floating_point() else x
             if id(weight) in true and _is_sum(
-                layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs())
+                layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs()), eps
             ):
                 claims.append((id(weight), layer.name, self._weights))
                 covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
             bias = _bias_of(layer)
             if bias is None or layer.vector is None or id(bias) not in true:
                 continue
-            if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1))):
+            if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1)), eps):
                 claims.append((id(bias), layer.name, self._biases))
                 covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
         sizes = {id(t): t.numel() for t in tensors}
@@ -266,12 +268,13 @@ def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
     return table.index_add_(0, ids.clamp_min(0), j.flatten(0, 2) * kept).mT.unsqueeze(0)
 
 
-def _is_sum(total: Tensor, found: Tensor, sizes: Tensor) -> bool:
-    """Whether two sums are equal up to rounding, given the sum of the sizes of their terms.
+def _is_sum(total: Tensor, found: Tensor, sizes: Tensor, eps: float) -> bool:
+    """Whether two sums are equal up to rounding by ``eps``, given the sum of the sizes of their terms.
 
     Terms may cancel: the gradient in the bias of an attention's keys is exactly zero, and rounding is all there is.
     """
-    return float((total - found).norm()) <= 100 * torch.finfo(total.dtype).eps * float(sizes.norm())
+    limit = min(100 * max(eps, torch.finfo(total.dtype).eps), _COARSEST)
+    return float((total - found).norm()) <= limit * float(sizes.norm())
 
 
 def _size(x: Tensor) -> Tensor:
@@ -280,11 +283,6 @@ def _size(x: Tensor) -> Tensor:
 
 def _same(expected: Tensor, found: Tensor) -> bool:
     return float((expected - found).norm()) <= 1e3 * torch.finfo(found.dtype).eps * float(expected.norm())
-
-
-def _single(t: Tensor) -> Tensor:
-    """At least single precision."""
-    return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.float32)
 
 
 def _bias_of(layer: Layer) -> Tensor | None:

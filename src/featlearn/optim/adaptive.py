@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Forward
-from featlearn.capture.state import preserved_rng
+from featlearn.capture import Forward, preserved_loader, preserved_rng
 from featlearn.errors import InputError
 from featlearn.features import probe
 from featlearn.layers import find_layers, select_layers, unwrap
@@ -153,7 +152,7 @@ class AdaptiveSLO(SLO):
 
     def measure(self) -> dict[str, float]:
         """Measure the UC-NFC of each layer in the contest now and set the speeds by it; `step` does so by itself."""
-        with preserved_rng():  # a loader that shuffles draws from the global generator
+        with preserved_rng(), preserved_loader(self._data):  # a loader that shuffles draws from a generator
             report = probe(
                 self._model,
                 self._data,

@@ -51,6 +51,9 @@ class Database:
         """All that the block writes is kept when it ends well, and nothing of it otherwise."""
         with self._guard, database_trouble(self.path):
             connection = self._writable()
+            require_run(
+                self.path.parent
+            )  # SQLite goes on writing to a file that was deleted, and all of it would be lost
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection

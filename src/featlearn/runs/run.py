@@ -133,8 +133,12 @@ class Run(RunRecord):
             folder: Its folder, made if need be.
             config: Settings of a new run; those of one that is there stay.
         """
-        there = (as_folder(folder) / DATABASE_FILE).is_file()
-        return cls.open(folder, write=True) if there else cls.create(folder, config)
+        return cls.open(folder, write=True) if cls.is_in(folder) else cls.create(folder, config)
+
+    @staticmethod
+    def is_in(folder: str | os.PathLike[str]) -> bool:
+        """Whether a folder holds a run."""
+        return (as_folder(folder) / DATABASE_FILE).is_file()
 
     @classmethod
     def _begin(cls, path: Path, lock: WriterLock, environment: Mapping[str, Any] | None = None) -> Self:

@@ -46,7 +46,8 @@ def evolution(source: Run | pd.DataFrame, names: Iterable[str] | None = None, ti
     """
     frame = source.metrics() if isinstance(source, Run) else source
     there = list(dict.fromkeys(frame["name"]))
-    wanted = [name for name in _USUAL if name in there][:_PANELS] if names is None else list(names)
+    usual = [name for name in _USUAL if name in there][:_PANELS]
+    wanted = usual if names is None else [names] if isinstance(names, str) else list(names)
     missing = [name for name in wanted if name not in there]
     if missing or not wanted:
         raise InputError(f"not recorded: {', '.join(missing) or 'anything'}; there are {', '.join(there) or 'none'}")

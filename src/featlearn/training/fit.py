@@ -100,7 +100,7 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise InputError("the model has no parameter that requires a gradient: there is nothing to train")
-    if checkpoint_every is not None and (run is None or checkpoint_every < 1):
+    if checkpoint_every is not None and (run is None or not _is_count(checkpoint_every) or checkpoint_every < 1):
         raise InputError(f"checkpoint_every is a number of updates, and needs run=; got {checkpoint_every} and {run!r}")
     updates = make_optimizer(optimizer, parameters, lr, momentum, weight_decay)
     if stop_relgrad is not None:
@@ -242,6 +242,8 @@ def _check_length(n: int, steps: int | None, epochs: int | None, batch_size: int
     if (steps is None) == (epochs is None):
         raise InputError(f"give either steps or epochs, got steps={steps} and epochs={epochs}")
     for name, count in (("steps", steps), ("epochs", epochs)):
+        if count is not None and not _is_count(count):
+            raise InputError(f"{name} must be a whole number, got {count!r}")
         if count is not None and count < 0:
             raise InputError(f"{name} must not be negative, got {count}")
     if batch_size is None:
@@ -280,6 +282,10 @@ def _settings(
 
 def _name(of: Any) -> str:
     return of if isinstance(of, str) else str(getattr(of, "__qualname__", type(of).__name__))
+
+
+def _is_count(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -16,8 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from featlearn.capture import Forward, initial_model, preserved_rng
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
+from featlearn.errors import InputError, RunStoreError
 from featlearn.features import FeatureAccumulator, in_processes
 from featlearn.features.decay import WeightDecay
 from featlearn.features.losses import Loss
@@ -72,7 +72,8 @@ class Monitor:
         forward: As in `featlearn.probe`.
         trackers: Where numbers go besides; see `featlearn.training.trackers`.
         generator: Generator or seed of the output sketch.
-        on_error: ``"warn"`` goes on training when a measurement fails after the first, ``"raise"`` does not.
+        on_error: ``"warn"`` goes on training when a measurement fails after the first step, or the run or a tracker
+            cannot be written (the numbers stay in `metrics`); ``"raise"`` does not.
 
     Attributes:
         latest: The last `Snapshot`; None before the first.
@@ -112,7 +113,7 @@ class Monitor:
         layers: str | Iterable[str] | None = None,
         outputs: str | int = "auto",
         directions: Mapping[str, Any] | None = None,
-        matrices: Iterable[str] = (),
+        matrices: str | Iterable[str] = (),
         samples: int | None = 512,
         kernel_samples: int = 128,
         batch_size: int | None = None,
@@ -133,21 +134,24 @@ class Monitor:
             "loss": loss, "loss_reduction": loss_reduction, "weight_decay": weight_decay, "layers": layers,
             "outputs": outputs, "forward": forward, "train_mode": "eval", "generator": generator,
         }  # fmt: skip
+        check_shaped(unwrap(model))
         self._directions = _check_directions(directions or {}, self._layers(model))
-        self._matrices = list(matrices)
+        self._matrices = [matrices] if isinstance(matrices, str) else list(matrices)
         self._rows = take_rows(data, samples, kernel_samples, batch_size)
         self._on_error = on_error
         self._trackers = list(trackers)
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
         self._owns = not isinstance(run, Run)
+        # Before the run is opened: a start that is refused leaves nothing behind.
+        self._initial = self._start_model(initial, run if self._writes else None)
         self.run = self._opened(run) if self._writes else None
         self._record = self.run  # can be read when it is closed
-        self._initial = self._start_model(initial)
         self._start: measuring.Start | None = None
         self.latest: Snapshot | None = None
         self._snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
         self._next, self._last = 0, -1
+        self._told = 0
 
     # -- in the training loop -----------------------------------------------------------------------------------------
 
@@ -162,10 +166,10 @@ class Monitor:
         Returns:
             The measurement, or None where none was made.
         """
-        number = self._next if step is None else int(step)
-        if number < 0:
-            raise InputError(f"step must not be negative, got {step}")
-        self._next = number + 1
+        number = self._tell(step)
+        if not self._told:
+            self.budget.begin()
+        self._told += 1
         self.record(number, scalars)
         if number == self._last or not self._agreed(self._due(number) and self.budget.allows()):
             return None
@@ -178,15 +182,13 @@ class Monitor:
             step: Number of the step.
             values: Name -> number.
         """
+        at = _step(step)
         numbers = {name: _number(name, value) for name, value in values.items()}
         if not numbers or not self._writes:
             return
-        if self.run is not None:
-            self.run.log(step, numbers)
-        else:
-            self._scalars.setdefault(step, {}).update(numbers)
-        for tracker in self._trackers:
-            tracker.log(step, numbers)
+        if self.run is None or not self._logged(at, {None: numbers}):
+            self._scalars.setdefault(at, {}).update(numbers)
+        self._track(at, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
         """Tell the monitor that training is over: the trained model is measured, if the budget has room for it.
@@ -195,8 +197,7 @@ class Monitor:
             step: Number of updates made; None is the number of calls.
             scalars: As in `step`.
         """
-        number = self._next if step is None else int(step)
-        self._next = number + 1
+        number = self._tell(step)
         self.record(number, scalars)
         if number == self._last or not self._agreed(self.budget.allows()):
             return None
@@ -208,24 +209,26 @@ class Monitor:
         Args:
             step: Number of the step; None is the last one told, and 0 before any.
         """
-        number = max(self._next - 1, 0) if step is None else int(step)
+        number = max(self._next - 1, 0) if step is None else _step(step)
+        # Also where it fails, on one process perhaps: all must agree on what is left to measure.
+        self._last = number
         began = time.perf_counter()
         try:
             with preserved_rng():
                 found = self._measured(number)
-        except FeatlearnError as error:
-            if self.latest is None or self._on_error == "raise":
+        except Exception as error:  # a model can raise anything, and memory can run out
+            # At the first step the mistake is in how the monitor was made, and nothing is lost yet.
+            if (self.latest is None and self._told <= 1) or self._on_error == "raise":
                 raise
             warnings.warn(f"step {number} could not be measured, training goes on: {error}", UserWarning, stacklevel=2)
             return None
         finally:
             self.budget.pay(time.perf_counter() - began)
         found = replace(found, seconds=time.perf_counter() - began)
-        self._last = number
         self.latest = found
-        if self._record is None:
-            self._snapshots.append(replace(found, phases={}, matrices={}))
+        began = time.perf_counter()
         self._write(found)
+        self.budget.pay(time.perf_counter() - began, again=True)
         return found
 
     def close(self, status: Literal["finished", "failed"] = "finished") -> None:
@@ -234,12 +237,16 @@ class Monitor:
         Args:
             status: Of the run, ``"finished"`` or ``"failed"``.
         """
-        for tracker in self._trackers:
-            tracker.close()
-        self._trackers = []
-        if self.run is not None and self._owns:
-            self.run.finish(status)
-        self.run = None
+        trackers, self._trackers = self._trackers, []
+        run, self.run = self.run, None
+        try:
+            for tracker in trackers:
+                with self._going_on(f"{type(tracker).__name__} cannot be closed", Exception):
+                    tracker.close()
+        finally:
+            if run is not None and self._owns and run.writes:
+                with self._going_on("the run cannot be finished", RunStoreError):
+                    run.finish(status)
 
     def __enter__(self) -> Self:
         return self
@@ -247,12 +254,14 @@ class Monitor:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.close("finished" if error is None else "failed")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # Of a model that holds its monitor copies are made, such as averages of its weights: they are not watched.
+        return self
+
     # -- what was seen ------------------------------------------------------------------------------------------------
 
     def metrics(self) -> pd.DataFrame:
         """All numbers of the run, or, without one, since this monitor was made: columns step, layer, name, value."""
-        if self._record is not None:  # what is on disk is not kept in memory as well
-            return self._record.metrics()
         rows: list[tuple[int, str | None, str, float]] = [
             (step, None, name, value) for step, values in self._scalars.items() for name, value in values.items()
         ]
@@ -260,6 +269,10 @@ class Monitor:
             rows += [(found.step, None, name, value) for name, value in found.model.items()]
             rows += [(found.step, layer, n, v) for layer, numbers in found.layers.items() for n, v in numbers.items()]
         frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
+        if self._record is not None:
+            with self._going_on("the run cannot be read", RunStoreError):
+                stored = self._record.metrics()
+                frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
         return frame.sort_values("step", kind="stable", ignore_index=True)
 
     def series(self, name: str, layer: str | None = None) -> pd.Series:
@@ -284,6 +297,7 @@ class Monitor:
 
     def _measured(self, step: int) -> Snapshot:
         layers, first = self._layers(self._model), self._layers(self._initial)
+        matching_layers(layers.values(), first.values())
         numbers: dict[str, dict[str, float]] = {name: {} for name in layers}
         whole: dict[str, float] = {}
         phases: dict[tuple[str | None, str], Any] = {}
@@ -298,9 +312,10 @@ class Monitor:
             if self._start is None:
                 self._start = measuring.make_start(self._initial, first, self._rows, self._parts, self._forward)
             if "weights" in self._parts:
-                found, of = measuring.weight_numbers(layers, first, self._start, self._directions)
+                with at_rest(unwrap(self._model)), at_rest(self._initial):
+                    found, of = measuring.weight_numbers(layers, first, self._start, self._directions)
                 for name, values in found.items():
-                    numbers[name].update(values)
+                    numbers[name] = values | numbers[name]
                 phases |= of
             kernels, of, kept = measuring.kernel_numbers(
                 self._model, list(layers), self._rows, self._start, self._parts, self._forward
@@ -330,29 +345,57 @@ class Monitor:
     # -- the start ----------------------------------------------------------------------------------------------------
 
     def _opened(self, run: Run | str | os.PathLike[str] | None) -> Run | None:
-        if run is None or isinstance(run, Run):
-            return run
-        return Run.at(run)
+        if run is None:
+            return None
+        opened = run if isinstance(run, Run) else Run.at(run)
+        try:
+            if opened.initial() is None:
+                opened.save_initial(dict(self._initial.state_dict()))
+        except BaseException:
+            if self._owns:
+                opened.close()
+            raise
+        return opened
 
-    def _start_model(self, initial: nn.Module | Mapping[str, Tensor] | None) -> nn.Module:
+    def _start_model(
+        self, initial: nn.Module | Mapping[str, Tensor] | None, run: Run | str | os.PathLike[str] | None
+    ) -> nn.Module:
+        """The model before training: as given, as the run has it, or as it is now."""
         own = unwrap(self._model)
-        stored = self._told_by_the_first(None if self.run is None else self.run.initial())
+        stored = self._told_by_the_first(_initial_of(run))
         if initial is None:
             initial = stored
         with preserved_rng():
-            start = copy.deepcopy(own) if initial is None else initial_model(initial, own, own)
-        start.requires_grad_(True)
-        if self.run is not None and stored is None:
-            self.run.save_initial(dict(start.state_dict()))
-        return start
+            start = copied(own) if initial is None else initial_model(initial, own, own)
+        return start.requires_grad_(True)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def _tell(self, step: int | None) -> int:
+        number = self._next if step is None else _step(step)
+        self._next = number + 1
+        return number
+
+    @contextmanager
+    def _going_on(self, trouble: str, errors: type[Exception]) -> Iterator[None]:
+        """What goes wrong in the block does not end the training, unless it is asked to."""
+        try:
+            yield
+        except errors as error:
+            if self._on_error == "raise":
+                raise
+            # Without the step, so that a disk that stays full is told once.
+            warnings.warn(f"{trouble}, training goes on: {error}", UserWarning, stacklevel=4)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _write(self, found: Snapshot) -> None:
         if not self._writes:
+            self._snapshots.append(replace(found, phases={}, matrices={}))
             return
         cost = {"monitor.seconds": found.seconds, "monitor.share": self.budget.used}
         cost = {name: value for name, value in cost.items() if math.isfinite(value)}
+        kept = False
         if self.run is not None:
             words = found.texts()
             table: dict[str | None, dict[str, float | str]] = {
@@ -360,17 +403,55 @@ class Monitor:
             }
             table[None] = {**found.model, **words.get(None, {}), **cost}
             if found.matrices:
-                self.run.save_matrices(found.step, found.matrices)
-            self.run.log_layers(found.step, table)
+                with self._going_on("the matrices cannot be written", RunStoreError):
+                    self.run.save_matrices(found.step, found.matrices)
+            kept = self._logged(found.step, table)
+        if not kept:  # what is on disk is not kept in memory as well
+            self._snapshots.append(replace(found, phases={}, matrices={}))
         flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
+        self._track(found.step, {**flat, **found.model, **cost})
+
+    def _logged(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
+        """Whether the run has taken numbers and words."""
+        assert self.run is not None
+        taken = False
+        with self._going_on("the run cannot be written", RunStoreError):
+            self.run.log_layers(step, table)
+            taken = True
+        return taken
+
+    def _track(self, step: int, numbers: dict[str, float]) -> None:
         for tracker in self._trackers:
-            tracker.log(found.step, {**flat, **found.model, **cost})
+            with self._going_on(f"{type(tracker).__name__} takes no numbers", Exception):
+                tracker.log(step, numbers)
+
+
+def _initial_of(run: Run | str | os.PathLike[str] | None) -> dict[str, Any] | None:
+    """The weights that a run began with, if there is such a run, and somebody has kept them."""
+    if run is None:
+        return None
+    if isinstance(run, Run):
+        return run.initial()
+    return Run.open(run).initial() if Run.is_in(run) else None
+
+
+def _step(step: Any) -> int:
+    try:
+        number = int(step)
+        whole = bool(number == step)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        whole = False
+    if not whole or number >= 2**63:
+        raise InputError(f"step must be a whole number below 2^63, got {step!r}")
+    if number < 0:
+        raise InputError(f"step must not be negative, got {step}")
+    return number
 
 
 def _number(name: str, value: Any) -> float:
     try:
         return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(f"{name} must be a number, got {type(value).__name__}") from None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 
 from featlearn.errors import InputError
 from featlearn.optim import SLO
@@ -66,7 +66,14 @@ def make_optimizer(
     if callable(optimizer):
         if lr is not None or momentum != 0 or weight_decay != 0:
             raise InputError("an optimizer factory sets its own lr, momentum and weight_decay: leave them out of fit")
-        return optimizer(parameters)
+        made = optimizer(parameters)
+        if not isinstance(made, Optimizer):
+            raise InputError(f"an optimizer factory must return a torch Optimizer, got {type(made).__name__}")
+        if isinstance(made, torch.optim.LBFGS):
+            raise InputError(
+                "fit makes one gradient an update, and LBFGS asks for several: use it in a loop of your own"
+            )
+        return made
     if lr is None or not lr > 0:
         raise InputError(f"lr must be a positive number, got {lr}")
     if not weight_decay >= 0:
@@ -91,7 +98,13 @@ def make_schedule(schedule: str | ScheduleFactory | None, optimizer: Optimizer, 
     if schedule is None:
         return None
     if callable(schedule):
-        return schedule(optimizer)
+        made = schedule(optimizer)
+        if isinstance(made, ReduceLROnPlateau):
+            raise InputError(
+                "ReduceLROnPlateau waits for a number to be handed to it, and fit steps schedules without one: choose "
+                "a schedule of the steps, or write the loop yourself"
+            )
+        return made
     if schedule == "cosine":
         return CosineAnnealingLR(optimizer, T_max=max(total, 1))
     raise InputError(f"no schedule is called {schedule!r}: choose cosine, None, or pass a factory")

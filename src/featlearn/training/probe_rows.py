@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from featlearn.capture import as_batch, batches, map_tensors, preserved_rng
+from featlearn.capture import as_batch, as_tensors, batches, map_tensors, preserved_loader, preserved_rng
 from featlearn.errors import InputError
 from featlearn.features import in_processes
 
@@ -21,7 +22,7 @@ class ProbeRows:
 
     Attributes:
         batches: Raw batches, as the model takes them, on the CPU or where they were.
-        kernel_batches: Raw batches of the kernels: the first rows, of all processes.
+        kernel_batches: Raw batches of the kernels: the first rows, of all processes, of one shape.
         kernel_targets: Their labels, ``(n,)`` or ``(n, c)``; None where there are none, or no one-per-row labels.
         samples: Rows in ``batches``.
     """
@@ -49,8 +50,10 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}")
     kept: list[Any] = []
     count = 0
-    with preserved_rng():
+    # Not under inference mode, whose tensors cannot be differentiated through.
+    with preserved_rng(), preserved_loader(data), torch.inference_mode(False):
         for raw in batches(data, batch_size or 256):
+            raw = as_tensors(raw)
             rows = _rows(raw)
             if samples is not None and count + rows > samples:
                 raw, rows = _first(raw, samples - count), samples - count
@@ -58,7 +61,7 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
             count += rows
             if samples is not None and count >= samples:
                 break
-    shared = _of_all_processes(kept, kernel_samples)
+    shared = _alike(_of_all_processes(kept, kernel_samples))
     few, left = [], kernel_samples
     for raw in shared:
         rows = min(_rows(raw), left)
@@ -67,6 +70,21 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         if not left:
             break
     return ProbeRows(kept, few, _targets(few), count)
+
+
+def _alike(raws: list[Any]) -> list[Any]:
+    """The batches of the shape that most rows have: kernels compare samples, and those padded otherwise are unlike."""
+    rows: Counter[tuple[Any, ...]] = Counter()
+    for raw in raws:
+        rows[_shapes(raw)] += _rows(raw)
+    usual = rows.most_common(1)[0][0]
+    return [raw for raw in raws if _shapes(raw) == usual]
+
+
+def _shapes(raw: Any) -> tuple[Any, ...]:
+    found: list[tuple[int, ...]] = []
+    map_tensors(raw, lambda t: found.append(tuple(t.shape[1:])))
+    return tuple(found)
 
 
 def _of_all_processes(kept: list[Any], kernel_samples: int) -> list[Any]:
@@ -92,7 +110,8 @@ def _rows(raw: Any) -> int:
 
 
 def _first(raw: Any, rows: int) -> Any:
-    return map_tensors(raw, lambda t: t[:rows])
+    n = _rows(raw)  # what has another length, a mask or a number, belongs to all samples
+    return map_tensors(raw, lambda t: t[:rows] if t.ndim and len(t) == n else t)
 
 
 def _targets(raws: list[Any]) -> Tensor | None:

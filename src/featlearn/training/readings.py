@@ -58,8 +58,8 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
     7. **learning**: otherwise.
 
     Args:
-        numbers: As a `featlearn.training.Snapshot` has them: ``nfc``, ``centered_ratio``, ``weight_change``, ``fact``,
-            ``relgrad``, ``w.effective_rank``, ``w.initial_effective_rank``, ``w.alpha``.
+        numbers: As a `featlearn.training.Snapshot` has them: ``nfc``, ``centered_ratio``, ``weight_change``,
+            ``weight_norm``, ``fact``, ``relgrad``, ``w.effective_rank``, ``w.initial_effective_rank``, ``w.alpha``.
         phase: Of the spectrum of W.
         trivial: Whether the layer has one output: its NFC is 1 whatever it does.
 
@@ -69,7 +69,9 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
     moved, nfc, share = (numbers.get(name, math.nan) for name in ("weight_change", "nfc", "centered_ratio"))
     relgrad, fact = numbers.get("relgrad", math.nan), numbers.get("fact", math.nan)
     rank, initial_rank = (numbers.get(name, math.nan) for name in ("w.effective_rank", "w.initial_effective_rank"))
-    if moved <= _STILL:
+    # Of a start at zero, as heads and adapters have it, the change has no share: it is NaN, or infinite.
+    at_zero = "weight_change" in numbers and math.isnan(moved) and numbers.get("weight_norm") == 0
+    if moved <= _STILL or at_zero:
         return Reading("untrained", "the weights are those of the start" + _measured(NFC=nfc))
     if "nfc" in numbers and math.isnan(nfc):
         return Reading("collapsed", "no gradient of the outputs passes the layer: it is dead or cut off")
@@ -86,7 +88,8 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
         return Reading("heavy-tailed", f"the eigenvalues of W^T W follow a power law of exponent {alpha:.2f}")
     if nfc >= _ALIGNED and share >= _BY_TRAINING and not trivial:
         return Reading("aligned", f"NFC {nfc:.2f}, of which the change of the weights makes {share:.0%}")
-    moving = f"the weights have moved by {moved:.0%} of their start"
+    known = math.isfinite(moved)
+    moving = f"the weights have moved by {moved:.0%} of their start" if known else "the weights have moved from zero"
     if moved < _MOVED and not share >= _SHARE:
         return Reading("lazy", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
     return Reading("learning", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -49,6 +50,7 @@ class Training:
             {
                 "settings": dict(self.settings),
                 "model": dict(self.model.state_dict()),
+                "buffers": _unsaved_buffers(self.model),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": None if self.scheduler is None else _plain(self.scheduler.state_dict()),
                 "generator": self.generator.get_state(),
@@ -60,9 +62,25 @@ class Training:
         )
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the training where a checkpoint left it; the global generators are set as they were."""
+        """Take up the training where a checkpoint left it; the global generators are set as they were.
+
+        Raises:
+            InputError: It is not the state of this training; nothing has been changed then.
+        """
+        if not state.keys() >= {"settings", "model", "optimizer", "generator", "random", "order", "losses"}:
+            raise InputError("the checkpoint of the run was not written by fit: start a run of its own")
         check_same_training(state["settings"], self.settings)
+        _check_same_model(state["model"], self.model)
+        groups = (state["optimizer"]["param_groups"], self.optimizer.param_groups)
+        before, now = ([len(group["params"]) for group in of] for of in groups)
+        if before != now:
+            raise InputError(f"the run began with {sum(before)} trained parameters, and there are {sum(now)} now")
         self.model.load_state_dict(state["model"])
+        for name, value in state.get("buffers", {}).items():
+            path, _, own = name.rpartition(".")
+            module = self.model.get_submodule(path)
+            there = module._buffers.get(own)
+            module._buffers[own] = value if there is None else value.to(there.device)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
@@ -85,12 +103,37 @@ def check_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
         )
 
 
+def _check_same_model(before: Mapping[str, Any], model: nn.Module) -> None:
+    now = model.state_dict()
+    other = sorted(before.keys() ^ now.keys())
+    other += [
+        name
+        for name, value in now.items()
+        if isinstance(value, Tensor)
+        and not isinstance(value, UninitializedParameter)
+        and name in before
+        and value.shape != before[name].shape
+    ]
+    if other:
+        raise InputError(f"the run began with a model of another architecture: they differ in {', '.join(other[:5])}")
+
+
+def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that a state_dict leaves out; a forward pass may change them as well."""
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name in module._non_persistent_buffers_set
+    }
+
+
 def data_mark(X: Tensor, y: Tensor) -> str:
     """A short mark of the data, to tell other data apart."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (X, y):
         digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
-        digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(part.detach().cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

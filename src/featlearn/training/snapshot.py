@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featlearn.capture import Forward
+from featlearn.capture import Forward, at_rest
 from featlearn.errors import InputError
-from featlearn.features import FeatureAccumulator, NotMeasuredError, Report
+from featlearn.features import FeatureAccumulator, NotMeasuredError, Report, in_processes
 from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
 from featlearn.layers import Layer
 from featlearn.spectra import (
@@ -46,7 +47,7 @@ class Snapshot:
         step: Of the training.
         layers: For each layer name -> number.
         model: Numbers of the whole model, and scalars that were handed over.
-        readings: A `Reading` a layer.
+        readings: A `Reading` a layer, where features or weights are measured.
         phases: Phases of spectra: ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
         matrices: ``"net.0/agop"`` and so on, where asked for.
         seconds: What it took.
@@ -104,14 +105,15 @@ def make_start(
     """Measure the spectra of the initial model."""
     spectra: dict[tuple[str | None, str], Array] = {}
     if "weights" in parts:
-        spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
+        with at_rest(initial):
+            spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
     spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, parts, forward).items()}
     return Start(spectra)
 
 
 def feature_numbers(total: FeatureAccumulator, rows: ProbeRows) -> tuple[Report, dict[str, Numbers]]:
     """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
-    with total.session():
+    with _failing_together(), total.session():
         for raw in rows.batches:
             total.update(raw)
     total.sync()
@@ -123,23 +125,49 @@ def feature_numbers(total: FeatureAccumulator, rows: ProbeRows) -> tuple[Report,
     return report, numbers
 
 
+@contextmanager
+def _failing_together() -> Iterator[None]:
+    """A block that fails on one process fails on all: the others would wait for its sums, or take others for them."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    told: list[Any] = [None if failure is None else str(failure)]
+    if in_processes():
+        told *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, told[0])
+    if failure is not None:
+        raise failure
+    for rank, message in enumerate(told):
+        if message is not None:
+            raise InputError(f"process {rank} could not measure: {message}")
+
+
 def weight_numbers(
     layers: Mapping[str, Layer], initial: Mapping[str, Layer], start: Start, directions: Mapping[str, Any]
 ) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase]]:
-    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions."""
+    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions.
+
+    Both models are at rest (`featlearn.capture.at_rest`) meanwhile.
+    """
     numbers: dict[str, Numbers] = {}
     phases: dict[tuple[str | None, str], Phase] = {}
     for name, layer in layers.items():
         before = start.spectra[name, "w"]
         found, of = _spectrum_numbers(before, _weight_spectrum(layer), "w")
         found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
+        now = _weight(layer)
+        then = _weight(initial[name]).to(now)  # the model may have been moved, or cast, since the start was kept
+        found["weight_norm"] = float(now.double().norm())
+        found["weight_change"] = float((now.double() - then.double()).norm() / then.double().norm())
         if layer.groups == 1:
-            change = change_norms(_weight(initial[name])[0], _weight(layer)[0])
+            change = change_norms(then[0], now[0])
             found["weight_change_operator"] = change.relative_operator
             found["weight_change_two_to_infinity"] = change.relative_two_to_infinity
             if name in directions:
                 beta = torch.as_tensor(directions[name])
-                leading = leading_alignment(_weight(layer)[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
+                leading = leading_alignment(now[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
                 found["alignment"] = float(leading.projections.min())
         numbers[name] = found
         if of is not None:
@@ -171,7 +199,7 @@ def kernel_numbers(
 def read(
     layers: Mapping[str, Layer], numbers: Mapping[str, Numbers], phases: Mapping[tuple[str | None, str], Phase]
 ) -> dict[str, Reading]:
-    """A reading for each layer that has numbers."""
+    """A reading for each layer whose change is known."""
     return {
         name: read_layer(
             found,
@@ -179,6 +207,7 @@ def read(
             trivial=layers[name].groups * layers[name].k_out == 1,
         )
         for name, found in numbers.items()
+        if "weight_change" in found
     }
 
 

@@ -75,9 +75,13 @@ class Budget:
             raise InputError(f"budget must be a share of the training time above 0, such as 0.05, got {share!r}")
         self.share = share
         self.spent = 0.0
-        self._dearest = 0.0
+        self._last = self._dearest = 0.0
         self._clock = clock
         self._began = clock()
+
+    def begin(self) -> None:
+        """Training begins now: what was done since the budget was made is no part of it."""
+        self._began = self._clock() - self.spent
 
     @property
     def trained(self) -> float:
@@ -96,7 +100,13 @@ class Budget:
             return True
         return self.spent + self._dearest <= self.share * self.trained
 
-    def pay(self, seconds: float) -> None:
-        """Tell what a measurement took."""
+    def pay(self, seconds: float, again: bool = False) -> None:
+        """Tell what a measurement took.
+
+        Args:
+            seconds: Time.
+            again: Whether it is more of the last one: numbers are written after they are measured.
+        """
         self.spent += seconds
-        self._dearest = max(self._dearest, seconds)
+        self._last = seconds + (self._last if again else 0.0)
+        self._dearest = max(self._dearest, self._last)
