@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.adaptive import AdaptiveTangentRegressor
-from featlearn.adaptive.estimator import _check_size
-from featlearn.adaptive.space import tangent_space
+from featlearn.adaptive.space import check_size, tangent_space
 from featlearn.adaptive.tangents import NetworkFeatures
 from featlearn.kernels import LazyRegressor, ntk
 from featlearn.kernels.shares import Gradients, Pairs
@@ -150,9 +149,9 @@ def test_which_parameters_are_adapted() -> None:
     assert names("tied") == (["head"], {"head"}, {"first.weight", "head.bias"})
     scaled = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2), nn.Softmax(1)).double()
     assert not tangent_space(scaled, X).last
+    tied = seeded(Tied)
+    tied.head = nn.Identity()
     with pytest.raises(fl.InputError, match="no weight matrix to adapt"):
-        tied = seeded(Tied)
-        tied.head = nn.Identity()
         tangent_space(tied, X)
 
 
@@ -308,4 +307,4 @@ def test_bad_input() -> None:
         AdaptiveTangentRegressor().fit(X.numpy(), y[:-1])
     with pytest.raises(ValueError, match="NaN"):
         AdaptiveTangentRegressor().fit(X.numpy(), y * np.nan)
-    _check_size(15, tangent_space(nn.Linear(6, 1).double(), X), 10 * 1024)
+    check_size(15, tangent_space(nn.Linear(6, 1).double(), X), 10 * 1024)

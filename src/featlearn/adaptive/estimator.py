@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Self
 
@@ -14,10 +13,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from featlearn.adaptive.adapt import STRUCTURES, check_numbers
-from featlearn.adaptive.choice import FACTORS, FEWEST, best_ridge, folds_of, judge_factors
+from featlearn.adaptive.choice import choose
 from featlearn.adaptive.penalties import Array, Penalty, PenaltyLike, as_pair
-from featlearn.adaptive.solver import AdaptiveProblem, solve, solve_from
-from featlearn.adaptive.space import TangentSpace, tangent_space
+from featlearn.adaptive.solver import AdaptiveProblem, solve
+from featlearn.adaptive.space import TangentSpace, check_size, tangent_space
 from featlearn.adaptive.tangents import NetworkFeatures, adapted_kernel, derivatives
 from featlearn.adaptive.transforms import Kronecker
 from featlearn.capture import batches
@@ -28,8 +27,6 @@ from featlearn.numerics.memory import parse_memory
 __all__ = ["AdaptiveTangentRegressor"]
 
 _ROWS = 2048
-_JUDGED = 1000
-_COPIES_OF_KERNEL, _COPIES_OF_NETWORK = 5, 6
 
 
 class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -52,8 +49,8 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         structure: ``"layers"``, or ``"diagonal"``: every parameter's feature by itself, which favours few of them; its
             time grows with n^2 times the parameters.
         scale: mu, a number (the paper has 1; infinite is lazy training), or ``"loo"``: chosen by exact leave-one-out
-            errors among lazy training and ``1, 0.1, 0.01, 0.001`` times its ``|theta|^2``, on 1000 samples at the most
-            (below 10 samples: lazy training).
+            errors among lazy training and ``1, 0.1, 0.01, 0.001`` times its ``|theta|^2``, on 1000 samples at the most;
+            lazy training where nothing is better by more than its standard error, or there are fewer than 10 samples.
         ridge: lambda of ``K + n lambda I``, 0 to interpolate, or ``"loo"``: that of the least leave-one-out error of
             lazy training.
         n_iter: Steps of a descent at the most.
@@ -133,7 +130,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         self.X_fit_ = torch.tensor(X, dtype=self._precision)
         self._space_ = tangent_space(self.model_, self.X_fit_)
         residual = torch.tensor(labels) - self._start(self.X_fit_, labels.shape[1])
-        _check_size(len(X), self._space, self._memory)
+        check_size(len(X), self._space, self._memory)
         generator = torch.Generator().manual_seed(seed)
         features = self._features(self.X_fit_)
         problem = AdaptiveProblem(
@@ -187,52 +184,22 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self._space_
 
     def _solve(self, problem: AdaptiveProblem, generator: torch.Generator) -> None:
-        few = problem
-        if "loo" in (self.ridge, self.scale) and len(problem.residual) > _JUDGED:
-            few = self._part(problem, torch.randperm(len(problem.residual), generator=generator)[:_JUDGED])
-        if isinstance(self.ridge, str):
-            self.ridge_ = best_ridge(few.kernel(few.start()), few.residual, few.precision)
-        else:
-            self.ridge_ = float(self.ridge)
-        problem, few = replace(problem, ridge=self.ridge_), replace(few, ridge=self.ridge_)
-        system = problem.system()
-        self.loo_errors_: dict[float, float] = {}
-        if isinstance(self.scale, str):
-            factor = math.inf
-            if len(few.residual) >= FEWEST:
-                folds = folds_of(len(few.residual), generator)
-                parts = [self._part(few, (folds != fold).nonzero().squeeze(1)) for fold in range(int(folds.max()) + 1)]
-                judged = judge_factors(few, parts, folds, FACTORS, self.n_iter)
-                factor, self.loo_errors_ = judged.factor, judged.errors
-            lazy = solve_from(problem, math.inf, problem.start(), system, 1, 0.0)
-            self.scale_ = factor * lazy.objective if lazy.objective > 0 else math.inf
-        else:
-            self.scale_ = float(self.scale)
+        choice = choose(problem, self.ridge, self.scale, self.n_iter, generator)
+        self.ridge_, self.scale_, self.loo_errors_ = float(choice.ridge), float(choice.weight), choice.errors
         found = solve(
-            problem, self.scale_, n_iter=self.n_iter, tolerance=self.tolerance, restarts=self.restarts,
-            generator=generator, system=system,
+            replace(problem, ridge=self.ridge_), self.scale_, n_iter=self.n_iter, tolerance=self.tolerance,
+            restarts=self.restarts, generator=generator, system=choice.system,
         )  # fmt: skip
         self._solution = found
         self.objective_, self.history_, self.n_iter_ = found.objective, found.history, len(found.history)
         self.dual_coef_ = found.coefficients.numpy()
         self.coefficients_ = {name: matrix.numpy() for name, matrix in found.matrices.items()}
-        self.singular_values_ = {
-            name: np.linalg.svd(matrix, compute_uv=False).squeeze(0) if len(matrix) == 1 else
-            np.linalg.svd(matrix, compute_uv=False) for name, matrix in self.coefficients_.items()
-        }  # fmt: skip
+        values = {name: np.linalg.svd(b, compute_uv=False) for name, b in self.coefficients_.items()}
+        self.singular_values_ = {name: d[0] if len(d) == 1 else d for name, d in values.items()}
         self.factors_ = {
             name: (m.in_factors.numpy(), m.out_factors.numpy()) if isinstance(m, Kronecker) else m.factors.numpy()
             for name, m in found.transforms.items()
         }
-
-    def _part(self, problem: AdaptiveProblem, rows: Tensor) -> AdaptiveProblem:
-        """The problem of some samples."""
-        c = problem.residual.shape[1]
-        assert isinstance(problem.features, NetworkFeatures)
-        places = (rows[:, None] * c + torch.arange(c)).reshape(-1)
-        plain = None if problem.plain is None else problem.plain[places][:, places]
-        features = self._features(problem.features.X[rows])
-        return replace(problem, features=features, residual=problem.residual[rows], plain=plain)
 
     def _features(self, X: Tensor) -> NetworkFeatures:
         return NetworkFeatures(self._space, X, self._memory // 4, self.batch_size)
@@ -283,23 +250,3 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
             raise InputError(f'dtype must be "float32" or "float64", got {self.dtype!r}')
         self._precision = found
         return as_pair(self.penalty, self.allow_unanchored)
-
-
-def _check_size(n: int, space: TangentSpace, memory: int) -> None:
-    """Refuse what cannot fit, and say what would."""
-    c, size = space.outputs, space.size
-    of_network, of_kernel = _COPIES_OF_NETWORK * 8 * size, _COPIES_OF_KERNEL * 8 * (n * c) ** 2
-    if of_network + of_kernel <= memory:
-        return
-    if of_network > memory / 2:
-        raise InputError(
-            f"the network has {size:,} adapted weights, whose changes take {of_network / 2**30:.1f} GiB of the "
-            f"{memory / 2**30:.1f} GiB allowed: at most {memory // (16 * _COPIES_OF_NETWORK):,} fit; take a smaller "
-            "network, or raise max_memory"
-        )
-    most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
-    raise InputError(
-        f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
-        f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
-        "take fewer, or raise max_memory"
-    )

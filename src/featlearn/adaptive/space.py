@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ from featlearn.capture import Subject, Trace, batches
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
-__all__ = ["TangentSpace", "cotangents", "tangent_space"]
+__all__ = ["TangentSpace", "check_size", "cotangents", "tangent_space"]
 
 _LOOKED_AT = 64
+_COPIES_OF_KERNEL, _COPIES_OF_NETWORK = 5, 6
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,26 @@ def cotangents(output: Tensor) -> list[Tensor]:
         v.view(len(output), -1)[:, c] = 1
         found.append(v)
     return found
+
+
+def check_size(n: int, space: TangentSpace, memory: int) -> None:
+    """Refuse what cannot fit, and say what would."""
+    c, size = space.outputs, space.size
+    of_network, of_kernel = _COPIES_OF_NETWORK * 8 * size, _COPIES_OF_KERNEL * 8 * (n * c) ** 2
+    if of_network + of_kernel <= memory:
+        return
+    if of_network > memory / 2:
+        raise InputError(
+            f"the network has {size:,} adapted weights, whose changes take {of_network / 2**30:.1f} GiB of the "
+            f"{memory / 2**30:.1f} GiB allowed: at most {memory // (16 * _COPIES_OF_NETWORK):,} fit; take a smaller "
+            "network, or raise max_memory"
+        )
+    most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
+    raise InputError(
+        f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
+        f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
+        "take fewer, or raise max_memory"
+    )
 
 
 def _owners(subject: Subject, trace: Trace, tensors: list[Tensor]) -> list[Layer]:

@@ -74,7 +74,7 @@ class NetworkFeatures:
     """
 
     def __init__(self, space: TangentSpace, X: Tensor, memory: int, batch_size: int | None = None) -> None:
-        self.X, self._space, self._memory = X, space, memory
+        self._X, self._space, self._memory, self._batch_size = X, space, memory, batch_size
         self.shapes = {layer.name: layer.shape for layer in space.layers}
         self.rows, self.outputs = len(X), space.outputs
         self._pairs: set[str] = set()
@@ -98,6 +98,10 @@ class NetworkFeatures:
             rows = slice(start, start + (batch.size or 0))
             start = rows.stop
             yield rows, found
+
+    def part(self, rows: Tensor) -> NetworkFeatures:
+        """The same of some samples."""
+        return NetworkFeatures(self._space, self._X[rows], self._memory, self._batch_size)
 
     def plain_kernel(self, X: Tensor, Z: Tensor | None = None) -> Tensor | None:
         """The kernel of the parameters that are not adapted, (n c, m c); None if there are none."""
