@@ -1,0 +1,137 @@
+"""Which of a network's parameters are features to adapt, and which stay as they are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture import Subject, Trace, batches
+from featlearn.errors import InputError
+from featlearn.layers import Layer
+
+__all__ = ["TangentSpace", "check_size", "cotangents", "tangent_space"]
+
+_LOOKED_AT = 64
+_COPIES_OF_KERNEL, _COPIES_OF_NETWORK = 5, 6
+
+
+@dataclass(frozen=True)
+class TangentSpace:
+    """A network's tangent features, sorted.
+
+    Attributes:
+        subject: The network.
+        layers: Weight matrices whose gradient is ``sum_p J_p x_p^T``: these are adapted.
+        last: Names of those that give the outputs themselves, ``J = a(x) I_C``, whose output side stays as it is (Model
+            A, item 4).
+        plain: Names of the other parameters: biases, gains, embeddings, tied and parametrised weights. Their gradients
+            are features as well, but are not transformed.
+        outputs: C.
+    """
+
+    subject: Subject
+    layers: tuple[Layer, ...]
+    last: frozenset[str]
+    plain: tuple[str, ...]
+    outputs: int
+
+    @property
+    def size(self) -> int:
+        """How many adapted features there are."""
+        return sum(layer.groups * layer.k_out * layer.k_in for layer in self.layers)
+
+
+def tangent_space(model: nn.Module, X: Any) -> TangentSpace:
+    """Sort a network's parameters by a look at the first samples.
+
+    A weight matrix is adapted if the gradient put together from its layer's ``x`` and ``J`` is its whole gradient; one
+    that is also used elsewhere, as tied embeddings are, is no single matrix of Model A.
+    """
+    subject = Subject(model, train_mode="eval")
+    batch = subject.batch(next(iter(batches(X, _LOOKED_AT))))
+    named = {name: p for name, p in subject.model.named_parameters() if p.is_floating_point()}
+    with subject.open(inputs=True, weight_gradients=True):
+        trace = subject.trace(batch)
+        layers = _owners(subject, trace, list(named.values()))
+        last = frozenset(layer.name for layer in layers if _gives_the_outputs(layer, trace))
+        outputs = trace.output[0].numel()
+    if not layers:
+        raise InputError(
+            "the network has no weight matrix to adapt: it needs a linear layer, a convolution or an attention whose "
+            "weight is used once, and samples in the first dimension of its inputs"
+        )
+    adapted = {id(layer.weight()) for layer in layers}
+    plain = tuple(name for name, p in named.items() if id(p) not in adapted)
+    return TangentSpace(subject, tuple(layers), last, plain, outputs)
+
+
+def cotangents(output: Tensor) -> list[Tensor]:
+    """One for each output of a sample."""
+    found = []
+    for c in range(output[0].numel()):
+        v = torch.zeros_like(output, memory_format=torch.contiguous_format)
+        v.view(len(output), -1)[:, c] = 1
+        found.append(v)
+    return found
+
+
+def check_size(n: int, space: TangentSpace, memory: int) -> None:
+    """Refuse what cannot fit, and say what would."""
+    c, size = space.outputs, space.size
+    of_network, of_kernel = _COPIES_OF_NETWORK * 8 * size, _COPIES_OF_KERNEL * 8 * (n * c) ** 2
+    if of_network + of_kernel <= memory:
+        return
+    if of_network > memory / 2:
+        raise InputError(
+            f"the network has {size:,} adapted weights, whose changes take {of_network / 2**30:.1f} GiB of the "
+            f"{memory / 2**30:.1f} GiB allowed: at most {memory // (16 * _COPIES_OF_NETWORK):,} fit; take a smaller "
+            "network, or raise max_memory"
+        )
+    most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
+    raise InputError(
+        f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
+        f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
+        "take fewer, or raise max_memory"
+    )
+
+
+def _owners(subject: Subject, trace: Trace, tensors: list[Tensor]) -> list[Layer]:
+    n = trace.output.shape[0]
+    # Not signs: those of two samples may cancel.
+    weights = torch.randn(trace.output.shape, generator=torch.Generator().manual_seed(0)).to(trace.output)
+    rows, grads = trace.gradients_and_totals(trace.output, weights, tensors)
+    total = {id(t): g for t, g in zip(tensors, grads, strict=True)}
+    alone = torch.zeros_like(weights)
+    alone[0] = weights[0]
+    first = trace.gradients(trace.output, alone)
+    covered: dict[int, int] = {}
+    owners = []
+    for layer in subject.layers:
+        parts, weight = rows[layer.name], layer.weight()
+        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
+        if not parts or id(weight) not in total or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
+            continue
+        j, x = torch.cat(parts, dim=1), trace.inputs(layer)
+        gap = layer.matrix(total[id(weight)]) - torch.einsum("npgo,npgi->goi", j, x)
+        size = torch.einsum("npgo,npgi->goi", j.abs(), x.abs())
+        if float(gap.norm()) <= 100 * torch.finfo(gap.dtype).eps * float(size.norm()):
+            owners.append(layer)
+            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
+    # A parameter of which only a part is a layer's, as a packed attention's may be, is left whole.
+    return [layer for layer in owners if covered[id(layer.weight())] == layer.weight().numel()]
+
+
+def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:
+    """Whether the gradient of output c is a multiple of the unit vector c, the same for all c (Model A, item 4)."""
+    if layer.k_out != trace.output[0].numel() or layer.groups != 1:
+        return False
+    rows = [trace.gradients(trace.output, v)[layer.name] for v in cotangents(trace.output)]
+    if any(len(row) != 1 or row[0].shape[1] != 1 for row in rows):
+        return False
+    j = torch.stack([row[0][:, 0, 0] for row in rows], dim=1)
+    expected = j[:, 0, 0, None, None] * torch.eye(layer.k_out, dtype=j.dtype, device=j.device)
+    return bool((j - expected).abs().max() <= 100 * torch.finfo(j.dtype).eps * j.abs().max())

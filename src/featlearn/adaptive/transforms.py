@@ -1,0 +1,160 @@
+"""Changes M of a layer's tangent features, and what they do to gradients ``A_n = sum_p J_p x_p^T``.
+
+Gradients are kept as inputs and gradients at positions, or as matrices, see `featlearn.kernels.shares`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featlearn.adaptive.effective import minimisers
+from featlearn.adaptive.penalties import PENALTIES, Penalty
+from featlearn.kernels.shares import Gradients, Pairs, Share
+
+__all__ = ["Diagonal", "Kronecker", "Transform", "along", "pulled", "refreshed", "untouched"]
+
+_UNMOVED = 1e-14
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """``A -> M_out A M_in``, the factors of Theorem 2, ``M = rest (I - U U^T) + U diag(s) U^T``.
+
+    The paper's ``M^(1)`` acts on its matrix' rows, which are a layer's inputs, and ``M^(2)`` on its columns.
+
+    Attributes:
+        out_vectors: U of the output side, (groups, k_out, k).
+        in_vectors: U of the input side, (groups, k_in, k).
+        out_factors: s of the output side, (groups, k).
+        in_factors: s of the input side, (groups, k).
+        rest: What both sides' other directions are multiplied by, (outputs, inputs); 1 for anchored penalties.
+    """
+
+    out_vectors: Tensor
+    in_vectors: Tensor
+    out_factors: Tensor
+    in_factors: Tensor
+    rest: tuple[float, float] = (1.0, 1.0)
+
+    def apply(self, share: Share) -> Share:
+        """Transformed gradients."""
+        if isinstance(share, Pairs):
+            return Pairs(self._inputs(share.x), self._outputs(share.j), share.bias)
+        a = _matrices(share, self.out_vectors.shape[1], self.in_vectors.shape[1])
+        n, c = a.shape[:2]
+        return Gradients((self.matrix(a.flatten(0, 1)).reshape(n, c, -1),))
+
+    def matrix(self, a: Tensor) -> Tensor:
+        """``M_out a M_in`` for (..., groups, k_out, k_in)."""
+        u, v = self.out_vectors.to(a.dtype), self.in_vectors.to(a.dtype)
+        gains = [(s - rest).to(a.dtype) for s, rest in zip((self.out_factors, self.in_factors), self.rest, strict=True)]
+        a = self.rest[1] * a + ((a @ v) * gains[1].unsqueeze(-2)) @ v.mT
+        return self.rest[0] * a + u @ ((u.mT @ a) * gains[0].unsqueeze(-1))
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """``M_in x`` for (..., groups, k_in)."""
+        return _moved(x, self.in_vectors, self.in_factors, self.rest[1])
+
+    def _outputs(self, j: Tensor) -> Tensor:
+        """``M_out j`` for (..., groups, k_out)."""
+        return _moved(j, self.out_vectors, self.out_factors, self.rest[0])
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """``A -> m * A``, entry by entry (appendix A.1).
+
+    Attributes:
+        factors: m, (groups, k_out, k_in).
+    """
+
+    factors: Tensor
+
+    def apply(self, share: Share) -> Share:
+        """Transformed gradients, as matrices."""
+        a = _matrices(share, *self.factors.shape[1:])
+        return Gradients(((a * self.factors.to(a.dtype)).flatten(2),))
+
+    def matrix(self, a: Tensor) -> Tensor:
+        """``m * a`` for (..., groups, k_out, k_in)."""
+        return a * self.factors.to(a.dtype)
+
+
+Transform = Kronecker | Diagonal
+
+
+def untouched(groups: int, k_out: int, k_in: int, diagonal: bool) -> Transform:
+    """M = I."""
+    if diagonal:
+        return Diagonal(torch.ones(groups, k_out, k_in, dtype=torch.float64))
+    none = torch.ones(groups, 0, dtype=torch.float64)
+    return Kronecker(none.new_zeros(groups, k_out, 0), none.new_zeros(groups, k_in, 0), none, none)
+
+
+def refreshed(
+    matrix: Tensor, penalties: tuple[Penalty, Penalty], weight: float, diagonal: bool
+) -> tuple[Transform, float]:
+    """The best M for a given change ``B = M_out W M_in`` of a weight, and its penalty.
+
+    By Lemma 5, M shares the singular vectors of B, and its singular values minimise ``weight (w_in(s1) + w_out(s2)) +
+    (d / (s1 s2))^2`` for each singular value d of B; for a diagonal M, for each entry.
+
+    Args:
+        matrix: B, (groups, k_out, k_in), float64.
+        penalties: Of the input and the output side.
+        weight: What the penalties are multiplied by.
+        diagonal: Whether M is diagonal; the first penalty is then that of its entries.
+    """
+    root = math.sqrt(weight)
+    if diagonal:
+        m, _ = minimisers(penalties[0], PENALTIES["indicator"], (matrix.abs() / root).numpy())
+        return Diagonal(torch.from_numpy(m)), weight * float(penalties[0](m).sum())
+    u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
+    s_in, s_out = minimisers(penalties[0], penalties[1], (d / root).numpy())
+    penalty = weight * float(penalties[0](s_in).sum() + penalties[1](s_out).sum())
+    for w, short in ((penalties[0], matrix.shape[2]), (penalties[1], matrix.shape[1])):
+        if w.rest > 0:  # directions that have no singular value rest where they cost least
+            penalty += weight * (short - d.shape[1]) * len(d) * float(w(w.rest))
+    rest = penalties[1].rest, penalties[0].rest
+    moved = torch.from_numpy((abs(s_in - rest[1]) > _UNMOVED) | (abs(s_out - rest[0]) > _UNMOVED)).any(0)
+    factors = torch.from_numpy(s_out)[:, moved], torch.from_numpy(s_in)[:, moved]
+    return Kronecker(u[..., moved], vh.mT[..., moved], *factors, rest), penalty
+
+
+def pulled(share: Share, coefficients: Tensor) -> Tensor:
+    """``sum_{n,c} coefficients_nc A_nc``, flat or (groups, k_out, k_in), for coefficients (n, c)."""
+    if isinstance(share, Pairs):
+        coefficients = coefficients.to(share.j.dtype)
+        return torch.einsum("npgo,npgi->goi", torch.einsum("nc,ncpgo->npgo", coefficients, share.j), share.x)
+    assert isinstance(share, Gradients)
+    return torch.einsum("nc,nck->k", coefficients.to(share.parts[0].dtype), share.parts[0])
+
+
+def along(share: Share, matrix: Tensor) -> Tensor:
+    """``<A_nc, matrix>``, (n, c)."""
+    if isinstance(share, Pairs):
+        images = torch.einsum("npgi,goi->npgo", share.x, matrix.to(share.x.dtype))
+        return torch.einsum("ncpgo,npgo->nc", share.j, images)
+    assert isinstance(share, Gradients)
+    return share.parts[0] @ matrix.reshape(-1).to(share.parts[0].dtype)
+
+
+def _moved(x: Tensor, vectors: Tensor, factors: Tensor, rest: float) -> Tensor:
+    if not vectors.shape[2]:
+        return x if rest == 1 else rest * x
+    vectors, gains = vectors.to(x.dtype), (factors - rest).to(x.dtype)
+    parts = torch.einsum("...gi,gik->...gk", x, vectors) * gains
+    return (x if rest == 1 else rest * x) + torch.einsum("...gk,gik->...gi", parts, vectors)
+
+
+def _matrices(share: Share, k_out: int, k_in: int) -> Tensor:
+    """Gradients as (n, c, groups, k_out, k_in)."""
+    if isinstance(share, Pairs):
+        return torch.einsum("ncpgo,npgi->ncgoi", share.j, share.x)
+    assert isinstance(share, Gradients)
+    a = share.parts[0]
+    return a.reshape(*a.shape[:2], -1, k_out, k_in)

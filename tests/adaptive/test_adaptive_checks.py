@@ -1,0 +1,18 @@
+"""scikit-learn's checks of an estimator, all of them."""
+
+from __future__ import annotations
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import Generator, nn
+
+from featlearn.adaptive import AdaptiveTangentRegressor
+from featlearn.lab.nets import mlp
+
+
+def small(features: int, outputs: int, generator: Generator) -> nn.Module:
+    return mlp([features, 24, outputs], bias=True, init="normal", generator=generator)
+
+
+@parametrize_with_checks([AdaptiveTangentRegressor(small, random_state=0, tolerance=1e-3)])
+def test_scikit_learn(estimator, check) -> None:
+    check(estimator)
