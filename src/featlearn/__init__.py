@@ -3,7 +3,8 @@
 import logging
 from importlib.metadata import version
 
-from featlearn import runs, spectra
+from featlearn import runs, spectra, theory
+from featlearn.adaptive import AdaptiveTangentRegressor
 from featlearn.errors import FeatlearnError, InputError, RunStoreError, UnsupportedModelError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
 from featlearn.kernels import (
@@ -51,6 +52,9 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "ntk",
     "ntk_operator",
     "ptk",
+    # predictions, and learning with adapted tangent features
+    "AdaptiveTangentRegressor",
+    "theory",
     # laws, tails and phases of spectra
     "spectra",
     "weight_spectra",

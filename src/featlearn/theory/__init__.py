@@ -1,7 +1,14 @@
 """Theory: what the papers' theorems predict, as functions to be held against measurement."""
 
 from featlearn.theory.deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
+from featlearn.theory.early import EarlyAlignment, LayerStart, early_alignment, flow_nfc
 from featlearn.theory.invariance import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
+from featlearn.theory.quadratic_alignment import (
+    QuadraticPrediction,
+    expected_derivatives,
+    predict_quadratic,
+    readout_moments,
+)
 from featlearn.theory.quadratic_networks import (
     QuadraticNetwork,
     Separation,
@@ -10,22 +17,38 @@ from featlearn.theory.quadratic_networks import (
     separation,
     separation_data,
 )
+from featlearn.theory.wide_alignment import WideAlignment, derivative_correlation, predict_depth, sphere_alignment
+from featlearn.theory.words import alternating_trace, matrix_moments
 
 __all__ = [
     "Assumption",
+    "EarlyAlignment",
     "GlobalConvergence",
+    "LayerStart",
     "LinearAlignment",
     "NTKFloor",
     "QuadraticNetwork",
+    "QuadraticPrediction",
     "Separation",
     "SeparationData",
+    "WideAlignment",
+    "alternating_trace",
     "balance",
     "balanced_layers",
+    "derivative_correlation",
+    "early_alignment",
+    "expected_derivatives",
+    "flow_nfc",
     "global_convergence",
     "least_norm_network",
     "linear_alignment",
+    "matrix_moments",
     "ntk_floor",
+    "predict_depth",
+    "predict_quadratic",
+    "readout_moments",
     "separation",
     "separation_data",
     "shrunk_map",
+    "sphere_alignment",
 ]

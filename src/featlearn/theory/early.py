@@ -19,7 +19,7 @@ from featlearn.layers import find_layers, unwrap
 from featlearn.numerics import cosine
 from featlearn.numerics.seeds import Seed
 
-__all__ = ["EarlyAlignment", "LayerStart", "early_alignment"]
+__all__ = ["EarlyAlignment", "LayerStart", "early_alignment", "flow_nfc"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,8 @@ class LayerStart:
     r"""How a layer sets out under gradient flow, ``W' = -dL/dW``.
 
     Attributes:
-        nfm_derivative: ``d^2/dt^2 (W - W0)^T (W - W0) = 2 W'^T W'`` at t = 0; the first derivative is zero.
+        nfm_derivative: ``d^2/dt^2 (W - W0)^T (W - W0) = 2 W'^T W'`` at t = 0, (k_in, k_in), or (groups, k_in, k_in)
+            for a grouped convolution; the first derivative is zero.
         agop_derivative: ``d^2/dt^2 (W - W0)^T K (W - W0) = 2 W'^T K W'``.
     """
 
@@ -122,7 +123,9 @@ def _start(report: Report, name: str) -> LayerStart:
     core = sums["K"].double()
     core = core.mean(0) if core.ndim == 4 else core  # over the groups of a sketch
     nfm, agop = 2 * moved.mT @ moved, 2 * moved.mT @ core @ moved
-    return LayerStart(*(m.squeeze(0) if m.shape[0] == 1 else torch.block_diag(*m) for m in (nfm, agop)))
+    if len(nfm) == 1:
+        return LayerStart(nfm[0], agop[0])
+    return LayerStart(nfm, agop)
 
 
 def flow_nfc(model: nn.Module, data: Any, loss: Loss, time: float = 1e-4, **options: Any) -> dict[str, float]:
