@@ -7,7 +7,12 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.theory.quadratic_alignment import expected_derivatives, predict_quadratic, readout_moments
+from featlearn.theory.quadratic_alignment import (
+    expected_derivatives,
+    numerator_terms,
+    predict_quadratic,
+    readout_moments,
+)
 from featlearn.theory.words import alternating_trace, kreweras_complement, matrix_moments, noncrossing_partitions
 
 
@@ -161,6 +166,36 @@ def test_expected_derivatives_by_sampling(k: int) -> None:
     for values, wanted in zip((nfm, agop), expected_derivatives(X, y, k), strict=True):
         error = values.std(0) / math.sqrt(n)
         assert ((values.mean(0) - wanted).abs() < 5 * error).all()
+
+
+def test_mean_and_covariance_of_the_numerator() -> None:
+    """Against networks drawn at random; the covariance falls like 1/k, and E[P^2] tends to E[P]^2."""
+    g = torch.Generator().manual_seed(3)
+    X = torch.randn(90, 60, generator=g, dtype=torch.float64)
+    y = X[:, 0] * X[:, 1] + X[:, 2]
+    c, b = X.mT @ (y[:, None] * X), X.mT @ X
+    for k in (60, 600):
+        found = numerator_terms(X, y, k)
+        nfms, agops = [], []
+        for _ in range(400):
+            a = torch.randn(k, generator=g, dtype=torch.float64)
+            w = torch.randn(k, 60, generator=g, dtype=torch.float64) / math.sqrt(k)
+            r = w.mT @ (a.square()[:, None] * w)
+            nfms.append(4 * c @ r @ c)
+            agops.append(16 * c @ r @ b @ r @ c)
+        nfm, agop = torch.stack(nfms), torch.stack(agops)
+        totals = (nfm * agop).sum((1, 2))
+        error = float(totals.std()) / 20
+        # Freeness holds up to terms of 1/d.
+        assert abs(float(totals.mean()) - found.total) < 4 * error + found.total / 60
+        sampled = float((nfm.mean(0) * agop.mean(0)).sum())
+        assert found.mean == pytest.approx(sampled, rel=0.05)
+    narrow, wide, widest = (numerator_terms(X, y, k) for k in (60, 600, 6000))
+    shares = [t.covariance / t.total for t in (narrow, wide, widest)]
+    assert shares[0] > shares[1] > shares[2] > 0
+    assert shares[1] / shares[2] == pytest.approx(10, rel=0.3)
+    assert widest.mean == pytest.approx(widest.mean_of_squared_mean, rel=0.05)
+    assert narrow.mean > 1.5 * narrow.mean_of_squared_mean
 
 
 def test_bad_arguments() -> None:

@@ -4,8 +4,10 @@ from featlearn.theory.deep_linear import LinearAlignment, balance, balanced_laye
 from featlearn.theory.early import EarlyAlignment, LayerStart, early_alignment, flow_nfc
 from featlearn.theory.invariance import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
 from featlearn.theory.quadratic_alignment import (
+    NumeratorTerms,
     QuadraticPrediction,
     expected_derivatives,
+    numerator_terms,
     predict_quadratic,
     readout_moments,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "LayerStart",
     "LinearAlignment",
     "NTKFloor",
+    "NumeratorTerms",
     "QuadraticNetwork",
     "QuadraticPrediction",
     "Separation",
@@ -44,6 +47,7 @@ __all__ = [
     "linear_alignment",
     "matrix_moments",
     "ntk_floor",
+    "numerator_terms",
     "predict_depth",
     "predict_quadratic",
     "readout_moments",

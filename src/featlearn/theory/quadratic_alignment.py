@@ -15,7 +15,14 @@ from featlearn.numerics import Seed, as_generator, cosine
 from featlearn.numerics.linalg import as_float64
 from featlearn.theory.words import alternating_trace, matrix_moments
 
-__all__ = ["QuadraticPrediction", "expected_derivatives", "predict_quadratic", "readout_moments"]
+__all__ = [
+    "NumeratorTerms",
+    "QuadraticPrediction",
+    "expected_derivatives",
+    "numerator_terms",
+    "predict_quadratic",
+    "readout_moments",
+]
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,48 @@ def _observed(c: Tensor, b: Tensor, width: int, generator: torch.Generator) -> f
     w = torch.randn(width, d, generator=generator, dtype=torch.float64) / math.sqrt(width)
     r = w.mT @ (a.square()[:, None] * w)
     return cosine(c @ r @ c, c @ r @ b @ r @ c)
+
+
+@dataclass(frozen=True)
+class NumeratorTerms:
+    """The two parts of rho's numerator (NFA paper, 9), as unnormalised traces with ``P = 4 X R X^T``.
+
+    Attributes:
+        mean: ``Tr(X^T Y E[P] Y X X^T Y E[P^2] Y X)``, exact.
+        mean_of_squared_mean: The same with ``E[P]^2`` in place of ``E[P^2]``: what is left of it at infinite width.
+        total: ``E Tr(X^T Y P Y X X^T Y P^2 Y X)``, by free probability.
+    """
+
+    mean: float
+    mean_of_squared_mean: float
+    total: float
+
+    @property
+    def covariance(self) -> float:
+        """What the mean term leaves: the trace of the covariance of the two matrices; it vanishes with the width."""
+        return self.total - self.mean
+
+
+def numerator_terms(X: Any, y: Any, width: int) -> NumeratorTerms:
+    r"""The mean and covariance terms of the numerator of rho, for the quadratic network (NFA paper, 9).
+
+    ``E[R] = I`` and ``E[R B R] = (1 + 5/k) B + (3/k) Tr(B) I``, so that ``E[P] = 4 X X^T`` and
+    ``E[P^2] = 16 X E[R B R] X^T``.
+
+    Args:
+        X: ``(n, d)``.
+        y: ``(n,)``.
+        width: k.
+    """
+    nfm, agop = expected_derivatives(X, y, width)
+    _, at_infinity = expected_derivatives(X, y, 10**15)
+    found = predict_quadratic(X, y, width)
+    x, labels = as_float64(X), as_float64(y).flatten()
+    d = x.shape[1]
+    c, b = x.mT @ (labels[:, None] * x), x.mT @ x
+    # The prediction is of A and B with a normalised trace of 1; A enters twice and B once, and d traces are summed.
+    scale = (float((c @ c).trace()) / d) ** 2 * (float(b.trace()) / d) * d
+    return NumeratorTerms(float((nfm * agop).sum()), float((nfm * at_infinity).sum()), 4 * 16 * scale * found.numerator)
 
 
 def expected_derivatives(X: Any, y: Any, width: int) -> tuple[Tensor, Tensor]:
