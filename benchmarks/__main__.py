@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    adaptive_memory,
     kernel_speed,
     monitor_speed,
     nystrom_speed,
@@ -39,6 +40,7 @@ def main() -> None:
         nystrom_speed.nystrom_rows,
         optim_speed.optim_rows,
         monitor_speed.monitor_rows,
+        adaptive_memory.adaptive_rows,
     ):
         with console.status(
             f"{benchmark.__module__.rpartition('.')[2]}: {benchmark.__name__.removesuffix('_rows')} ..."

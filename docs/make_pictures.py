@@ -14,6 +14,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.adaptive import penalty_curves
 from featlearn.lab.experiments import spectral_case
 from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
@@ -51,6 +52,51 @@ def evolution() -> None:
     monitor = fl.Monitor(model, (task.X, task.y))
     fit(model, (task.X, task.y), lr=0.1, steps=400, monitor=monitor)
     save_figure(monitor.plot(), IMAGES / "evolution.png", dpi=110)
+
+
+def theory() -> None:
+    """Predicted and observed rho over the decay of the data's spectrum."""
+    decays = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
+    n = d = 128
+    found = []
+    for place, decay in enumerate(decays):
+        generator = torch.Generator().manual_seed(1)
+        rates = 1 / (1 + torch.arange(1, d + 1, dtype=torch.float64) ** decay)
+        X = torch.randn(n, d, generator=generator, dtype=torch.float64) * rates.sqrt()
+        y = X[:, 0] * X[:, 1] + X[:, 1] * X[:, 2] + X[:, 2] * X[:, 0]
+        found.append(fl.theory.predict_quadratic(X, y, width=256, networks=10, seed=place))
+    with style():
+        fig = new_figure(5.2, 3.0)
+        ax = fig.subplots()
+        ax.plot(decays, [f.rho for f in found], color=BLUE, label="predicted")
+        errors = [f.observed_error for f in found]
+        means = [f.observed_mean for f in found]
+        ax.errorbar(decays, means, yerr=errors, fmt="o", color=ORANGE, markersize=4, label="ten networks")
+        ax.set_xlabel("decay a of the data's spectrum")
+        ax.set_ylabel("correlation at the start")
+        ax.set_ylim(0.8, 1.0)
+        ax.grid(axis="y")
+        ax.legend(loc="lower left")
+    save_figure(fig, IMAGES / "theory-rho.png", dpi=110)
+
+
+def penalties() -> None:
+    """Figure 2 of the adaptive-tangent paper."""
+    v = torch.linspace(0, 3, 200).numpy()
+    names = {"v^2": "$v^2$: lazy", "square": "$(v-1)^2$", "absolute": "$|v-1|$"}
+    names["square and absolute"] = "$(v-1)^2$ inputs, $|v-1|$ outputs"
+    with style():
+        fig = new_figure(5.2, 3.0)
+        ax = fig.subplots()
+        for (name, values), colour in zip(penalty_curves(v).items(), ("#4D4D4D", *PALETTE), strict=False):
+            ax.plot(v, values, color=colour, label=names[name], linestyle="--" if name == "v^2" else "-")
+        ax.set_ylim(0, 5)
+        ax.set_xlim(0, 3)
+        ax.set_xlabel("singular value of the change")
+        ax.set_ylabel("effective penalty")
+        ax.grid(axis="y")
+        ax.legend(loc="upper left")
+    save_figure(fig, IMAGES / "penalties.png", dpi=110)
 
 
 def phases() -> None:
@@ -209,6 +255,8 @@ if __name__ == "__main__":
     flow()
     figure_1()
     evolution()
+    theory()
+    penalties()
     reports()
     phases()
     wine()
