@@ -139,7 +139,7 @@ def test_the_start_is_untrained_and_the_weights_kept_are_the_first_ones() -> Non
     train(model, monitor, 4)
     assert monitor.series("weight_change", "0").to_list()[0] == 0.0
     assert monitor.series("weight_change", "0").to_list()[-1] > 0.01
-    assert monitor._snapshots[0].readings["0"].word == "untrained"
+    assert monitor._recorder.snapshots[0].readings["0"].word == "untrained"
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -6,8 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
-from featlearn.errors import InputError, RunStoreError
+from featlearn.errors import InputError
 from featlearn.features import FeatureAccumulator, in_processes
 from featlearn.features.decay import WeightDecay
 from featlearn.features.losses import Loss
@@ -25,9 +24,11 @@ from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.numerics.seeds import Seed
 from featlearn.runs import Run
 from featlearn.training import snapshot as measuring
+from featlearn.training.checks import as_directions, as_number, as_parts, as_step
 from featlearn.training.evolution import evolution
 from featlearn.training.probe_rows import take_rows
-from featlearn.training.snapshot import PARTS, Snapshot
+from featlearn.training.recorder import Recorder
+from featlearn.training.snapshot import Snapshot
 from featlearn.training.trackers.tracker import Tracker
 from featlearn.training.when import Budget, Every, step_rule
 
@@ -124,34 +125,35 @@ class Monitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if on_error not in ("warn", "raise"):
-            raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}')
         self._due = step_rule(every)
         self.budget = Budget(budget)
-        self._parts = _check_parts(measure)
+        self._parts = as_parts(measure)
         self._model, self._forward, self._globs = model, forward, layers
         self._features: dict[str, Any] = {
             "loss": loss, "loss_reduction": loss_reduction, "weight_decay": weight_decay, "layers": layers,
             "outputs": outputs, "forward": forward, "train_mode": "eval", "generator": generator,
         }  # fmt: skip
         check_shaped(unwrap(model))
-        self._directions = _check_directions(directions or {}, self._layers(model))
+        self._directions = as_directions(directions or {}, self._layers(model))
         self._matrices = [matrices] if isinstance(matrices, str) else list(matrices)
         self._rows = take_rows(data, samples, kernel_samples, batch_size)
         self._on_error = on_error
-        self._trackers = list(trackers)
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
-        self._owns = not isinstance(run, Run)
         # Before the run is opened: a start that is refused leaves nothing behind.
+        self._recorder = Recorder(None, False, (), on_error)
         self._initial = self._start_model(initial, run if self._writes else None)
-        self.run = self._opened(run) if self._writes else None
-        self._record = self.run  # can be read when it is closed
+        if self._writes:
+            owns = not isinstance(run, Run)
+            self._recorder = Recorder(self._opened(run, owns), owns, trackers, on_error)
         self._start: measuring.Start | None = None
         self.latest: Snapshot | None = None
-        self._snapshots: list[Snapshot] = []
-        self._scalars: dict[int, dict[str, float]] = {}
         self._next, self._last = 0, -1
         self._told = 0
+
+    @property
+    def run(self) -> Run | None:
+        """The run that is written; None without one, in other processes than the first, and after `close`."""
+        return self._recorder.run
 
     # -- in the training loop -----------------------------------------------------------------------------------------
 
@@ -182,13 +184,10 @@ class Monitor:
             step: Number of the step.
             values: Name -> number.
         """
-        at = _step(step)
-        numbers = {name: _number(name, value) for name, value in values.items()}
-        if not numbers or not self._writes:
-            return
-        if self.run is None or not self._logged(at, {None: numbers}):
-            self._scalars.setdefault(at, {}).update(numbers)
-        self._track(at, numbers)
+        at = as_step(step)
+        numbers = {name: as_number(name, value) for name, value in values.items()}
+        if numbers and self._writes:
+            self._recorder.numbers(at, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
         """Tell the monitor that training is over: the trained model is measured, if the budget has room for it.
@@ -209,7 +208,7 @@ class Monitor:
         Args:
             step: Number of the step; None is the last one told, and 0 before any.
         """
-        number = max(self._next - 1, 0) if step is None else _step(step)
+        number = max(self._next - 1, 0) if step is None else as_step(step)
         # Also where it fails, on one process perhaps: all must agree on what is left to measure.
         self._last = number
         began = time.perf_counter()
@@ -227,7 +226,11 @@ class Monitor:
         found = replace(found, seconds=time.perf_counter() - began)
         self.latest = found
         began = time.perf_counter()
-        self._write(found)
+        if self._writes:
+            cost = {"monitor.seconds": found.seconds, "monitor.share": self.budget.used}
+            self._recorder.snapshot(found, {name: value for name, value in cost.items() if math.isfinite(value)})
+        else:
+            self._recorder.keep(found)
         self.budget.pay(time.perf_counter() - began, again=True)
         return found
 
@@ -237,16 +240,7 @@ class Monitor:
         Args:
             status: Of the run, ``"finished"`` or ``"failed"``.
         """
-        trackers, self._trackers = self._trackers, []
-        run, self.run = self.run, None
-        try:
-            for tracker in trackers:
-                with self._going_on(f"{type(tracker).__name__} cannot be closed", Exception):
-                    tracker.close()
-        finally:
-            if run is not None and self._owns and run.writes:
-                with self._going_on("the run cannot be finished", RunStoreError):
-                    run.finish(status)
+        self._recorder.close(status)
 
     def __enter__(self) -> Self:
         return self
@@ -262,18 +256,7 @@ class Monitor:
 
     def metrics(self) -> pd.DataFrame:
         """All numbers of the run, or, without one, since this monitor was made: columns step, layer, name, value."""
-        rows: list[tuple[int, str | None, str, float]] = [
-            (step, None, name, value) for step, values in self._scalars.items() for name, value in values.items()
-        ]
-        for found in self._snapshots:
-            rows += [(found.step, None, name, value) for name, value in found.model.items()]
-            rows += [(found.step, layer, n, v) for layer, numbers in found.layers.items() for n, v in numbers.items()]
-        frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
-        if self._record is not None:
-            with self._going_on("the run cannot be read", RunStoreError):
-                stored = self._record.metrics()
-                frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
-        return frame.sort_values("step", kind="stable", ignore_index=True)
+        return self._recorder.metrics()
 
     def series(self, name: str, layer: str | None = None) -> pd.Series:
         """One number over the steps.
@@ -344,7 +327,7 @@ class Monitor:
 
     # -- the start ----------------------------------------------------------------------------------------------------
 
-    def _opened(self, run: Run | str | os.PathLike[str] | None) -> Run | None:
+    def _opened(self, run: Run | str | os.PathLike[str] | None, owns: bool) -> Run | None:
         if run is None:
             return None
         opened = run if isinstance(run, Run) else Run.at(run)
@@ -352,7 +335,7 @@ class Monitor:
             if opened.initial() is None:
                 opened.save_initial(dict(self._initial.state_dict()))
         except BaseException:
-            if self._owns:
+            if owns:
                 opened.close()
             raise
         return opened
@@ -372,58 +355,9 @@ class Monitor:
     # -- telling ------------------------------------------------------------------------------------------------------
 
     def _tell(self, step: int | None) -> int:
-        number = self._next if step is None else _step(step)
+        number = self._next if step is None else as_step(step)
         self._next = number + 1
         return number
-
-    @contextmanager
-    def _going_on(self, trouble: str, errors: type[Exception]) -> Iterator[None]:
-        """What goes wrong in the block does not end the training, unless it is asked to."""
-        try:
-            yield
-        except errors as error:
-            if self._on_error == "raise":
-                raise
-            # Without the step, so that a disk that stays full is told once.
-            warnings.warn(f"{trouble}, training goes on: {error}", UserWarning, stacklevel=4)
-
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def _write(self, found: Snapshot) -> None:
-        if not self._writes:
-            self._snapshots.append(replace(found, phases={}, matrices={}))
-            return
-        cost = {"monitor.seconds": found.seconds, "monitor.share": self.budget.used}
-        cost = {name: value for name, value in cost.items() if math.isfinite(value)}
-        kept = False
-        if self.run is not None:
-            words = found.texts()
-            table: dict[str | None, dict[str, float | str]] = {
-                layer: {**numbers, **words.get(layer, {})} for layer, numbers in found.layers.items()
-            }
-            table[None] = {**found.model, **words.get(None, {}), **cost}
-            if found.matrices:
-                with self._going_on("the matrices cannot be written", RunStoreError):
-                    self.run.save_matrices(found.step, found.matrices)
-            kept = self._logged(found.step, table)
-        if not kept:  # what is on disk is not kept in memory as well
-            self._snapshots.append(replace(found, phases={}, matrices={}))
-        flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
-        self._track(found.step, {**flat, **found.model, **cost})
-
-    def _logged(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
-        """Whether the run has taken numbers and words."""
-        assert self.run is not None
-        taken = False
-        with self._going_on("the run cannot be written", RunStoreError):
-            self.run.log_layers(step, table)
-            taken = True
-        return taken
-
-    def _track(self, step: int, numbers: dict[str, float]) -> None:
-        for tracker in self._trackers:
-            with self._going_on(f"{type(tracker).__name__} takes no numbers", Exception):
-                tracker.log(step, numbers)
 
 
 def _initial_of(run: Run | str | os.PathLike[str] | None) -> dict[str, Any] | None:
@@ -433,48 +367,3 @@ def _initial_of(run: Run | str | os.PathLike[str] | None) -> dict[str, Any] | No
     if isinstance(run, Run):
         return run.initial()
     return Run.open(run).initial() if Run.is_in(run) else None
-
-
-def _step(step: Any) -> int:
-    try:
-        number = int(step)
-        whole = bool(number == step)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        whole = False
-    if not whole or number >= 2**63:
-        raise InputError(f"step must be a whole number below 2^63, got {step!r}")
-    if number < 0:
-        raise InputError(f"step must not be negative, got {step}")
-    return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value.detach() if isinstance(value, Tensor) else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name} must be a number, got {type(value).__name__}") from None
-
-
-def _check_parts(measure: str | Iterable[str] | None) -> tuple[str, ...]:
-    if measure is None:
-        return PARTS
-    parts = (measure,) if isinstance(measure, str) else tuple(measure)
-    wrong = [part for part in parts if part not in PARTS]
-    if wrong or not parts:
-        raise InputError(f"measure must be of {', '.join(PARTS)}, got {measure!r}")
-    return parts
-
-
-def _check_directions(directions: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Tensor]:
-    found = {}
-    for name, given in directions.items():
-        if name not in layers:
-            raise InputError(f"directions names layer {name!r}, and there are {', '.join(layers)}")
-        beta = torch.as_tensor(given).detach().cpu()
-        if beta.ndim not in (1, 2) or len(beta) != layers[name].k_in:
-            raise InputError(
-                f"directions of layer {name!r} must be ({layers[name].k_in},) or ({layers[name].k_in}, q), "
-                f"got shape {tuple(beta.shape)}"
-            )
-        found[name] = beta
-    return found
