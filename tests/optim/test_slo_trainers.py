@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -45,9 +47,8 @@ def by_hand(kind: str, model: nn.Module, batches: list[tuple[Tensor, Tensor]], p
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("kind", ["SLO", "adaptive"])
 def test_lightning(kind: str, tmp_path: Path) -> None:
-    lightning = pytest.importorskip("lightning")
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+    class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = mlp([5, 8, 6, 2], bias=True, generator=0)
@@ -112,8 +113,6 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 @pytest.mark.parametrize("kind", ["SLO", "adaptive"])
 def test_transformers(kind: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
     model = Regressor()
     optimizer = make_optimizer(kind, model.net, points())
     schedule = LambdaLR(optimizer, lambda k: 1 / (1 + k))

@@ -84,7 +84,8 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 
 def test_mlflow_in_a_store_on_disk(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    import mlflow
+
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     before = mlflow.get_tracking_uri()
     tracker = MLflowTracker(uri, experiment="test", run_name="first")

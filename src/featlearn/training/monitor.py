@@ -125,6 +125,7 @@ class Monitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        self._recorder = Recorder(None, False, (), on_error)  # all that other processes than the first have
         self._due = step_rule(every)
         self.budget = Budget(budget)
         self._parts = as_parts(measure)
@@ -140,7 +141,6 @@ class Monitor:
         self._on_error = on_error
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
         # Before the run is opened: a start that is refused leaves nothing behind.
-        self._recorder = Recorder(None, False, (), on_error)
         self._initial = self._start_model(initial, run if self._writes else None)
         if self._writes:
             owns = not isinstance(run, Run)
