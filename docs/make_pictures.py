@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.adaptive import penalty_curves
-from featlearn.lab.experiments import spectral_case
+from featlearn.lab.experiments import adaptive_comparison, spectral_case
 from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
 from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
@@ -97,6 +97,31 @@ def penalties() -> None:
         ax.grid(axis="y")
         ax.legend(loc="upper left")
     save_figure(fig, IMAGES / "penalties.png", dpi=110)
+
+
+def adapted_kernels() -> None:
+    """Kernels of fresh points, sorted by label, and the comparison with lazy and trained networks."""
+    X = torch.randn(230, 12, generator=torch.Generator().manual_seed(0)).numpy()
+    y = torch.tanh(2 * torch.tensor(X[:, 0])).numpy()
+    fresh = 150 + y[150:].argsort()
+
+    def network(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
+        return mlp([features, 128, outputs], bias=True, generator=generator)
+
+    def kernel(scale: float | str) -> Tensor:
+        model = fl.AdaptiveTangentRegressor(network, scale=scale, random_state=0).fit(X[:150], y[:150])
+        k = torch.tensor(model.adapted_kernel(X[fresh]))
+        return k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
+
+    labels = torch.tensor(y[fresh]).double()
+    labels -= labels.mean()
+    kernels = {"initial kernel": kernel(float("inf")), "adapted kernel": kernel("loo")}
+    alignment = {name: f"alignment {fl.kernel_target_alignment(k, labels):.2f}" for name, k in kernels.items()}
+    # A few large points would fade the others.
+    shown = {name: k.clamp(max=float(k.flatten().quantile(0.99))) for name, k in kernels.items()}
+    figure = matrix_row({**shown, "labels": fl.label_kernel(labels)}, subtitles=alignment)
+    save_figure(figure, IMAGES / "adapted-kernels.png", dpi=110)
+    save_figure(adaptive_comparison().plot(), IMAGES / "adaptive-comparison.png", dpi=110)
 
 
 def phases() -> None:
@@ -257,6 +282,7 @@ if __name__ == "__main__":
     evolution()
     theory()
     penalties()
+    adapted_kernels()
     reports()
     phases()
     wine()

@@ -33,11 +33,17 @@ def test_global_convergence_tells_rates_and_assumptions() -> None:
     assert found.largest_rate == pytest.approx(min(alpha**2 * 100, 200 / (4 * (1 + math.sqrt(2)) ** 2)))
     assert found.decay(found.largest_rate / 2) == pytest.approx(1 - found.largest_rate * alpha**2 / 800)
     assert found.path_length(3.0) == pytest.approx(12 / alpha)
+    # Where the width is the least, the proof's inequality is an equation: 2 alpha - (2 beta / sqrt h) R = alpha.
+    width = found.least_width(3.0)
+    assert 2 * alpha - 2 * found.beta / math.sqrt(width) * found.path_length(3.0) == pytest.approx(alpha)
     told = {one.text.split(" ")[0]: one.holds for one in found.assumptions}
     assert told["second-layer"] is True
     assert found.assumptions[0].holds
     assert global_convergence(step, 10, 10, 10, readout=torch.full((10,), 2.0)).assumptions[2].holds is False
     assert global_convergence(lambda x: 3 * x.square(), 10, 10, 10).assumptions[0].holds is False
+    assert math.isinf(global_convergence(torch.ones_like, 10, 10, 10).least_width(1.0))  # linear
+    with pytest.raises(InputError, match="constant"):
+        global_convergence(torch.zeros_like, 10, 10, 10)
     with pytest.raises(InputError, match="the rate must be between 0"):
         found.decay(1e9)
     with pytest.raises(InputError, match="at least 1"):

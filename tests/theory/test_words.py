@@ -9,6 +9,7 @@ import torch
 from featlearn.errors import InputError
 from featlearn.theory.quadratic_alignment import (
     expected_derivatives,
+    isotropic_numerator,
     numerator_terms,
     predict_quadratic,
     readout_moments,
@@ -166,6 +167,18 @@ def test_expected_derivatives_by_sampling(k: int) -> None:
     for values, wanted in zip((nfm, agop), expected_derivatives(X, y, k), strict=True):
         error = values.std(0) / math.sqrt(n)
         assert ((values.mean(0) - wanted).abs() < 5 * error).all()
+
+
+def test_the_isotropic_numerator_is_the_general_one_without_b() -> None:
+    g = torch.Generator().manual_seed(3)
+    A = torch.randn(12, 20, generator=g, dtype=torch.float64)
+    A = A @ A.mT
+    moments = readout_moments(12, 30)
+    identity = torch.eye(12, dtype=torch.float64)
+    derived = alternating_trace(matrix_moments([A, A, identity]), lambda word: moments[len(word) - 1], 3)
+    assert isotropic_numerator(A, moments) == pytest.approx(derived, rel=1e-12)
+    with pytest.raises(InputError, match="square"):
+        isotropic_numerator(A[:3], moments)
 
 
 def test_mean_and_covariance_of_the_numerator() -> None:

@@ -2,11 +2,13 @@
 
 from featlearn.theory.deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
 from featlearn.theory.early import EarlyAlignment, LayerStart, early_alignment, flow_nfc
+from featlearn.theory.early_phase import EARLY_EXPONENTS, EarlyPhase, early_phase
 from featlearn.theory.invariance import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
 from featlearn.theory.quadratic_alignment import (
     NumeratorTerms,
     QuadraticPrediction,
     expected_derivatives,
+    isotropic_numerator,
     numerator_terms,
     predict_quadratic,
     readout_moments,
@@ -23,8 +25,10 @@ from featlearn.theory.wide_alignment import WideAlignment, derivative_correlatio
 from featlearn.theory.words import alternating_trace, matrix_moments
 
 __all__ = [
+    "EARLY_EXPONENTS",
     "Assumption",
     "EarlyAlignment",
+    "EarlyPhase",
     "GlobalConvergence",
     "LayerStart",
     "LinearAlignment",
@@ -40,9 +44,11 @@ __all__ = [
     "balanced_layers",
     "derivative_correlation",
     "early_alignment",
+    "early_phase",
     "expected_derivatives",
     "flow_nfc",
     "global_convergence",
+    "isotropic_numerator",
     "least_norm_network",
     "linear_alignment",
     "matrix_moments",

@@ -66,7 +66,8 @@ def ntk_floor(derivative: Function, kinks: Sequence[float] = ()) -> NTKFloor:
     """
     second = gaussian_mean(lambda x: derivative(x).square(), kinks)
     eta = hermite_coefficients(derivative, 2, kinks)
-    bound = max(0.0, second - float(eta.square().sum()))
+    bound = second - float(eta.square().sum())
+    bound = bound if bound > 1e-12 * second else 0.0  # what rounding leaves of nothing
     return NTKFloor(bound, second, (float(eta[0]), float(eta[1]), float(eta[2])))
 
 
@@ -77,12 +78,15 @@ class GlobalConvergence:
     Attributes:
         largest_rate: eta must be below ``min(alpha^2 n / 2, n / (4 lambda_sigma^2 (1 + sqrt(gamma_1))^2))``.
         alpha: ``sqrt(lambda_min bound) / 2``.
+        n: Training points.
+        beta: ``2 lambda_sigma (1 + sqrt(gamma_1))``, which bounds the Jacobian (29).
         assumptions: What it rests on, and whether it holds.
     """
 
     largest_rate: float
     alpha: float
     n: int
+    beta: float
     assumptions: tuple[Assumption, ...]
 
     def decay(self, rate: float) -> float:
@@ -90,6 +94,20 @@ class GlobalConvergence:
         if not 0 < rate < self.largest_rate:
             raise InputError(f"the rate must be between 0 and {self.largest_rate:.3g}, got {rate!r}")
         return 1 - rate * self.alpha**2 / (2 * self.n)
+
+    def least_width(self, initial_loss: float) -> float:
+        """``(8 beta l(W_0) / alpha^2)^2``: from this h on the Jacobian keeps ``sigma_min >= alpha`` along the path.
+
+        The theorem's threshold gamma* times d, made explicit from its proof: W stays within ``R = 4 l(W_0) / alpha``
+        and the Jacobian is ``2 beta / sqrt h``-Lipschitz (30), so that ``2 alpha - 2 beta R / sqrt h >= alpha``. It is
+        infinite where the floor is zero, and far beyond the widths at which training is seen to converge.
+
+        Args:
+            initial_loss: ``|y - f(X)|``, not squared and not divided by n.
+        """
+        if not self.alpha:
+            return math.inf
+        return (8 * self.beta * initial_loss / self.alpha**2) ** 2
 
     def path_length(self, initial_loss: float) -> float:
         """``4 l(W_0) / alpha``, the most that all steps together move W, Frobenius (14).
@@ -124,6 +142,8 @@ def global_convergence(
     floor = ntk_floor(derivative, kinks)
     grid = derivative(torch.linspace(-8, 8, 4001, dtype=torch.float64)).abs()
     lipschitz = float(grid.max())
+    if not lipschitz:
+        raise InputError("sigma' is zero everywhere from -8 to 8: a constant activation does not train")
     gamma = n / d
     rate = min(floor.alpha**2 * n / 2, n / (4 * lipschitz**2 * (1 + math.sqrt(gamma)) ** 2))
     # Beyond four standard deviations the slope of a growing activation is still growing.
@@ -133,11 +153,12 @@ def global_convergence(
         rate,
         floor.alpha,
         n,
+        2 * lipschitz * (1 + math.sqrt(gamma)),
         (
-            Assumption(f"the floor of the tangent kernel is positive (bound {floor.bound:.3g})", floor.bound > 1e-12),
+            Assumption(f"the floor of the tangent kernel is positive (bound {floor.bound:.3g})", floor.bound > 0),
             Assumption("sigma' is bounded: activations that grow faster than linearly are not covered", bounded_slope),
             Assumption("second-layer weights are at most 1 in size", bounded),
             Assumption("inputs are independent standard Gaussian vectors", None),
-            Assumption("the width over d is beyond a threshold that the theorem does not tell", None),
+            Assumption("the width is beyond a threshold that the theorem does not tell; see least_width", None),
         ),
     )  # fmt: skip

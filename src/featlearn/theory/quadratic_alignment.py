@@ -19,6 +19,7 @@ __all__ = [
     "NumeratorTerms",
     "QuadraticPrediction",
     "expected_derivatives",
+    "isotropic_numerator",
     "numerator_terms",
     "predict_quadratic",
     "readout_moments",
@@ -198,6 +199,25 @@ def numerator_terms(X: Any, y: Any, width: int) -> NumeratorTerms:
     # The prediction is of A and B with a normalised trace of 1; A enters twice and B once, and d traces are summed.
     scale = (float((c @ c).trace()) / d) ** 2 * (float(b.trace()) / d) * d
     return NumeratorTerms(float((nfm * agop).sum()), float((nfm * at_infinity).sum()), 4 * 16 * scale * found.numerator)
+
+
+def isotropic_numerator(A: Any, moments: Sequence[float]) -> float:
+    r"""``tr[A R A R R]`` of data with ``X^T X = I``: ``tr[A]^2 tr[R^3] + tr[R] tr[R^2] tr[(A - tr[A])^2]``.
+
+    Where the inputs are white, the numerator of rho has only these two terms (NFA paper, first version, section 4.2).
+    Traces are divided by d.
+
+    Args:
+        A: ``(X^T Y X)^2``, ``(d, d)``.
+        moments: Of R, the first four, as `readout_moments` gives them.
+    """
+    a = as_float64(A)
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.numel():
+        raise InputError(f"A must be a square matrix, got shape {tuple(a.shape)}")
+    first, second, third, _ = _four(moments)
+    mean = float(a.trace()) / len(a)
+    spread = float((a @ a).trace()) / len(a) - mean**2
+    return mean**2 * third + first * second * spread
 
 
 def expected_derivatives(X: Any, y: Any, width: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """Experiments of the papers, a file a table or figure."""
 
+from featlearn.lab.experiments.adaptive_comparison import AdaptiveComparison, adaptive_comparison
 from featlearn.lab.experiments.fact_table3 import UCIAccuracy, uci_accuracy
 from featlearn.lab.experiments.nfa_fig1 import ChainAlignment, chain_alignment
 from featlearn.lab.experiments.nfa_fig4 import SLOAlignment, SLORun, slo_alignment
@@ -15,6 +16,7 @@ from featlearn.lab.experiments.two_layer import (
 from featlearn.lab.experiments.wine import WineFeatures, wine_features
 
 __all__ = [
+    "AdaptiveComparison",
     "ChainAlignment",
     "LearningRateTransition",
     "MatrixEvolution",
@@ -24,6 +26,7 @@ __all__ = [
     "Student",
     "UCIAccuracy",
     "WineFeatures",
+    "adaptive_comparison",
     "chain_alignment",
     "compare_with_table1",
     "learning_rate_transition",
