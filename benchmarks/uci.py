@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featlearn.lab.experiments.fact_table3 import PROTOCOLS, uci_accuracy
+from featlearn.lab.experiments.fact.table3 import PROTOCOLS, uci_accuracy
 from featlearn.lab.tasks import uci_tables
 
 COLUMNS = ("name", "rows", "features", "classes", "mean", "fold0", "fold1", "fold2", "fold3", "iterations", "seconds")

@@ -9,7 +9,7 @@ from sklearn.metrics import r2_score
 
 from featlearn.errors import InputError
 from featlearn.lab.experiments import adaptive_comparison
-from featlearn.lab.experiments.adaptive_comparison import METHODS, TASKS
+from featlearn.lab.experiments.adaptive.comparison import METHODS, TASKS
 
 
 def test_a_row_a_task_seed_and_method() -> None:

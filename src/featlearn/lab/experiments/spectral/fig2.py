@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from featlearn.lab.experiments.spectral_table1 import Size, student_sizes
-from featlearn.lab.experiments.two_layer import SpectralEvolution, new_student, train_student
+from featlearn.lab.experiments.spectral.table1 import Size, student_sizes
+from featlearn.lab.experiments.spectral.two_layer import SpectralEvolution, new_student, train_student
 from featlearn.spectra import Law, marchenko_pastur, spikes
 from featlearn.training import DivergenceError
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from featlearn.errors import InputError
-from featlearn.lab.experiments.two_layer import SpectralEvolution, new_student, train_student
+from featlearn.lab.experiments.spectral.two_layer import SpectralEvolution, new_student, train_student
 from featlearn.numerics import Seed
 
 __all__ = [

@@ -1,0 +1,111 @@
+"""What an experiment is: points to measure one by one, and what all of them together say."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from featlearn.errors import InputError
+from featlearn.lab.experiments.claim import Claim
+
+__all__ = ["PAPERS", "SCALES", "Experiment", "Outcome", "Result"]
+
+PAPERS = {
+    "nfa": "Feature learning as alignment (NFA)",
+    "fact": "Features at convergence (FACT)",
+    "adaptive": "Adaptive tangent features",
+    "spectral": "Spectral evolution",
+}
+SCALES = ("smoke", "quick", "full")
+"""Seconds, for tests; up to two minutes; the paper's own size where a CPU can hold it."""
+
+
+class Outcome(NamedTuple):
+    """A point and what was measured at it."""
+
+    point: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What an experiment has to say.
+
+    Attributes:
+        claims: Of the paper, with their measurements.
+        tables: By title.
+        figures: By title, in the paper's layout.
+        remarks: What a reader should know: settings that the paper leaves open, what was tried.
+    """
+
+    claims: tuple[Claim, ...]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    remarks: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A table or figure of a paper.
+
+    An experiment is a list of points, each measured by itself and from its own arguments alone, so that points can run
+    in any order, on any machine, and need not be measured again; and a conclusion, drawn from all of them.
+
+    Attributes:
+        name: As in ``featlearn reproduce nfa-fig4``.
+        title: In a few words.
+        covers: Tables and figures of the paper that it stands for, e.g. ``("figure 4", "figure 11")``.
+        scales: A configuration (a frozen dataclass) for each of `SCALES`.
+        points: Configuration to keyword arguments of ``measure``, one mapping a point, of plain values.
+        measure: A module's function: what one point gives, as numbers, texts, lists, arrays and tensors by name.
+        conclude: Configuration and outcomes, in the order of the points, to a result.
+        data: Names of data sets that must be in the user's folder.
+    """
+
+    name: str
+    title: str
+    covers: tuple[str, ...]
+    scales: Mapping[str, Any]
+    points: Callable[[Any], Sequence[Mapping[str, Any]]]
+    measure: Callable[..., Mapping[str, Any]]
+    conclude: Callable[[Any, Sequence[Outcome]], Result]
+    data: tuple[str, ...] = ()
+
+    @property
+    def paper(self) -> str:
+        """One of `PAPERS`."""
+        return self.name.split("-")[0]
+
+    def config(self, scale: str) -> Any:
+        """The configuration of a scale."""
+        if scale not in self.scales:
+            raise InputError(f"the scale must be one of {', '.join(self.scales)}, got {scale!r}")
+        return self.scales[scale]
+
+    def run(self, config: Any) -> Result:
+        """Measure all points here and now, keeping nothing; `featlearn.lab.reproduce` keeps them and goes on."""
+        return self.conclude(config, [Outcome(point, self.measure(**point)) for point in self.points(config)])
+
+    def key(self, point: Mapping[str, Any]) -> str:
+        """A name of a point's measurement that changes with its arguments and with the code of the experiment's file."""
+        code = inspect.getsource(inspect.getmodule(self.measure) or type(self))
+        text = json.dumps([self.name, dict(point), code], sort_keys=True, default=_plain)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def settings(self, config: Any) -> dict[str, Any]:
+        """The configuration as plain values."""
+        found: dict[str, Any] = json.loads(json.dumps(asdict(config), default=_plain))
+        return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(value) if isinstance(value, set | frozenset) else list(value)
+    raise InputError(f"a point or a configuration has plain values only, got {type(value).__name__}")

@@ -1,0 +1,222 @@
+"""Run experiments so that nothing done is lost or done twice: by seed, on several cores, on a cluster."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import joblib
+import torch
+
+from featlearn.errors import FeatlearnError, InputError
+from featlearn.lab.experiments.claim import Claim
+from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
+from featlearn.lab.experiments.registry import find_experiments
+from featlearn.lab.tasks.folders import DataNotPresent
+from featlearn.runs import Run, load_nested, save_nested
+
+__all__ = ["Reproduction", "reproduce", "reproductions"]
+
+BACKENDS = ("loky", "threading", "ray")
+
+
+@dataclass(frozen=True, eq=False)
+class Reproduction:
+    """An experiment that was run, or could not be.
+
+    Attributes:
+        experiment: Which.
+        scale: At which scale.
+        settings: Its configuration.
+        result: What it says; None if there is none.
+        seconds: Of work, points done before included.
+        points: How many points there are, and how many of them are done.
+        trouble: Why there is no result, in a sentence.
+        missing_data: Whether that is because a data set is not there.
+    """
+
+    experiment: Experiment
+    scale: str
+    settings: Mapping[str, Any]
+    result: Result | None
+    seconds: float
+    points: tuple[int, int]
+    trouble: str = ""
+    missing_data: bool = False
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Those of the result; without data, one that says so."""
+        if self.result is not None:
+            return self.result.claims
+        if not self.missing_data:
+            return ()
+        where = ", ".join(self.experiment.covers)
+        return (
+            Claim(self.experiment.title, where, "holds", 1.0, note=self.trouble, missing="data not present"),
+        )
+
+
+def reproduce(
+    names: Iterable[str] = (),
+    scale: str = "quick",
+    *,
+    paper: str | None = None,
+    folder: str | os.PathLike[str] = "reproductions",
+    n_jobs: int = 1,
+    backend: str = "loky",
+    device: str = "cpu",
+    told: Callable[[str, int, int], object] | None = None,
+) -> list[Reproduction]:
+    """Run experiments by name; see `reproductions`, which yields them one by one."""
+    return list(
+        reproductions(
+            names, scale, paper=paper, folder=folder, n_jobs=n_jobs, backend=backend, device=device, told=told
+        )
+    )
+
+
+def reproductions(
+    names: Iterable[str] = (),
+    scale: str = "quick",
+    *,
+    paper: str | None = None,
+    folder: str | os.PathLike[str] = "reproductions",
+    n_jobs: int = 1,
+    backend: str = "loky",
+    device: str = "cpu",
+    told: Callable[[str, int, int], object] | None = None,
+) -> Iterator[Reproduction]:
+    """Run experiments one after the other, the points of each in parallel, and yield each as it is done.
+
+    Every point is written to disk as soon as it is measured, and is not measured again as long as its arguments and
+    the experiment's file are the same: a call that was killed goes on where it was.
+
+    Args:
+        names: As ``"nfa-fig4"``; none, or ``"all"``, is all.
+        scale: ``"smoke"``, ``"quick"`` or ``"full"``.
+        paper: Those of one paper only: ``"nfa"``, ``"fact"``, ``"adaptive"`` or ``"spectral"``.
+        folder: For what was measured: a run (see `featlearn.runs`) an experiment and scale.
+        n_jobs: Points at a time; -1 is one a core.
+        backend: ``"loky"`` (processes), ``"threading"``, or ``"ray"``: the cluster that ray is connected to, or a
+            local one.
+        device: "cpu"; anything else is refused.
+        told: Called as ``told(name, done, points)`` after every point.
+    """
+    experiments = find_experiments(names, paper)
+    _check(scale, n_jobs, backend, device)
+    for experiment in experiments:
+        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None))
+
+
+def _check(scale: str, n_jobs: int, backend: str, device: str) -> None:
+    if scale not in ("smoke", "quick", "full"):
+        raise InputError(f"scale must be smoke, quick or full, got {scale!r}")
+    if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
+        raise InputError(f"n_jobs must be a number of at least 1, or -1 for one a core, got {n_jobs!r}")
+    if backend not in BACKENDS:
+        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if device != "cpu":
+        try:
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"the device {device!r} was asked for and is not there: leave it out, or name one") from error
+        raise InputError(f"experiments run on the CPU, at sizes chosen for it, got device={device!r}")
+
+
+def _reproduce(
+    experiment: Experiment, scale: str, folder: Path, n_jobs: int, backend: str, told: Callable[[str, int, int], object]
+) -> Reproduction:
+    config = experiment.config(scale)
+    settings = experiment.settings(config)
+    points = list(experiment.points(config))
+    values: dict[int, Mapping[str, Any]] = {}
+    seconds = 0.0
+    told(experiment.name, 0, len(points))
+    try:
+        with Run.at(folder / experiment.name / scale, settings) as run:
+            store = run.path / "points"
+            store.mkdir(exist_ok=True)
+            files = [store / f"{experiment.key(point)}.safetensors" for point in points]
+            for index, file in enumerate(files):
+                if file.exists():
+                    (values[index], seconds_of_point) = _load(file)
+                    seconds += seconds_of_point
+            told(experiment.name, len(values), len(points))
+            open_points = [(i, points[i]) for i in range(len(points)) if i not in values]
+            for index, measured, took in _measured(experiment, open_points, n_jobs, backend):
+                save_nested(files[index], {"values": measured, "seconds": took})
+                run.log_layers(index, {None: {"seconds": took}, _label(points[index]): _scalars(measured)})
+                values[index] = measured
+                seconds += took
+                told(experiment.name, len(values), len(points))
+            outcomes = [Outcome(point, values[i]) for i, point in enumerate(points)]
+            result = experiment.conclude(config, outcomes)
+    except DataNotPresent as error:
+        count = (len(points), len(values))
+        return Reproduction(experiment, scale, settings, None, seconds, count, str(error), missing_data=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise FeatlearnError(
+                f"no space left for {experiment.name} in {str(folder)!r}: what is measured so far is kept there; free "
+                "some space and call again"
+            ) from error
+        raise
+    return Reproduction(experiment, scale, settings, result, seconds, (len(points), len(values)))
+
+
+def _load(file: Path) -> tuple[Mapping[str, Any], float]:
+    state, _ = load_nested(file)
+    return state["values"], float(state["seconds"])
+
+
+def _measured(
+    experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int, backend: str
+) -> Iterator[tuple[int, Mapping[str, Any], float]]:
+    if backend == "ray":
+        _register_ray()
+    if n_jobs == 1 and backend != "ray":
+        for index, point in points:
+            yield _measure_point(experiment, index, point, None)
+        return
+    jobs = joblib.effective_n_jobs(n_jobs) if backend != "ray" else n_jobs
+    threads = max(1, (os.cpu_count() or 1) // max(1, jobs))
+    with joblib.parallel_config(backend=backend, n_jobs=n_jobs):
+        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1)
+        yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
+
+
+def _measure_point(
+    experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None
+) -> tuple[int, Mapping[str, Any], float]:
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    began = time.perf_counter()
+    try:
+        measured = experiment.measure(**point)
+    finally:
+        if threads is not None:
+            torch.set_num_threads(before)
+    return index, measured, time.perf_counter() - began
+
+
+def _register_ray() -> None:
+    try:
+        from ray.util.joblib import register_ray
+    except ImportError as error:
+        raise InputError("backend='ray' needs the package ray: pip install 'featlearn[cluster]'") from error
+    register_ray()
+
+
+def _label(point: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in point.items()) or "all"
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, float | str]:
+    return {name: v for name, v in values.items() if isinstance(v, int | float | str) and not isinstance(v, bool)}
