@@ -56,7 +56,7 @@ class RegressionTask:
 
     Attributes:
         X: Training inputs, ``(n, d)``.
-        y: Training labels, ``(n, 1)``.
+        y: Training labels, ``(n, 1)``, or ``(n, c)`` of a target with c outputs.
         X_test: Test inputs, ``(n_test, d)``.
         y_test: Test labels, ``(n_test, 1)``, without noise.
         target: The function that labels obey, with their scale: ``target(X)`` is ``y``, up to noise.
