@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from featlearn.errors import InputError
+from featlearn.lab.tasks.folders import DataNotPresent
 from featlearn.lab.tasks.uci import uci_names, uci_table, uci_tables
 
 
@@ -128,7 +129,9 @@ def test_unknown_names_are_told_before_anything_is_read(tmp_path):
 
 def test_a_missing_archive_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATLEARN_DATA", str(tmp_path))
-    with pytest.raises(InputError, match=r"there is no uci121_official.tar.xz in .*uci121'.*FEATLEARN_DATA") as caught:
+    with pytest.raises(
+        DataNotPresent, match=r"there is no uci121_official.tar.xz in .*uci121'.*FEATLEARN_DATA"
+    ) as caught:
         uci_names()
     assert "\n" not in str(caught.value)
     (tmp_path / "uci121_official.tar.xz").write_bytes(b"no archive at all")

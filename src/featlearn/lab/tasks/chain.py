@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.lab.tasks.task import RegressionTask, check_sizes, orthonormal_columns
+from featlearn.lab.tasks.gaussian import gaussian_task
+from featlearn.lab.tasks.task import RegressionTask
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = [
     "chain_monomial",
     "chain_monomial_egop",
     "chain_monomial_task",
-    "decaying_covariance",
 ]
 
 
@@ -73,29 +73,6 @@ def chain_monomial_egop(d: int, r: int = 5, covariance: Tensor | None = None) ->
     return hessian @ covariance.detach().to("cpu", torch.float64) @ hessian
 
 
-def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
-    """A covariance with eigenvalues ``1 / (1 + k^decay)``, k = 0 ... d-1, in a random basis (NFA appendix H).
-
-    A decay of 0 stands for the identity, the paper's first spectrum.
-
-    Args:
-        d: Number of coordinates.
-        decay: Exponent, 0 or more; the paper has 0, 1 and 2.
-        generator: Source of the Haar-distributed basis.
-
-    Returns:
-        ``(d, d)`` in float64.
-    """
-    if not decay >= 0:
-        raise InputError(f"the decay of the data spectrum must be 0 or more, got {decay}")
-    if decay == 0:
-        return torch.eye(d, dtype=torch.float64)
-    q = orthonormal_columns(d, d, as_generator(generator, "covariance"))
-    eigenvalues = 1 / (1 + torch.arange(d, dtype=torch.float64) ** decay)
-    covariance: Tensor = (q * eigenvalues) @ q.mT
-    return 0.5 * (covariance + covariance.mT)
-
-
 def chain_monomial_task(
     n: int,
     d: int,
@@ -124,31 +101,5 @@ def chain_monomial_task(
         The task; its exact EGOP is ``task.scale**2 * chain_monomial_egop(d, r, task.covariance)``.
     """
     _check_chain(d, r)
-    check_sizes(n, n_test)
-    generator = as_generator(generator, "chain_monomial")
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    covariance = None
-    if covariance_decay != 0:
-        covariance = decaying_covariance(d, covariance_decay, generator)
-    # Test points are drawn after the training points, so that asking for some leaves the others as they are.
-    X, X_test = (_gaussian(m, d, covariance, generator) for m in (n, n_test))
-    scale = 1 / float(chain_monomial(X, r).std(correction=0))
-    target = partial(_scaled_chain_monomial, r=r, scale=scale)
-    return RegressionTask(
-        X=X.to(dtype),
-        y=target(X).to(dtype),
-        X_test=X_test.to(dtype),
-        y_test=target(X_test).to(dtype),
-        target=target,
-        scale=scale,
-        covariance=covariance,
-    )
-
-
-def _scaled_chain_monomial(X: Tensor, r: int, scale: float) -> Tensor:
-    return scale * chain_monomial(X, r)
-
-
-def _gaussian(n: int, d: int, covariance: Tensor | None, generator: torch.Generator) -> Tensor:
-    X = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    return X if covariance is None else X @ torch.linalg.cholesky(covariance).mT
+    target = partial(chain_monomial, r=r)
+    return gaussian_task(target, n, d, n_test, as_generator(generator, "chain_monomial"), dtype, covariance_decay)

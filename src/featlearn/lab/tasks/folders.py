@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["data_folder"]
+from featlearn.errors import InputError
+
+__all__ = ["DataNotPresent", "data_folder", "not_present"]
+
+
+class DataNotPresent(InputError):
+    """The files of a data set are not where they are looked for."""
 
 
 def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
@@ -22,6 +29,23 @@ def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path
     if data := os.environ.get("FEATLEARN_DATA"):
         return Path(data).expanduser() / name
     return _cache() / "featlearn" / name
+
+
+def not_present(name: str, folder: Path, files: Sequence[str], hint: str = "") -> DataNotPresent:
+    """The error that says which files of a data set to put where.
+
+    Args:
+        name: As in `data_folder`.
+        folder: Where the files were looked for.
+        files: What is missing.
+        hint: Another way to get on, if there is one.
+    """
+    *others, last = files
+    what, them = (f"{', '.join(others)} or {last}", "them") if others else (last, "it")
+    return DataNotPresent(
+        f"there is no {what} in {str(folder)!r}: put {them} there, pass the folder that holds {them}, "
+        f"or set FEATLEARN_DATA to the folder above {name}" + (f"; {hint}" if hint else "")
+    )
 
 
 def _cache() -> Path:

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
-from featlearn.lab.tasks.folders import data_folder
+from featlearn.lab.tasks.folders import data_folder, not_present
 
 __all__ = ["UCITable", "uci_names", "uci_table", "uci_tables"]
 
@@ -107,10 +107,7 @@ def uci_tables(names: Iterable[str] | None = None, folder: str | os.PathLike[str
 def _find_archive(folder: str | os.PathLike[str] | None) -> Path:
     archive = data_folder("uci121", folder) / _ARCHIVE
     if not archive.is_file():
-        raise InputError(
-            f"there is no {_ARCHIVE} in {str(archive.parent)!r}: put it there, pass the folder that holds it, "
-            "or set FEATLEARN_DATA to the folder above uci121"
-        )
+        raise not_present("uci121", archive.parent, [_ARCHIVE])
     return archive
 
 
