@@ -57,9 +57,7 @@ class Reproduction:
         if not self.missing_data:
             return ()
         where = ", ".join(self.experiment.covers)
-        return (
-            Claim(self.experiment.title, where, "holds", 1.0, note=self.trouble, missing="data not present"),
-        )
+        return (Claim(self.experiment.title, where, "holds", 1.0, note=self.trouble, missing="data not present"),)
 
 
 def reproduce(
@@ -125,7 +123,9 @@ def _check(scale: str, n_jobs: int, backend: str, device: str) -> None:
         try:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise InputError(f"the device {device!r} was asked for and is not there: leave it out, or name one") from error
+            raise InputError(
+                f"the device {device!r} was asked for and is not there: leave it out, or name one"
+            ) from error
         raise InputError(f"experiments run on the CPU, at sizes chosen for it, got device={device!r}")
 
 

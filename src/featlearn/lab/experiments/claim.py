@@ -85,7 +85,7 @@ class Claim:
             return "–"
         if self.relation == "holds":
             return f"{sum(self.measured):.0f} of {len(self.measured)}"
-        spread = f" ± {number(self.spread)}" if len(self.measured) > 1 else ""
+        spread = f" ± {number(self.spread, 2)}" if len(self.measured) > 1 else ""
         return number(self.mean) + spread
 
     def remark(self, note: str) -> Claim:
@@ -126,12 +126,12 @@ def not_tried(text: str, where: str, published: float, note: str, relation: Rela
     return Claim(text, where, relation, published, note=note, missing="not tried at this size")
 
 
-def number(value: float) -> str:
-    """Three digits that count, as people write them: .0012, 0.93, 5.9, 123."""
+def number(value: float, digits: int = 3) -> str:
+    """A few digits that count, as people write them: 0.0012, 0.93, 5.9, 123."""
     if math.isnan(value):
         return "NaN"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+        return f"{value:.{digits}g}" if abs(value) < 10**digits / 10 else f"{value:.0f}"
     return f"{value:.1e}"
 
 

@@ -94,7 +94,7 @@ class Experiment:
         return self.conclude(config, [Outcome(point, self.measure(**point)) for point in self.points(config)])
 
     def key(self, point: Mapping[str, Any]) -> str:
-        """A name of a point's measurement that changes with its arguments and with the code of the experiment's file."""
+        """A name of a point's measurement; it changes with the arguments and with the experiment's file."""
         code = inspect.getsource(inspect.getmodule(self.measure) or type(self))
         text = json.dumps([self.name, dict(point), code], sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:20]

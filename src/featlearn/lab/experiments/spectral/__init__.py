@@ -1,0 +1,7 @@
+"""The spectral paper."""
+
+from featlearn.lab.experiments.experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: tuple[Experiment, ...] = ()
