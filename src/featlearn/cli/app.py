@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from featlearn import __version__
+from featlearn.cli.reproduce import reproduce
 from featlearn.errors import FeatlearnError
 from featlearn.features import Report
 from featlearn.lab.experiments import (
@@ -28,6 +29,9 @@ from featlearn.training import evolution
 __all__ = ["app"]
 
 app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, add_completion=False)
+
+
+app.command()(reproduce)
 
 
 def _print_version(asked: bool) -> None:

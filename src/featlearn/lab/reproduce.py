@@ -211,7 +211,7 @@ def _register_ray() -> None:
         from ray.util.joblib import register_ray
     except ImportError as error:
         raise InputError("backend='ray' needs the package ray: pip install 'featlearn[cluster]'") from error
-    register_ray()
+    register_ray()  # type: ignore[no-untyped-call, unused-ignore]  # ray may be absent
 
 
 def _label(point: Mapping[str, Any]) -> str:

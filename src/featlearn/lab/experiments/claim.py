@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from featlearn.errors import InputError
+from featlearn.numerics.short import short_number
 
 __all__ = ["VERDICTS", "Claim", "about", "at_least", "at_most", "holds", "not_tried"]
 
@@ -76,7 +77,7 @@ class Claim:
         if self.relation == "holds":
             return "holds" if self.published == 1 else f"in {self.published:.0%} of seeds"
         sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
-        return sign + number(self.published)
+        return sign + short_number(self.published)
 
     @property
     def measured_text(self) -> str:
@@ -85,8 +86,8 @@ class Claim:
             return "–"
         if self.relation == "holds":
             return f"{sum(self.measured):.0f} of {len(self.measured)}"
-        spread = f" ± {number(self.spread, 2)}" if len(self.measured) > 1 else ""
-        return number(self.mean) + spread
+        spread = f" ± {short_number(self.spread, 2)}" if len(self.measured) > 1 else ""
+        return short_number(self.mean) + spread
 
     def remark(self, note: str) -> Claim:
         """The same claim with a note."""
@@ -124,15 +125,6 @@ def holds(text: str, where: str, seeds: Iterable[bool], share: float = 1.0, reas
 def not_tried(text: str, where: str, published: float, note: str, relation: Relation = "about") -> Claim:
     """Part of the paper's experiment that this size leaves out."""
     return Claim(text, where, relation, published, note=note, missing="not tried at this size")
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A few digits that count, as people write them: 0.0012, 0.93, 5.9, 123."""
-    if math.isnan(value):
-        return "NaN"
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:.{digits}g}" if abs(value) < 10**digits / 10 else f"{value:.0f}"
-    return f"{value:.1e}"
 
 
 def _numbers(text: str, measured: Iterable[float]) -> tuple[float, ...]:

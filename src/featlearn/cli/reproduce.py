@@ -1,0 +1,138 @@
+"""``featlearn reproduce``: tables and figures of the papers, by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from featlearn.errors import FeatlearnError
+from featlearn.html import write_ledger
+from featlearn.lab.experiments.claim import VERDICTS
+from featlearn.lab.experiments.experiment import PAPERS, Experiment
+from featlearn.lab.experiments.registry import find_experiments
+from featlearn.lab.reproduce import Reproduction, reproductions
+
+__all__ = ["reproduce"]
+
+_COLOURS = {"reproduced": "green", "differs": "red"}
+_INTERRUPTED = 130
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="As nfa-fig4; none, or all, is all of them.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
+    paper: Annotated[str | None, typer.Option(help=f"Those of one paper: {', '.join(PAPERS)}.")] = None,
+    scale: Annotated[str, typer.Option(help="smoke (seconds), quick (minutes) or full (the paper's size).")] = "quick",
+    jobs: Annotated[int, typer.Option(help="Measurements at a time; -1 is one a core.")] = 1,
+    backend: Annotated[str, typer.Option(help="loky (processes here), threading or ray (a cluster).")] = "loky",
+    out: Annotated[Path, typer.Option(help="Folder for what is measured, and for the pages.")] = Path("reproductions"),
+    device: Annotated[str, typer.Option(help="Only cpu, for now.")] = "cpu",
+) -> None:
+    """Run what the papers ran, and say claim by claim whether it holds here.
+
+    Measurements are kept: called again, it goes on where it was. Data sets come from the folder that FEATLEARN_DATA
+    names; an experiment whose data are not there says which files it wants.
+
+    Examples:
+      featlearn reproduce --list
+      featlearn reproduce nfa-fig1 nfa-fig4
+      featlearn reproduce --paper fact --scale full --jobs 2
+    """
+    console = Console(highlight=False)
+    done: list[Reproduction] = []
+    page: Path | None = None
+    try:
+        chosen = find_experiments(names or (), paper)
+        if listed:
+            console.print(_listing(chosen))
+            return
+        with _progress() as progress:
+            task = progress.add_task("", total=None)
+
+            def told(name: str, measured: int, points: int) -> None:
+                _show(progress, task, name, measured, points, len(done), len(chosen))
+
+            wanted = [experiment.name for experiment in chosen]
+            for found in reproductions(
+                wanted, scale, folder=out, n_jobs=jobs, backend=backend, device=device, told=told
+            ):
+                page = write_ledger([found], out)
+                done.append(found)
+                progress.console.print(_line(found))
+    except KeyboardInterrupt:
+        page_text = f", and {page} shows what is finished" if page else ""
+        Console(stderr=True, highlight=False).print(
+            f"\nfeatlearn: stopped. What was measured is kept in {out}{page_text}; the same command goes on from there."
+        )
+        # Workers that are still measuring would hold the process: nothing they do is needed.
+        sys.stdout.flush()
+        os._exit(_INTERRUPTED)
+    except (FeatlearnError, OSError) as error:
+        raise SystemExit(f"featlearn: {error}") from error
+    console.print(_ledger(done))
+    console.print(_summary(done))
+    console.print(f"  {page} [dim]all claims, with figures[/dim]")
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+
+
+def _show(progress: Progress, task: TaskID, name: str, measured: int, points: int, done: int, total: int) -> None:
+    progress.update(task, description=f"{name} ({done + 1} of {total})", completed=measured, total=points)
+
+
+def _line(found: Reproduction) -> Text:
+    counts = Counter(claim.verdict for claim in found.claims)
+    line = Text(f"{found.experiment.name:20s} {found.seconds:6.0f} s  ", style="bold" if counts["differs"] else "")
+    for verdict in VERDICTS:
+        if counts[verdict]:
+            line.append(f"{counts[verdict]} {verdict}  ", style=_COLOURS.get(verdict, "dim"))
+    if found.result is None:
+        line.append(found.trouble, style="dim")
+    return line
+
+
+def _listing(experiments: list[Experiment]) -> Table:
+    table = Table(header_style="bold", box=None)
+    for column in ("name", "what", "stands for", "data"):
+        table.add_column(column)
+    for experiment in experiments:
+        table.add_row(experiment.name, experiment.title, ", ".join(experiment.covers), ", ".join(experiment.data))
+    return table
+
+
+def _ledger(done: list[Reproduction]) -> Table:
+    table = Table(header_style="bold")
+    for column in ("experiment", "claim", "place", "published", "here", "verdict"):
+        table.add_column(column)
+    for found in done:
+        for i, claim in enumerate(found.claims):
+            table.add_row(
+                found.experiment.name if i == 0 else "",
+                Text(claim.text),
+                Text(claim.where),
+                Text(claim.published_text),
+                Text(claim.measured_text),
+                Text(claim.verdict, style=_COLOURS.get(claim.verdict, "dim")),
+                end_section=i == len(found.claims) - 1,
+            )
+    return table
+
+
+def _summary(done: list[Reproduction]) -> str:
+    counts = Counter(claim.verdict for found in done for claim in found.claims)
+    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    return f"{sum(counts.values())} claims: {told or 'none'}"
