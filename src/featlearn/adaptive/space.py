@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from featlearn.capture import Subject, Trace, batches
 from featlearn.errors import InputError
+from featlearn.kernels.tangent_features import owned
 from featlearn.layers import Layer
 
 __all__ = ["TangentSpace", "check_size", "cotangents", "tangent_space"]
@@ -56,7 +57,8 @@ def tangent_space(model: nn.Module, X: Any) -> TangentSpace:
     named = {name: p for name, p in subject.model.named_parameters() if p.is_floating_point()}
     with subject.open(inputs=True, weight_gradients=True):
         trace = subject.trace(batch)
-        layers = _owners(subject, trace, list(named.values()))
+        own = owned(subject.layers, trace, list(named.values())).weights
+        layers = [layer for layer in subject.layers if layer.name in own]
         last = frozenset(layer.name for layer in layers if _gives_the_outputs(layer, trace))
         outputs = trace.output[0].numel()
     if not layers:
@@ -97,32 +99,6 @@ def check_size(n: int, space: TangentSpace, memory: int) -> None:
         f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
         "take fewer, or raise max_memory"
     )
-
-
-def _owners(subject: Subject, trace: Trace, tensors: list[Tensor]) -> list[Layer]:
-    n = trace.output.shape[0]
-    # Not signs: those of two samples may cancel.
-    weights = torch.randn(trace.output.shape, generator=torch.Generator().manual_seed(0)).to(trace.output)
-    rows, grads = trace.gradients_and_totals(trace.output, weights, tensors)
-    total = {id(t): g for t, g in zip(tensors, grads, strict=True)}
-    alone = torch.zeros_like(weights)
-    alone[0] = weights[0]
-    first = trace.gradients(trace.output, alone)
-    covered: dict[int, int] = {}
-    owners = []
-    for layer in subject.layers:
-        parts, weight = rows[layer.name], layer.weight()
-        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
-        if not parts or id(weight) not in total or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
-            continue
-        j, x = torch.cat(parts, dim=1), trace.inputs(layer)
-        gap = layer.matrix(total[id(weight)]) - torch.einsum("npgo,npgi->goi", j, x)
-        size = torch.einsum("npgo,npgi->goi", j.abs(), x.abs())
-        if float(gap.norm()) <= 100 * torch.finfo(gap.dtype).eps * float(size.norm()):
-            owners.append(layer)
-            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
-    # A parameter of which only a part is a layer's, as a packed attention's may be, is left whole.
-    return [layer for layer in owners if covered[id(layer.weight())] == layer.weight().numel()]
 
 
 def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:
