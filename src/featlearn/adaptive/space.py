@@ -17,7 +17,7 @@ from featlearn.layers import Layer
 __all__ = ["TangentSpace", "check_size", "cotangents", "tangent_space"]
 
 _LOOKED_AT = 64
-_COPIES_OF_KERNEL, _COPIES_OF_NETWORK = 5, 6
+_COPIES_OF_KERNEL, _COPIES_OF_NETWORK, _COPIES_OF_PROBE = 5, 6, 3
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,16 @@ class TangentSpace:
         return sum(layer.groups * layer.k_out * layer.k_in for layer in self.layers)
 
 
-def tangent_space(model: nn.Module, X: Any) -> TangentSpace:
-    """Sort a network's parameters by a look at the first samples.
+def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> TangentSpace:
+    """Sort a network's parameters by a look at the first samples, unless that takes more than the memory.
 
     A weight matrix is adapted if the gradient put together from its layer's ``x`` and ``J`` is its whole gradient; one
     that is also used elsewhere, as tied embeddings are, is no single matrix of Model A.
     """
     subject = Subject(model, train_mode="eval")
+    weights = {id(w): w.numel() for w in (layer.weight() for layer in subject.layers)}
+    if _COPIES_OF_PROBE * 8 * sum(weights.values()) > memory:
+        raise _too_large(sum(weights.values()), memory)
     batch = subject.batch(next(iter(batches(X, _LOOKED_AT))))
     named = {name: p for name, p in subject.model.named_parameters() if p.is_floating_point()}
     with subject.open(inputs=True, weight_gradients=True):
@@ -88,16 +91,21 @@ def check_size(n: int, space: TangentSpace, memory: int) -> None:
     if of_network + of_kernel <= memory:
         return
     if of_network > memory / 2:
-        raise InputError(
-            f"the network has {size:,} adapted weights, whose changes take {of_network / 2**30:.1f} GiB of the "
-            f"{memory / 2**30:.1f} GiB allowed: at most {memory // (16 * _COPIES_OF_NETWORK):,} fit; take a smaller "
-            "network, or raise max_memory"
-        )
+        raise _too_large(size, memory)
     most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
     raise InputError(
         f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
         f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
         "take fewer, or raise max_memory"
+    )
+
+
+def _too_large(size: int, memory: float) -> InputError:
+    most = int(memory) // (16 * _COPIES_OF_NETWORK)
+    return InputError(
+        f"the network has {size:,} adapted weights, whose changes take {_COPIES_OF_NETWORK * 8 * size / 2**30:.1f} "
+        f"GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} fit; take a smaller network, or raise "
+        "max_memory"
     )
 
 
