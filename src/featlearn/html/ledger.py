@@ -120,8 +120,8 @@ def markdown_ledger(records: Sequence[Record]) -> str:
         parts.append(f"## {title}\n")
         for done in chosen:
             place = ", ".join(done.covers)
-            parts.append(f"### {done.name}: {done.title}\n")
-            parts.append(f"*{place[:1].upper() + place[1:]}; {done.scale}, {_minutes(done.seconds)}.*\n")
+            parts.append(f"### {done.name}: {_markdown(done.title)}\n")
+            parts.append(f"*{_markdown(place[:1].upper() + place[1:])}; {done.scale}, {_minutes(done.seconds)}.*\n")
             parts.append("| claim | place | published | here | tolerance | verdict |\n|---|---|---|---|---|---|")
             for claim in done.claims:
                 fields = (

@@ -24,6 +24,9 @@ __all__ = ["Reproduction", "reproduce", "reproductions"]
 
 BACKENDS = ("loky", "threading", "ray")
 
+Measured = tuple[int, Mapping[str, Any], float]
+"""The place of a point, what it gave, and its seconds."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
@@ -177,23 +180,56 @@ def _load(file: Path) -> tuple[Mapping[str, Any], float]:
 
 def _measured(
     experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int, backend: str
-) -> Iterator[tuple[int, Mapping[str, Any], float]]:
+) -> Iterator[Measured]:
+    if not points:
+        return
     if backend == "ray":
-        _register_ray()
-    if n_jobs == 1 and backend != "ray":
+        yield from _on_a_cluster(experiment, points, n_jobs)
+        return
+    if n_jobs == 1:
         for index, point in points:
             yield _measure_point(experiment, index, point, None)
         return
-    jobs = joblib.effective_n_jobs(n_jobs) if backend != "ray" else n_jobs
-    threads = max(1, (os.cpu_count() or 1) // max(1, jobs))
-    with joblib.parallel_config(backend=backend, n_jobs=n_jobs):
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1)
-        yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
+    jobs = joblib.effective_n_jobs(n_jobs)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    parallel = joblib.Parallel(jobs, backend=backend, return_as="generator_unordered", batch_size=1)
+    yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
 
 
-def _measure_point(
-    experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None
-) -> tuple[int, Mapping[str, Any], float]:
+def _on_a_cluster(
+    experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int
+) -> Iterator[Measured]:
+    """As they come: joblib's own backend for ray gives everything at the end, when a kill would lose it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise InputError("backend='ray' needs the package ray: pip install 'featlearn[cluster]'") from error
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    task = ray.remote(num_cpus=1)(_measure_point)
+    waiting = list(points)
+    running: list[Any] = []
+    try:
+        while waiting or running:
+            while waiting and (n_jobs == -1 or len(running) < n_jobs):
+                index, point = waiting.pop(0)
+                running.append(task.remote(experiment, index, point, 1))
+            (first,), running = ray.wait(running, num_returns=1)
+            yield _unwrapped(ray, first)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _unwrapped(ray: Any, reference: Any) -> Measured:
+    try:
+        found: Measured = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error  # the point's own trouble, as it would be without a cluster
+    return found
+
+
+def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None) -> Measured:
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -204,14 +240,6 @@ def _measure_point(
         if threads is not None:
             torch.set_num_threads(before)
     return index, measured, time.perf_counter() - began
-
-
-def _register_ray() -> None:
-    try:
-        from ray.util.joblib import register_ray
-    except ImportError as error:
-        raise InputError("backend='ray' needs the package ray: pip install 'featlearn[cluster]'") from error
-    register_ray()  # type: ignore[no-untyped-call, unused-ignore]  # ray may be absent
 
 
 def _label(point: Mapping[str, Any]) -> str:
