@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # One thread a process: two test workers on two cores must not fight over them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: demo test test-slow lint bench bench-rfm bench-uci docs clean
+.PHONY: demo test test-slow lint reproduce bench bench-rfm bench-uci docs clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "featlearn needs Python 3.11 or newer; call make PYTHON=python3.11")'
@@ -58,8 +58,12 @@ bench-rfm: $(VENV)/test.stamp
 bench-uci: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.uci --data $(DATA)
 
+# Every table and figure at the size of a coffee break; data sets come from the folder that FEATLEARN_DATA names.
+reproduce: $(VENV)/run.stamp
+	$(ONE_THREAD) $(BIN)/featlearn reproduce all --scale quick --jobs 2 --out reproductions
+
 docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(WATCHER) build site demo benchmarks/results
+	rm -rf $(VENV) $(WATCHER) build site demo reproductions benchmarks/results

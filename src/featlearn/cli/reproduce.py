@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -73,9 +72,7 @@ def reproduce(
         Console(stderr=True, highlight=False).print(
             f"\nfeatlearn: stopped. What was measured is kept in {out}{page_text}; the same command goes on from there."
         )
-        # Workers that are still measuring would hold the process: nothing they do is needed.
-        sys.stdout.flush()
-        os._exit(_INTERRUPTED)
+        raise typer.Exit(_INTERRUPTED) from None
     except (FeatlearnError, OSError) as error:
         raise SystemExit(f"featlearn: {error}") from error
     console.print(_ledger(done))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -110,8 +110,13 @@ def write_page(done: Reproduction, folder: Path) -> Path:
     return page
 
 
-def markdown_ledger(records: Sequence[Record]) -> str:
-    """The ledger as a page of the documentation, a table a paper."""
+def markdown_ledger(records: Sequence[Record], pictures: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> str:
+    """The ledger as a page of the documentation, a section a paper.
+
+    Args:
+        records: From `read_records` or `record_of`.
+        pictures: Captions and addresses of pictures, by the experiment's name.
+    """
     parts = [f"{_summary(records)}\n"]
     for paper, title in PAPERS.items():
         chosen = [done for done in records if done.paper == paper]
@@ -133,6 +138,9 @@ def markdown_ledger(records: Sequence[Record]) -> str:
                 parts.append("\n" + "\n".join(notes))
             if done.remarks:
                 parts.append("\n" + _markdown(done.remarks))
+            parts += [
+                f"\n![{_markdown(caption)}]({address})" for caption, address in (pictures or {}).get(done.name, ())
+            ]
             parts.append("")
     return "\n".join(parts)
 

@@ -1,0 +1,53 @@
+"""Write ``docs/reproductions.md`` and its pictures from a folder of `featlearn reproduce`.
+
+Run by hand after a real run: ``python docs/make_reproductions.py reproductions``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from featlearn.html import markdown_ledger, read_records
+
+DOCS = Path(__file__).parent
+PICTURES = DOCS / "img" / "reproductions"
+WIDTH = 900
+
+HEAD = """# Reproductions
+
+Every table and figure of the papers that a CPU can hold, by one command each: `featlearn reproduce NAME`, or all of them by
+`make reproduce`. This page is written from a real run. *Tolerance* is how far the mean over seeds may be from the published
+number; where it comes from is said on each experiment's own page, which the command writes.
+
+"""
+
+
+def main(folder: Path) -> None:
+    """Read the ledger, and take the pictures along."""
+    records = read_records(folder / "ledger.json")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for old in PICTURES.glob("*.png"):
+        old.unlink()
+    pictures: dict[str, list[tuple[str, str]]] = {}
+    for record in records:
+        for source in sorted((folder / record.name).glob("*.png")):
+            name = f"{record.name}-{source.stem}.png"
+            _shrink(source, PICTURES / name)
+            pictures.setdefault(record.name, []).append((source.stem.replace("-", " "), f"img/reproductions/{name}"))
+    (DOCS / "reproductions.md").write_text(HEAD + markdown_ledger(records, pictures), encoding="utf-8")
+
+
+def _shrink(source: Path, target: Path) -> None:
+    """At most as wide as a page, with a palette: a fifth of the bytes."""
+    with Image.open(source) as picture:
+        picture = picture.convert("RGB")
+        if picture.width > WIDTH:
+            picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
+        picture.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
