@@ -18,9 +18,9 @@ WIDTH = 900
 
 HEAD = """# Reproductions
 
-Every table and figure of the papers that a CPU can hold, by one command each: `featlearn reproduce NAME`, or all of them by
-`make reproduce`. This page is written from a real run. *Tolerance* is how far the mean over seeds may be from the published
-number; where it comes from is said on each experiment's own page, which the command writes.
+Every table and figure of the papers that a CPU can hold, by one command each: `featlearn reproduce NAME`, or all of
+them by `make reproduce`. This page is written from a real run. *Tolerance* is how far the mean over seeds may be from
+the published number; where it comes from is said on each experiment's own page, which the command writes.
 
 """
 
