@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -113,6 +114,28 @@ def test_the_key_tells_arguments_and_code_apart() -> None:
     assert one.key({"a": 1, "b": 2}) == one.key({"b": 2, "a": 1})
     with pytest.raises(InputError, match="plain values"):
         one.key({"seed": torch.zeros(1)})
+
+
+_MODULE = """
+def helper(x):
+    return x + {a}
+
+def measure(seed):
+    inner = lambda: helper(seed)
+    return {{"value": inner()}}
+
+def conclude():
+    return {b}
+"""
+
+
+def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {}
+    for name, a, b in (("one", 1, 1), ("two", 2, 1), ("three", 1, 2)):
+        (tmp_path / f"measured_{name}.py").write_text(_MODULE.format(a=a, b=b))
+        keys[name] = experiment(measure=importlib.import_module(f"measured_{name}").measure).key({"seed": 0})
+    assert keys["one"] == keys["three"] != keys["two"]
 
 
 _KILLED = """

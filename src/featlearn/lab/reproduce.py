@@ -96,7 +96,7 @@ def reproductions(
     """Run experiments one after the other, the points of each in parallel, and yield each as it is done.
 
     Every point is written to disk as soon as it is measured, and is not measured again as long as its arguments and
-    the experiment's file are the same: a call that was killed goes on where it was.
+    the code that measures it are the same (see `Experiment.key`): a call that was killed goes on where it was.
 
     Args:
         names: As ``"nfa-fig4"``; none, or ``"all"``, is all.

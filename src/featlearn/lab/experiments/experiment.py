@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import CodeType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -94,9 +96,12 @@ class Experiment:
         return self.conclude(config, [Outcome(point, self.measure(**point)) for point in self.points(config)])
 
     def key(self, point: Mapping[str, Any]) -> str:
-        """A name of a point's measurement; it changes with the arguments and with the experiment's file."""
-        code = inspect.getsource(inspect.getmodule(self.measure) or type(self))
-        text = json.dumps([self.name, dict(point), code], sort_keys=True, default=_plain)
+        """A name of a point's measurement; it changes with the arguments and with the code that measures.
+
+        Of the experiment's file that is ``measure`` and what it calls there; what the rest of the library does is not
+        looked at.
+        """
+        text = json.dumps([self.name, dict(point), _code_of(self.measure)], sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def settings(self, config: Any) -> dict[str, Any]:
@@ -109,3 +114,34 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return sorted(value) if isinstance(value, set | frozenset) else list(value)
     raise InputError(f"a point or a configuration has plain values only, got {type(value).__name__}")
+
+
+def _code_of(function: Callable[..., Any]) -> list[str]:
+    """Source of a function and of all it uses from its own module, in the order of their names."""
+    module = vars(sys.modules[function.__module__])
+    found: dict[str, str] = {}
+    waiting: list[Any] = [function]
+    while waiting:
+        one = waiting.pop()
+        if one.__qualname__ not in found:
+            found[one.__qualname__] = inspect.getsource(one)
+            used = (module.get(name) for name in _names_in(one))
+            waiting += [other for other in used if _is_local(other, function.__module__)]
+    return [found[name] for name in sorted(found)]
+
+
+def _names_in(one: Any) -> set[str]:
+    if inspect.isclass(one):
+        methods = [value for value in vars(one).values() if inspect.isfunction(value)]
+        return set().union(*(_names_in(method) for method in methods))
+    names: set[str] = set()
+    codes: list[CodeType] = [one.__code__]
+    while codes:  # functions within functions are constants of their code
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names
+
+
+def _is_local(value: Any, module: str) -> bool:
+    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +19,12 @@ from featlearn.numerics import Seed, as_generator
 from featlearn.numerics.linalg import symmetric_eigh
 from featlearn.spectra import ChangeNorms, Phase, change_norms, phase
 from featlearn.training import History, fit
+from featlearn.training.when import Every, step_rule
 
-__all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "new_student", "train_student"]
+__all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "Watch", "hidden_weight", "new_student", "train_student"]
+
+Watch = Callable[[nn.Module], Mapping[str, float]]
+"""Numbers to follow during training."""
 
 _HIDDEN, _READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
 
@@ -71,16 +77,32 @@ def new_student(
     return Student(task, model, _measure(model, task), _lazy_error(model, task))
 
 
-def train_student(student: Student, **training: Any) -> SpectralEvolution:
+def train_student(
+    student: Student, *, watch: Watch | None = None, every: Every = "log", frozen_readout: bool = False, **training: Any
+) -> SpectralEvolution:
     """Train a copy of the network with `featlearn.training.fit`, and measure it again.
 
     Args:
         student: From `new_student`; it is left as it is, so that several trainings can start from one.
-        training: Arguments of `fit` other than model and data.
+        watch: Called during training with the network; what it returns is in the result's ``watched``.
+        every: The steps at which it is called, as in `featlearn.Monitor`; the end of training is added.
+        frozen_readout: Train the first layer only (the spectral paper's section 5.1).
+        training: Arguments of `fit` other than model, data and callback.
     """
     task, before = student.task, student.state
     model = copy.deepcopy(student.model)
-    history = fit(model, (task.X, task.y), **training)
+    if frozen_readout:
+        model.get_parameter(_READOUT).requires_grad_(False)
+    watched: list[dict[str, float]] = []
+    due = step_rule(every)
+
+    def look(step: int, loss: float) -> None:
+        if watch is not None and due(step):
+            watched.append({"step": step, "loss": loss, **watch(model)})
+
+    history = fit(model, (task.X, task.y), callback=look, **training)
+    if watch is not None:
+        watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model)})
     after = _measure(model, task)
     with torch.no_grad():
         error = _squared_error(model(task.X_test), task)
@@ -97,7 +119,13 @@ def train_student(student: Student, **training: Any) -> SpectralEvolution:
         ck=_evolution(before.ck, after.ck),
         ntk=_evolution(before.ntk, after.ntk),
         readout_change=float((after.readout - before.readout).norm()),
+        watched=pd.DataFrame(watched),
     )
+
+
+def hidden_weight(model: nn.Module) -> Tensor:
+    """W of a two-layer `ntk_mlp`, detached, in float64."""
+    return model.get_parameter(_HIDDEN).detach().double().clone()
 
 
 def _squared_error(prediction: Tensor, task: TeacherTask) -> float:
@@ -111,7 +139,7 @@ def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
 
 
 def _measure(model: nn.Module, task: TeacherTask) -> _State:
-    w = model.get_parameter(_HIDDEN).detach().double().clone()
+    w = hidden_weight(model)
     # In double precision: rounding to single would give eigenvalues to the null space.
     conjugate, tangent = ck(model, task.X, dtype=torch.float64), ntk(model, task.X, dtype=torch.float64)
     assert isinstance(tangent, Tensor)
@@ -180,6 +208,7 @@ class SpectralEvolution:
         ck: Of the conjugate kernel of the training points (equation 4).
         ntk: Of their neural tangent kernel (equation 5).
         readout_change: ``|v - v_0|``.
+        watched: What was watched, a row a step; empty if nothing was.
     """
 
     model: nn.Sequential
@@ -193,6 +222,7 @@ class SpectralEvolution:
     ck: MatrixEvolution
     ntk: MatrixEvolution
     readout_change: float
+    watched: pd.DataFrame
 
     def phases(self) -> dict[str, Phase]:
         """The phase of the weights and of both kernels."""

@@ -1,0 +1,56 @@
+"""Spectra before and after training, in the spectral paper's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from featlearn.plots import new_figure, style
+from featlearn.plots.spectra import draw_qq, draw_spectrum_histogram
+from featlearn.spectra import histogram, qq
+
+__all__ = ["spectra_grid"]
+
+_BINS = 60
+_WIDE = 4.0  # where the largest trained eigenvalue is beyond so many initial ones, bins grow with it
+
+
+def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], spikes: Mapping[str, Any] | None = None) -> Figure:
+    """Histograms of initial and trained eigenvalues, a row and a column a name, each with its Q-Q plot in a corner.
+
+    Args:
+        rows: ``{row: {column: (initial, trained)}}``.
+        spikes: Eigenvalues to mark, by "row, column".
+    """
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    with style():
+        fig = new_figure(3.3 * len(columns), 2.5 * len(rows))
+        axes = np.atleast_2d(fig.subplots(len(rows), len(columns), squeeze=False))
+        for line, (name, row) in zip(axes, rows.items(), strict=True):
+            for ax, column in zip(line, columns, strict=True):
+                if column not in row:
+                    ax.set_visible(False)
+                    continue
+                _draw(ax, *row[column], (spikes or {}).get(f"{name}, {column}", ()))
+                ax.set_title(f"{name}: {column}", fontsize=9)
+        axes[0, 0].legend(loc="upper right", fontsize=7)
+    return fig
+
+
+def _draw(ax: Axes, initial: Any, trained: Any, spikes: Any) -> None:
+    before, after = (np.sort(np.asarray(values, dtype=np.float64)) for values in (initial, trained))
+    floor = 1e-9 * max(before[-1], after[-1])
+    positive = np.concatenate([before[before > floor], after[after > floor]])
+    log = after[-1] > _WIDE * before[-1]
+    high = float(positive.max())
+    bins = np.geomspace(float(positive.min()), high, _BINS + 1) if log else np.linspace(0.0, high, _BINS + 1)
+    counts = [histogram(values[values > floor], bins=bins) for values in (after, before)]
+    draw_spectrum_histogram(ax, *((found.edges, found.density) for found in counts), spikes=spikes, log=log)
+    corner = ax.inset_axes((0.62, 0.36, 0.34, 0.4)) if not log else ax.inset_axes((0.06, 0.1, 0.3, 0.36))
+    pairs = qq(before, after)
+    draw_qq(corner, pairs.initial, pairs.trained, log=log, size=2.0)
+    corner.tick_params(labelbottom=False, labelleft=False)
