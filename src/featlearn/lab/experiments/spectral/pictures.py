@@ -37,7 +37,9 @@ def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], spikes: Mapp
                     continue
                 _draw(ax, *row[column], (spikes or {}).get(f"{name}, {column}", ()))
                 ax.set_title(f"{name}: {column}", fontsize=9)
-        axes[0, 0].legend(loc="upper right", fontsize=7)
+                legend = ax.get_legend()
+                if legend is not None and ax is not axes[0, 0]:
+                    legend.remove()  # one is enough
     return fig
 
 

@@ -211,11 +211,11 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         for point, found in outcomes
     ]  # fmt: skip
     claims = [claim for case, found in by_case.items() for claim in _case_claims(case, found)]
-    lazy = [found["lazy_error"] for _, found in outcomes]
+    lazy = [found["lazy_error"] for found in by_case[config.cases[0]]]  # the cases share data and network
     claims.append(
         about(
-            "test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.05,
-            "seeds 0 to 6 at full size are .272 to .321; the smaller kernel is worse",
+            "test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
+            "seven seeds at full size are .272 to .321, with a deviation of .017",
         )
     )  # fmt: skip
     if {1, 3, 4} <= set(by_case):
@@ -231,12 +231,12 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 def _case_claims(case: int, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     published = PUBLISHED_CASES[case]
-    reason = "three seeds differ by .02; sizes below the paper's and the centred norm term shift it by as much again"
+    reason = "tau^2 = .04 is what the mean of the teacher's norm term adds, which the paper may or may not count"
     expected = _PHASES[published.spectra]
     errors = [one["test_error"] for one in found]
     claims = [
-        about(f"test error of case {case}", "table 1", published.test_error, errors, 0.05, reason),
-        about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.05, reason),
+        about(f"test error of case {case}", "table 1", published.test_error, errors, 0.04, reason),
+        about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.04, reason),
         holds(
             f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
             [one["phase W"] == expected for one in found],

@@ -23,7 +23,7 @@ from featlearn.training.when import Every, step_rule
 
 __all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "Watch", "hidden_weight", "new_student", "train_student"]
 
-Watch = Callable[[nn.Module], Mapping[str, float]]
+Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
 """Numbers to follow during training."""
 
 _HIDDEN, _READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
@@ -84,7 +84,7 @@ def train_student(
 
     Args:
         student: From `new_student`; it is left as it is, so that several trainings can start from one.
-        watch: Called during training with the network; what it returns is in the result's ``watched``.
+        watch: Called during training with the network and its task; what it returns is in the result's ``watched``.
         every: The steps at which it is called, as in `featlearn.Monitor`; the end of training is added.
         frozen_readout: Train the first layer only (the spectral paper's section 5.1).
         training: Arguments of `fit` other than model, data and callback.
@@ -98,11 +98,11 @@ def train_student(
 
     def look(step: int, loss: float) -> None:
         if watch is not None and due(step):
-            watched.append({"step": step, "loss": loss, **watch(model)})
+            watched.append({"step": step, "loss": loss, **watch(model, task)})
 
     history = fit(model, (task.X, task.y), callback=look, **training)
     if watch is not None:
-        watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model)})
+        watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model, task)})
     after = _measure(model, task)
     with torch.no_grad():
         error = _squared_error(model(task.X_test), task)
