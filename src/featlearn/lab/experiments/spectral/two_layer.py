@@ -21,12 +21,21 @@ from featlearn.spectra import ChangeNorms, Phase, change_norms, phase
 from featlearn.training import History, fit
 from featlearn.training.when import Every, step_rule
 
-__all__ = ["MatrixEvolution", "SpectralEvolution", "Student", "Watch", "hidden_weight", "new_student", "train_student"]
+__all__ = [
+    "READOUT",
+    "MatrixEvolution",
+    "SpectralEvolution",
+    "Student",
+    "Watch",
+    "hidden_weight",
+    "new_student",
+    "train_student",
+]
 
 Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
 """Numbers to follow during training."""
 
-_HIDDEN, _READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
+_HIDDEN, READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
 
 
 def new_student(
@@ -92,7 +101,7 @@ def train_student(
     task, before = student.task, student.state
     model = copy.deepcopy(student.model)
     if frozen_readout:
-        model.get_parameter(_READOUT).requires_grad_(False)
+        model.get_parameter(READOUT).requires_grad_(False)
     watched: list[dict[str, float]] = []
     due = step_rule(every)
 
@@ -147,7 +156,7 @@ def _measure(model: nn.Module, task: TeacherTask) -> _State:
         weights=_spectrum(w, w.mT @ w / w.shape[0], task.teacher.directions.mT),
         ck=_spectrum(conjugate, conjugate, task.y, kernel_target_alignment(conjugate, task.y)),
         ntk=_spectrum(tangent, tangent, task.y, kernel_target_alignment(tangent, task.y)),
-        readout=model.get_parameter(_READOUT).detach().double().clone(),
+        readout=model.get_parameter(READOUT).detach().double().clone(),
     )
 
 
