@@ -1,15 +1,18 @@
 """The spectral paper."""
 
 from featlearn.lab.experiments.experiment import Experiment
-from featlearn.lab.experiments.spectral import fig9, fig17, fig21, fig28, table1, transition
+from featlearn.lab.experiments.spectral import fig3, fig9, fig10, fig17, fig21, fig28, fig29, table1, transition
 
 __all__ = ["EXPERIMENTS"]
 
 EXPERIMENTS: tuple[Experiment, ...] = (
     table1.EXPERIMENT,
     transition.EXPERIMENT,
-    fig17.EXPERIMENT,
+    fig3.EXPERIMENT,
     fig9.EXPERIMENT,
+    fig10.EXPERIMENT,
+    fig17.EXPERIMENT,
     fig21.EXPERIMENT,
     fig28.EXPERIMENT,
+    fig29.EXPERIMENT,
 )
