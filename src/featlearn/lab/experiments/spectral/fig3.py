@@ -121,8 +121,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         tuple(claims), {"by method and seed": pd.DataFrame(rows)}, figures,
         "Noise of .3, which the captions do not tell: with it GD's error comes out as published. n/h/d are in the "
         "paper's ratios. At a fifth of its size SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: "
-        "their rates are 4.5 and .05 there, Adam's with a cosine schedule. Angles are to the leading tenth of directions, "
-        "100 of 1000 in the paper.",
+        "their rates are 4.5 and .05 there, Adam's with a cosine schedule. Angles are to the leading tenth of "
+        "directions, 100 of 1000 in the paper.",
     )  # fmt: skip
 
 
