@@ -375,8 +375,8 @@ def _claims(config: Config, found: Sequence[SLOAlignment]) -> tuple[Claim, ...]:
         holds(
             "GD: C-NFC to a lesser extent than UC-NFC", "section 5.1",
             (a > b for a, b in zip(fall("nfc"), fall("centered_nfc"), strict=True)),
-            note="At scale 1 the weights hardly move, and the C-NFC of so small a change is noisy. Here it lies below the "
-            "UC-NFC, so that it has more to gain; at width 512, or with a readout that is not scaled down, it lies "
+            note="At scale 1 the weights hardly move, and the C-NFC of so small a change is noisy. Here it lies below "
+            "the UC-NFC, so that it has more to gain; at width 512, or with a readout that is not scaled down, it lies "
             "above on one of two seeds, and at width 128 on none.",
         ),
         at_least(
