@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 
 from featlearn.plots.style import as_array
 
-__all__ = ["diagonal_image", "draw_band", "mean_of"]
-
-
-def mean_of(curves: Sequence[Any]) -> NDArray[np.float64]:
-    """Mean over seeds of curves of one length."""
-    return np.mean(np.stack([as_array(curve) for curve in curves]), axis=0)
+__all__ = ["diagonal_image", "draw_band"]
 
 
 def draw_band(ax: Axes, steps: Any, curves: Sequence[Any], colour: str, **line: Any) -> None:
@@ -44,4 +39,4 @@ def diagonal_image(diagonal: Any, shape: tuple[int, int, int]) -> NDArray[np.flo
     """
     picture = as_array(diagonal).reshape(shape).mean(0)
     spread = picture.max() - picture.min()
-    return (picture - picture.min()) / (spread if spread > 0 else 1.0)
+    return np.asarray((picture - picture.min()) / (spread if spread > 0 else 1.0))

@@ -105,7 +105,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"shares of the numerator, mean over seeds": mean},
         {"equation 9": _figure(mean)},
-        f"The equation has no figure. Quadratic networks of one hidden layer on the chain monomial, n = d = {config.d}.",
+        f"The equation has no figure. Quadratic networks of one hidden layer, chain monomial, n = d = {config.d}.",
     )
 
 
@@ -121,7 +121,7 @@ def _figure(mean: pd.DataFrame) -> Figure:
         )  # fmt: skip
         left.set(xscale="log", xlabel="width k", ylabel="share of the numerator", ylim=(-0.03, None))
         left.set_title("terms of the numerator")
-        left.legend(fontsize=7)
+        left.legend(fontsize=7, loc="center right", bbox_to_anchor=(1.0, 0.34))
         right.plot(mean.width, mean["covariance term"], marker="o", markersize=4, color=PALETTE[1], label="covariance")
         first = mean.iloc[-1]
         line = first["covariance term"] * first.width / mean.width

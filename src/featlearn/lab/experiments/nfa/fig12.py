@@ -125,8 +125,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"figure 12": _figure(config, found)},
         "'An initialization scale of 0.1' is read in both ways, of the weights and of their variance (first version). "
         "With the first, gradient descent at the printed rate stays on the plateau at the start for all 500 epochs, so "
-        "that anything is better than it; with the second both methods learn. The readout, whose NFC is always 1, takes "
-        "no part. Correlations are means over the last tenth of training."
+        "that anything is better than it; with the second both methods learn. The readout, whose NFC is always 1, is "
+        "left out. Correlations are means over the last tenth of training."
         + (f" The fast layer is chosen every {config.choose_every} steps." if config.choose_every > 1 else ""),
     )
 

@@ -97,7 +97,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         _claims(runs),
         {"end of training": table.groupby("set", sort=False).mean().drop(columns="seed").reset_index()},
         {"figure 2 A and B": _summary(runs), "figure 13": _trajectories(runs), "figure 14": changes},
-        f"{said}. The squared error of one-hot labels at the paper's rates. Digits, which come with scikit-learn, stand "
+        f"{said}. The squared error of one-hot labels at the paper's rates. Digits, which come with scikit-learn, are "
         "beside the paper's sets; SVHN, CIFAR-100 and STL-10 are not tried.",
     )
 

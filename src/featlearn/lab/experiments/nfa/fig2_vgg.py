@@ -109,9 +109,10 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"end of training, mean over seeds": table},
         {"figure 2 C": _figure(found), "figure 15 A": losses_and_changes({"VGG-11": found}, names, "layer")},
-        f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error of "
-        "one-hot labels at the paper's rate of 1; torchvision's own initialisation (with PyTorch's uniform one, without "
-        "batch normalisation, nothing is learned in this time). One hidden linear layer fewer than torchvision's two.",
+        f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error "
+        "of one-hot labels at the paper's rate of 1; torchvision's own initialisation (with PyTorch's uniform one, and "
+        "no batch normalisation, nothing is learned in this time). No hidden linear layers, of which torchvision's "
+        "has two.",
     )
 
 

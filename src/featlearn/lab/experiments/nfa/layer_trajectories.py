@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -114,9 +115,9 @@ def losses_and_changes(runs: Mapping[str, Sequence[Mapping[str, Any]]], names: S
     with style():
         fig = new_figure(7.4, 0.5 + 2.0 * len(runs))
         axes = fig.subplots(len(runs), 2, squeeze=False)
-        shades = [
-            str(c) for c in (PALETTE if len(names) <= len(PALETTE) else [f"{x:.2f}" for x in np.linspace(0, 0.8, 12)])
-        ]
+        # Told apart if they are few; from dark to light with depth if they are many.
+        many = colormaps["viridis"](np.linspace(0.0, 0.92, len(names)))
+        shades: Sequence[Any] = PALETTE if len(names) <= len(PALETTE) else list(many)
         for (left, right), (name, found) in zip(axes, runs.items(), strict=True):
             steps = found[0]["step"]
             for run in found:
@@ -124,7 +125,7 @@ def losses_and_changes(runs: Mapping[str, Sequence[Mapping[str, Any]]], names: S
             left.set_ylabel(name)
             change = np.mean([np.asarray(run["weight_change_relative"]) for run in found], axis=0)
             for i, layer in enumerate(names):
-                right.plot(steps, change[:, i], color=shades[i % len(shades)], label=layer, linewidth=1.2)
+                right.plot(steps, change[:, i], color=shades[i], label=layer, linewidth=1.2)
             right.set_ylim(bottom=0)
             for ax in (left, right):
                 ax.grid()
