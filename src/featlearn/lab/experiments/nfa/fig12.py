@@ -140,21 +140,26 @@ def _claims(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, An
         "Gradient descent has not learned anything by then (training loss about 1)."
         if reading == "std"
         else "Gradient descent has fitted the training points here. Also tried: scale .1 of the first layer alone, of "
-        "all but the readout, N(0, 1/k) in place of the uniform law: layers are equalised each time, and where "
-        "gradient descent converges its best layer stays above."
+        "all but the readout, N(0, 1/k) in place of the uniform law, two seeds each: where gradient descent "
+        "converges, its best layer stays above the lowest of adaptive SLO."
+    )
+    chaotic = (
+        "A seed says little: the loss jumps when the fast layer changes. Choosing it every 2 steps instead of every "
+        "step turned this verdict round for some readings (lowest layer .70 and .87 at every step, .79 and .78 at "
+        "every second, with deviations of .06 to .2 over three seeds)."
     )
     return [
         at_least(
             "all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
-            0.9, (min(b) for _, b in ends), 0.03, high + "; the mean of three seeds has a standard error of .03",
+            0.9, (min(b) for _, b in ends), reason=high, note=chaotic,
         ),
         at_most(
             "all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
-            0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for",
+            0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic,
         ),
         holds(
             "layers are closer to each other than under gradient descent" + said, "figure 12",
-            (max(b) - min(b) < max(a) - min(a) for a, b in ends),
+            (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic,
         ),
         holds(
             "the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
@@ -204,7 +209,7 @@ EXPERIMENT = Experiment(
     covers=("figure 12",),
     scales={
         "smoke": Config(n=32, d=8, width=16, steps=12, every=4, seeds=(0,)),
-        "quick": Config(every=20, choose_every=2),
+        "quick": Config(every=20),
         "full": Config(seeds=tuple(range(4))),
     },
     points=_points,

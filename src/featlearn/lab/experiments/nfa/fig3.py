@@ -102,9 +102,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Claim]:
     predicted, observed = curves["predicted"], curves["observed"]
     why = (
-        "The prediction dips over a wide range of balances, the observation only below a tenth: few directions govern "
-        "X^T X then, and R is not free of them. Exact moments in place of averages change the third digit; the other "
-        "reading gives closeness without a dip."
+        "The prediction dips over a wide range of balances, the observation only below a tenth. Perhaps few directions "
+        "govern X^T X then, and R is not free of them; this was not checked. Exact moments in place of averages change "
+        "the third digit; the other reading gives closeness without a dip."
         if reading == "consistent"
         else "With directions left out that have no data, nothing disturbs the alignment."
     )
