@@ -117,8 +117,10 @@ def test_the_key_tells_arguments_and_code_apart() -> None:
 
 
 _MODULE = """
+ADDED = {{"term": {c}}}
+
 def helper(x):
-    return x + {a}
+    return x + {a} + ADDED["term"]
 
 def measure(seed):
     inner = lambda: helper(seed)
@@ -132,10 +134,12 @@ def conclude():
 def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     keys = {}
-    for name, a, b in (("one", 1, 1), ("two", 2, 1), ("three", 1, 2)):
-        (tmp_path / f"measured_{name}.py").write_text(_MODULE.format(a=a, b=b))
+    for name, a, b, c in (("one", 1, 1, 0), ("two", 2, 1, 0), ("three", 1, 2, 0), ("four", 1, 1, 5)):
+        (tmp_path / f"measured_{name}.py").write_text(_MODULE.format(a=a, b=b, c=c))
         keys[name] = experiment(measure=importlib.import_module(f"measured_{name}").measure).key({"seed": 0})
-    assert keys["one"] == keys["three"] != keys["two"]
+    assert keys["one"] == keys["three"]  # only the conclusion differs
+    assert keys["one"] != keys["two"]  # a helper
+    assert keys["one"] != keys["four"]  # a constant
 
 
 _KILLED = """

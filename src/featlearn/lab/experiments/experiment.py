@@ -29,6 +29,10 @@ SCALES = ("smoke", "quick", "full")
 """Seconds, for tests; up to two minutes; the paper's own size where a CPU can hold it."""
 
 
+_PACKAGE = __name__.rpartition(".")[0] + "."
+_CONSTANTS = (int, float, str, tuple, list, dict)
+
+
 class Outcome(NamedTuple):
     """A point and what was measured at it."""
 
@@ -98,8 +102,8 @@ class Experiment:
     def key(self, point: Mapping[str, Any]) -> str:
         """A name of a point's measurement; it changes with the arguments and with the code that measures.
 
-        Of the experiment's file that is ``measure`` and what it calls there; what the rest of the library does is not
-        looked at.
+        That is ``measure`` and what it uses of its file and of the experiments' package; what the rest of the library
+        does is not looked at.
         """
         text = json.dumps([self.name, dict(point), _code_of(self.measure)], sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -117,16 +121,23 @@ def _plain(value: Any) -> Any:
 
 
 def _code_of(function: Callable[..., Any]) -> list[str]:
-    """Source of a function and of all it uses from its own module, in the order of their names."""
-    module = vars(sys.modules[function.__module__])
+    """Source of a function and of all it uses from its own module and from the experiments' package, and constants."""
     found: dict[str, str] = {}
     waiting: list[Any] = [function]
     while waiting:
         one = waiting.pop()
-        if one.__qualname__ not in found:
-            found[one.__qualname__] = inspect.getsource(one)
-            used = (module.get(name) for name in _names_in(one))
-            waiting += [other for other in used if _is_local(other, function.__module__)]
+        name = f"{one.__module__}.{one.__qualname__}"
+        if name in found:
+            continue
+        found[name] = inspect.getsource(one)
+        module = vars(sys.modules[one.__module__])
+        for used in sorted(_names_in(one)):
+            value = module.get(used)
+            if _is_code(value):
+                if value.__module__ == function.__module__ or value.__module__.startswith(_PACKAGE):
+                    waiting.append(value)
+            elif isinstance(value, _CONSTANTS):
+                found[f"{one.__module__}.{used}"] = repr(value)
     return [found[name] for name in sorted(found)]
 
 
@@ -143,5 +154,5 @@ def _names_in(one: Any) -> set[str]:
     return names
 
 
-def _is_local(value: Any, module: str) -> bool:
-    return (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module
+def _is_code(value: Any) -> bool:
+    return inspect.isfunction(value) or inspect.isclass(value)
