@@ -61,8 +61,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         exponent("|W_3 - W_0|_F", -0.5, "W frobenius", "figure 28(a), lemma B.2"),
         exponent("|W_3 - W_0|", -0.5, "W operator", "figure 28(a)"),
         exponent("the largest row of W_3 - W_0", -0.5, "W rows", "figure 28(a)").remark(
-            "Faster here. It would be surprising otherwise: the leading part of the change is the outer product of v with "
-            "a vector, and its largest row is |v|_inf / |v| of it, which falls like sqrt(log h / h) itself."
+            "Faster here. It would be surprising otherwise: the leading part of the change is the outer product of v "
+            "with a vector, and its largest row is |v|_inf / |v| of it, which falls like sqrt(log h / h) itself."
         ),
         exponent("|CK_3 - CK_0|_F", -1.0, "CK frobenius", "figure 28(b), lemma 5.1"),
         exponent("|NTK_3 - NTK_0|", -1.0, "NTK operator", "figure 28(c)"),
@@ -72,7 +72,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         ),
         at_most(
             "exponent of n in the change of outputs, a bound", "after lemma B.2", -0.5, outputs,
-            0.1 + 2 * standard_error(outputs), reason, note="the bound C / sqrt n is met, and far from sharp: about 1/n",
+            0.1 + 2 * standard_error(outputs), reason, note="C / sqrt n is met, and far from sharp: about 1/n",
         ),
     ]  # fmt: skip
     if "tanh" in rows:
