@@ -192,7 +192,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(fl.InputError, match="NaN"):
         effective_penalty("square", np.nan)
     with pytest.raises(fl.InputError, match="must grow without bound"):
-        effective_penalty(lambda z: np.minimum(np.abs(z - 1), 3 + z * 1e-30), 10.0)
+        effective_penalty(lambda z: np.minimum(np.abs(z - 1), 3 + z * 1e-300), 10.0)
     with pytest.raises(fl.InputError, match="pair"):
         as_pair(("square",) * 3)
     assert effective_penalty(lambda z: z**2, 1.7, allow_unanchored=True) == pytest.approx(3.4, rel=1e-9)

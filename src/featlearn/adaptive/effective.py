@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from featlearn.adaptive.penalties import PENALTIES, Array, Penalty, PenaltyLike, as_penalty
+from featlearn.adaptive.penalties import NEAR_ZERO, PENALTIES, Array, Penalty, PenaltyLike, as_penalty
 from featlearn.adaptive.scalar_search import convex_root, least_of_one, least_of_two, reach
 from featlearn.errors import InputError
 
 __all__ = ["effective_joint_penalty", "effective_penalty", "joint_penalty", "minimisers", "penalty_curves"]
-
-_TINY = 1e-12
 
 
 def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
@@ -111,9 +109,9 @@ def _joint_share(w1: Penalty, w2: Penalty, v: Array) -> Array:
     if {p, q} == {1.0, 2.0}:
         square = np.where(v <= (1 + np.sqrt(3)) / 2, v, 1 + convex_root(1, 2, v / 2))
         return square if p == 2 else v / square
-    flat = np.maximum(v.ravel(), _TINY)
+    flat = np.maximum(v.ravel(), NEAR_ZERO)
     top = np.log(flat)
-    low, high = (0 * top, top) if w1.anchored and w2.anchored else (np.full_like(top, np.log(_TINY)), top + 28.0)
+    low, high = (0 * top, top) if w1.anchored and w2.anchored else (np.full_like(top, np.log(NEAR_ZERO)), top + 28.0)
     y = least_of_one(lambda y: w1(np.exp(y)) + w2(np.exp(top[:, None] - y)), low, high)
     return np.exp(y).reshape(v.shape)
 
@@ -121,25 +119,19 @@ def _joint_share(w1: Penalty, w2: Penalty, v: Array) -> Array:
 def _searched(w1: Penalty, w2: Penalty, v: Array) -> tuple[Array, Array]:
     zeros = np.zeros_like(v)
     rest = (w1.rest, 1.0 if w2.fixed else w2.rest)
-    # What staying at 1 costs: a factor whose own penalty is more cannot be the best.
-    gain = v**2 + w1(np.ones(1)) + (0.0 if w2.fixed else w2(np.ones(1))) - _least(w1) - _least(w2)
-    low1 = zeros if w1.anchored else np.full_like(v, np.log(_TINY))
-    high1 = np.log(reach(lambda z: w1(z) - _least(w1), gain, w1.name))
+    low1 = zeros if w1.anchored else np.full_like(v, np.log(NEAR_ZERO))
+    # What the other side costs at 1, where it may stay.
+    other1, other2 = (0.0 if w.anchored else float(w(1.0)) - w.least for w in (w2, w1))
+    high1 = np.log(reach(lambda z: w1(z) - w1.least, v, other1, w1.name))
     if w2.fixed:
         y = least_of_one(lambda y: w1(np.exp(y)) + (v[:, None] * np.exp(-y)) ** 2, low1, high1)
         return np.where(v > 0, np.exp(y), rest[0]), np.ones_like(v)
-    low2 = zeros if w2.anchored else np.full_like(v, np.log(_TINY))
-    high2 = np.log(reach(lambda z: w2(z) - _least(w2), gain, w2.name))
+    low2 = zeros if w2.anchored else np.full_like(v, np.log(NEAR_ZERO))
+    high2 = np.log(reach(lambda z: w2(z) - w2.least, v, other2, w2.name))
     y1, y2 = least_of_two(
         lambda a, b: w1(np.exp(a)) + w2(np.exp(b)) + (v[:, None] * np.exp(-a - b)) ** 2, (low1, low2), (high1, high2)
     )
     return np.where(v > 0, np.exp(y1), rest[0]), np.where(v > 0, np.exp(y2), rest[1])
-
-
-def _least(penalty: Penalty) -> float:
-    if penalty.anchored:
-        return 0.0
-    return float(penalty(np.full(1, max(penalty.rest, _TINY)))[0])
 
 
 def _quotient(v: Array, s: Array) -> Array:

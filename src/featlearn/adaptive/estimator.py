@@ -113,28 +113,37 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Find features and coefficients.
+        """Find features and coefficients; where that fails, the estimator stays as it was.
 
         Args:
             X: (n, features).
             y: (n,) or (n, outputs).
         """
+        before = dict(self.__dict__)
+        try:
+            return self._fit(X, y)
+        except BaseException:
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
+
+    def _fit(self, X: Any, y: Any) -> Self:
         penalties = self._checked()
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         labels = np.asarray(y, dtype=np.float64)
         self._flat = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
-        self._memory = parse_memory(self.max_memory)
+        self._memory, self._entries = parse_memory(self.max_memory), self.structure == "diagonal"
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = network_of(self.model, X.shape[1], labels.shape[1], self.random_state, self._precision)
         self.X_fit_ = torch.tensor(X, dtype=self._precision)
-        self._space_ = tangent_space(self.model_, self.X_fit_)
+        self._space_ = tangent_space(self.model_, self.X_fit_, self._memory)
         residual = torch.tensor(labels) - self._start(self.X_fit_, labels.shape[1])
         check_size(len(X), self._space, self._memory)
         generator = torch.Generator().manual_seed(seed)
         features = self._features(self.X_fit_)
         problem = AdaptiveProblem(
-            features, residual, penalties, features.plain_kernel(self.X_fit_), 0.0, self.structure == "diagonal",
+            features, residual, penalties, features.plain_kernel(self.X_fit_), 0.0, self._entries,
             self._space.last, self._memory / 4, torch.finfo(self._precision).eps,
         )  # fmt: skip
         self._solve(problem, generator)
@@ -202,7 +211,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         }
 
     def _features(self, X: Tensor) -> NetworkFeatures:
-        return NetworkFeatures(self._space, X, self._memory // 4, self.batch_size)
+        return NetworkFeatures(self._space, X, self._memory // 4, self.batch_size, self._entries)
 
     def _points(self, X: Any) -> Tensor:
         return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64), dtype=self._precision)

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 
-__all__ = ["PENALTIES", "Array", "Penalty", "PenaltyLike", "as_pair", "as_penalty", "power"]
+__all__ = ["NEAR_ZERO", "PENALTIES", "Array", "Penalty", "PenaltyLike", "as_pair", "as_penalty", "is_number", "power"]
 
 Array = NDArray[np.float64]
 _CHECKED = np.unique(np.concatenate([np.geomspace(1e-3, 1e6, 400), 1 + np.geomspace(1e-6, 1.0, 40), [1.0]]))
 _ROUNDING = 1e-9
+NEAR_ZERO = 1e-12
+"""Stands for 0, where a penalty may have no value."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,14 @@ class Penalty:
 
     def __call__(self, z: Any) -> Array:
         """``w(z)``, entry by entry."""
-        return np.asarray(self.function(np.asarray(z, dtype=np.float64)), dtype=np.float64)
+        # A copy, and flat as it was checked: a user's function may write into it, or know one dimension only.
+        z = np.array(z, dtype=np.float64)
+        return np.asarray(self.function(z.reshape(-1)), dtype=np.float64).reshape(z.shape)
+
+    @property
+    def least(self) -> float:
+        """The penalty where it is least, or next to it where that is 0."""
+        return 0.0 if self.anchored else float(self(max(self.rest, NEAR_ZERO)))
 
     @property
     def anchored(self) -> bool:
@@ -50,9 +59,15 @@ class Penalty:
 PenaltyLike = str | Penalty | Callable[[Array], Array]
 
 
+def is_number(value: Any) -> bool:
+    """Whether it is a number, of Python or numpy, and neither a truth value nor NaN."""
+    kinds = int | float | np.integer | np.floating
+    return isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
+
+
 def power(p: float) -> Penalty:
     """``w(z) = |z - 1|^p``, p > 0; below 1 the singular values that move at all move far."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not (math.isfinite(p) and p > 0):
+    if not is_number(p) or not (math.isfinite(p) and p > 0):
         raise InputError(f"the power of a penalty must be a positive number, got {p!r}")
     return Penalty(f"power:{p:g}", _Power(float(p)), float(p))
 

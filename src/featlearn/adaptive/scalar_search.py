@@ -39,17 +39,30 @@ def convex_root(a: float, b: float, q: Array) -> Array:
     return np.where(positive, np.exp(u), 0.0)
 
 
-def reach(penalty: Callable[[Array], Array], gain: Array, name: str) -> Array:
-    """A number z >= 2 for each gain with ``w(z) >= gain``: beyond it nothing can be won."""
-    z = np.full(gain.shape, 2.0)
+def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) -> Array:
+    """A number z >= 2 for each v, beyond which ``w(z) + v^2 / z^2`` is not least.
+
+    There the penalty alone is more than the whole at some smaller number; ``v^2``, the whole at 1, would be no bound to
+    search within: a slow penalty reaches it far beyond all numbers.
+
+    Args:
+        penalty: w, with 0 for its least value.
+        v: Sizes.
+        other: What else there is to pay, for a second factor that stays at 1.
+        name: How to call the penalty.
+    """
+    z = np.full(v.shape, 2.0)
+    least = penalty(np.ones_like(v)) + v**2
     while True:
-        short = penalty(z) < gain
+        cost = penalty(z)
+        least = np.minimum(least, cost + (v / z) ** 2)
+        short = ~(cost > least + other)
         if not short.any():
             return z
         if z.max() > _FARTHEST:
             raise InputError(
-                f"the penalty {name!r} stays below {float(gain.max()):.3g} however far features move, so that nothing "
-                "is least: it must grow without bound"
+                f"the penalty {name!r} stays below {float((least + other)[short].max()):.3g} however far features "
+                "move, so that nothing is least: it must grow without bound"
             )
         z = np.where(short, 2 * z, z)
 

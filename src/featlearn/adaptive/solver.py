@@ -158,7 +158,9 @@ def solve_from(
     M of a B further along the way of the last step is tried first, and dropped where it does not lower the objective:
     near the minimum this takes a third of the steps or fewer.
     """
-    penalty = sum(_penalty(m, problem.penalties_of(name), weight) for name, m in transforms.items())
+    penalty = 0.0
+    if math.isfinite(weight):  # otherwise M stays, at no cost, also under a penalty that is not 0 at 1
+        penalty = sum(_penalty(m, problem.penalties_of(name), weight) for name, m in transforms.items())
     history: list[float] = []
     current = dict(transforms)
     best: AdaptiveSolution | None = None
@@ -173,7 +175,7 @@ def solve_from(
             history.append(objective)
             before = {} if best is None else best.matrices
             best = AdaptiveSolution(current, shaped, sums(problem.features, shaped), objective, history, True, weight)
-        if math.isinf(weight) or not objective > 0 or (not ahead and fallen <= tolerance * abs(best.objective)):
+        if math.isinf(weight) or not abs(objective) > 0 or (not ahead and fallen <= tolerance * abs(best.objective)):
             return best
         # A step too far says nothing about convergence: the next one is a plain one.
         ahead = 0.0 if not before or fallen <= tolerance * abs(best.objective) else min(_FARTHEST, 1.5 * ahead + 0.5)
@@ -187,7 +189,7 @@ def solve_from(
 
 
 def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: float) -> float:
-    """Omega of an M; that of M = I is 0, also where the weight is infinite."""
+    """Omega of an M, times the weight."""
     if not isinstance(transform, Kronecker):
         cost = float(penalties[0](transform.factors.numpy()).sum())
     else:
@@ -198,8 +200,8 @@ def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: f
         ):
             rest = transform.rest[1 if u is transform.in_vectors else 0]
             others = len(u) * (u.shape[1] - u.shape[2])
-            cost += float(w(s.numpy()).sum()) + (others * float(w(rest)) if others else 0.0)
-    return weight * cost if cost else 0.0
+            cost += float(w(s.numpy()).sum()) + others * (w.least if rest == w.rest else float(w(rest)))
+    return weight * cost
 
 
 def _random_start(

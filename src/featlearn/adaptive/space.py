@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from featlearn.capture import Subject, Trace, batches
 from featlearn.errors import InputError
+from featlearn.kernels.tangent_features import owned
 from featlearn.layers import Layer
 
 __all__ = ["TangentSpace", "check_size", "cotangents", "tangent_space"]
 
 _LOOKED_AT = 64
-_COPIES_OF_KERNEL, _COPIES_OF_NETWORK = 5, 6
+_COPIES_OF_KERNEL, _COPIES_OF_NETWORK, _COPIES_OF_PROBE = 5, 6, 3
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,22 @@ class TangentSpace:
         return sum(layer.groups * layer.k_out * layer.k_in for layer in self.layers)
 
 
-def tangent_space(model: nn.Module, X: Any) -> TangentSpace:
-    """Sort a network's parameters by a look at the first samples.
+def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> TangentSpace:
+    """Sort a network's parameters by a look at the first samples, unless that takes more than the memory.
 
     A weight matrix is adapted if the gradient put together from its layer's ``x`` and ``J`` is its whole gradient; one
     that is also used elsewhere, as tied embeddings are, is no single matrix of Model A.
     """
     subject = Subject(model, train_mode="eval")
+    weights = {id(w): w.numel() for w in (layer.weight() for layer in subject.layers)}
+    if _COPIES_OF_PROBE * 8 * sum(weights.values()) > memory:
+        raise _too_large(sum(weights.values()), memory)
     batch = subject.batch(next(iter(batches(X, _LOOKED_AT))))
     named = {name: p for name, p in subject.model.named_parameters() if p.is_floating_point()}
     with subject.open(inputs=True, weight_gradients=True):
         trace = subject.trace(batch)
-        layers = _owners(subject, trace, list(named.values()))
+        own = owned(subject.layers, trace, list(named.values())).weights
+        layers = [layer for layer in subject.layers if layer.name in own]
         last = frozenset(layer.name for layer in layers if _gives_the_outputs(layer, trace))
         outputs = trace.output[0].numel()
     if not layers:
@@ -86,11 +91,7 @@ def check_size(n: int, space: TangentSpace, memory: int) -> None:
     if of_network + of_kernel <= memory:
         return
     if of_network > memory / 2:
-        raise InputError(
-            f"the network has {size:,} adapted weights, whose changes take {of_network / 2**30:.1f} GiB of the "
-            f"{memory / 2**30:.1f} GiB allowed: at most {memory // (16 * _COPIES_OF_NETWORK):,} fit; take a smaller "
-            "network, or raise max_memory"
-        )
+        raise _too_large(size, memory)
     most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
     raise InputError(
         f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
@@ -99,30 +100,13 @@ def check_size(n: int, space: TangentSpace, memory: int) -> None:
     )
 
 
-def _owners(subject: Subject, trace: Trace, tensors: list[Tensor]) -> list[Layer]:
-    n = trace.output.shape[0]
-    # Not signs: those of two samples may cancel.
-    weights = torch.randn(trace.output.shape, generator=torch.Generator().manual_seed(0)).to(trace.output)
-    rows, grads = trace.gradients_and_totals(trace.output, weights, tensors)
-    total = {id(t): g for t, g in zip(tensors, grads, strict=True)}
-    alone = torch.zeros_like(weights)
-    alone[0] = weights[0]
-    first = trace.gradients(trace.output, alone)
-    covered: dict[int, int] = {}
-    owners = []
-    for layer in subject.layers:
-        parts, weight = rows[layer.name], layer.weight()
-        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
-        if not parts or id(weight) not in total or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
-            continue
-        j, x = torch.cat(parts, dim=1), trace.inputs(layer)
-        gap = layer.matrix(total[id(weight)]) - torch.einsum("npgo,npgi->goi", j, x)
-        size = torch.einsum("npgo,npgi->goi", j.abs(), x.abs())
-        if float(gap.norm()) <= 100 * torch.finfo(gap.dtype).eps * float(size.norm()):
-            owners.append(layer)
-            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
-    # A parameter of which only a part is a layer's, as a packed attention's may be, is left whole.
-    return [layer for layer in owners if covered[id(layer.weight())] == layer.weight().numel()]
+def _too_large(size: int, memory: float) -> InputError:
+    most = int(memory) // (16 * _COPIES_OF_NETWORK)
+    return InputError(
+        f"the network has {size:,} adapted weights, whose changes take {_COPIES_OF_NETWORK * 8 * size / 2**30:.1f} "
+        f"GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} fit; take a smaller network, or raise "
+        "max_memory"
+    )
 
 
 def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:

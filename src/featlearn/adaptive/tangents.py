@@ -71,10 +71,14 @@ class NetworkFeatures:
         X: Samples.
         memory: Bytes.
         batch_size: Rows at a time; as many as are fast within the memory if None.
+        entries: Whether a diagonal M will be applied, which forms the gradients in the weights, a block at a time.
     """
 
-    def __init__(self, space: TangentSpace, X: Tensor, memory: int, batch_size: int | None = None) -> None:
+    def __init__(
+        self, space: TangentSpace, X: Tensor, memory: int, batch_size: int | None = None, entries: bool = False
+    ) -> None:
         self._X, self._space, self._memory, self._batch_size = X, space, memory, batch_size
+        self._entries = entries
         self.shapes = {layer.name: layer.shape for layer in space.layers}
         self.rows, self.outputs = len(X), space.outputs
         self._pairs: set[str] = set()
@@ -101,7 +105,7 @@ class NetworkFeatures:
 
     def part(self, rows: Tensor) -> NetworkFeatures:
         """The same of some samples."""
-        return NetworkFeatures(self._space, self._X[rows], self._memory, self._batch_size)
+        return NetworkFeatures(self._space, self._X[rows], self._memory, self._batch_size, self._entries)
 
     def plain_kernel(self, X: Tensor, Z: Tensor | None = None) -> Tensor | None:
         """The kernel of the parameters that are not adapted, (n c, m c); None if there are none."""
@@ -146,9 +150,10 @@ class NetworkFeatures:
                 positions = sum(call.shape.numel() for call in calls) // (n * layer.groups * layer.k_out)
                 by_position = positions * layer.groups * (layer.k_in + c * layer.k_out)
                 numbers += by_position
-                if pairs_are_cheaper(layer, _TYPICAL, positions, c):
+                pairs = pairs_are_cheaper(layer, _TYPICAL, positions, c)
+                if pairs:
                     self._pairs.add(layer.name)
-                else:
+                if self._entries or not pairs:
                     numbers += c * layer.groups * layer.k_out * layer.k_in
         return float(max(1, numbers) * X.element_size())
 

@@ -117,8 +117,8 @@ def refreshed(
     s_in, s_out = minimisers(penalties[0], penalties[1], (d / root).numpy())
     penalty = weight * float(penalties[0](s_in).sum() + penalties[1](s_out).sum())
     for w, short in ((penalties[0], matrix.shape[2]), (penalties[1], matrix.shape[1])):
-        if w.rest > 0:  # directions that have no singular value rest where they cost least
-            penalty += weight * (short - d.shape[1]) * len(d) * float(w(w.rest))
+        # Directions that have no singular value rest where they cost least.
+        penalty += weight * (short - d.shape[1]) * len(d) * w.least
     rest = penalties[1].rest, penalties[0].rest
     moved = torch.from_numpy((abs(s_in - rest[1]) > _UNMOVED) | (abs(s_out - rest[0]) > _UNMOVED)).any(0)
     factors = torch.from_numpy(s_out)[:, moved], torch.from_numpy(s_in)[:, moved]

@@ -209,7 +209,8 @@ def _precision(dtype: Any) -> torch.dtype:
 
 def _hidden_layer(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
     """One hidden layer of ReLUs, with weights of variance 2 and 1 over their inputs and biases of zero."""
-    layers = [nn.Linear(features, _WIDTH), nn.Linear(_WIDTH, outputs)]
+    # Without torch's own draws, which would take from the global generator.
+    layers = [nn.utils.skip_init(nn.Linear, *sizes) for sizes in ((features, _WIDTH), (_WIDTH, outputs))]  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for layer, gain in zip(layers, (2.0, 1.0), strict=True):
             draw = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs
 from featlearn.layers import Layer
 from featlearn.numerics.globs import as_globs, pick
 
-__all__ = ["OTHER", "Features", "TangentFeatures", "called_by_some", "counted_parameters"]
+__all__ = ["OTHER", "Features", "Owned", "TangentFeatures", "called_by_some", "counted_parameters", "owned"]
 
 OTHER = "other parameters"
 """Under this name stand the gradients in parameters that are no layer's own."""
@@ -24,6 +25,25 @@ _FEW = 16
 _COARSEST = 0.03  # of two sums in half precision; a gradient that is partly another layer's is further off
 
 Features = dict[str, Share]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Which parameters are layers' own, see `owned`.
+
+    Attributes:
+        weights: Names of the layers that own their weight.
+        biases: Names of the layers that own their bias.
+        parameters: ``id`` of the parameters that are wholly layers' own.
+        totals: The total gradients that they were compared with, by the parameter's ``id``.
+        telling: Whether none of the gradients that agreed was zero: zero tells nothing.
+    """
+
+    weights: frozenset[str]
+    biases: frozenset[str]
+    parameters: frozenset[int]
+    totals: Mapping[int, Tensor]
+    telling: bool
 
 
 class TangentFeatures:
@@ -186,47 +206,9 @@ class TangentFeatures:
         self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
 
     def _sort(self, trace: Trace) -> bool:
-        """Find out which parameters are layers' own, by one backward pass with random weights.
-
-        Returns:
-            Whether no gradient was zero: zero tells nothing.
-        """
-        for found in (self._weights, self._biases):
-            found.clear()
-        n = trace.output.shape[0]
-        generator = torch.Generator().manual_seed(0)
-        # Not signs: those of two samples may cancel.
-        weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
-        tensors = list(self._counted.values())
-        rows, grads = trace.gradients_and_totals(trace.output, weights, tensors)
-        true = {id(t): g for t, g in zip(tensors, grads, strict=True)}
-        alone = torch.zeros_like(weights)
-        alone[0] = weights[0]
-        first = trace.gradients(trace.output, alone)
-        covered: dict[int, int] = {}
-        claims: list[tuple[int, str, set[str]]] = []
-        for layer in self._subject.layers:
-            # What the first sample's output says nothing about must be zero: rows are samples, not positions.
-            if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
-                continue
-            j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
-            weight, eps = layer.weight(), torch.finfo(j.dtype).eps
-            j, x = single(j), single(x) if x.is_floating_point() else x
-            if id(weight) in true and _is_sum(
-                layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs()), eps
-            ):
-                claims.append((id(weight), layer.name, self._weights))
-                covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
-            bias = _bias_of(layer)
-            if bias is None or layer.vector is None or id(bias) not in true:
-                continue
-            if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1)), eps):
-                claims.append((id(bias), layer.name, self._biases))
-                covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
-        sizes = {id(t): t.numel() for t in tensors}
-        for key, name, claimed in claims:
-            if covered[key] == sizes[key]:
-                claimed.add(name)
+        """Find out which parameters are layers' own; whether no gradient was zero, which tells nothing."""
+        found = owned(self._subject.layers, trace, list(self._counted.values()))
+        self._weights, self._biases = set(found.weights), set(found.biases)
         # A layer that is never called has no gradient, and `_features` watches that it stays so.
         self._called = set(trace.calls)
         idle = {
@@ -234,12 +216,57 @@ class TangentFeatures:
             for layer in self._subject.layers
             if layer.name not in trace.calls
             for tensor in (layer.weight(), _bias_of(layer))
-            if id(tensor) in true and not true[id(tensor)].any()
+            if id(tensor) in found.totals and not found.totals[id(tensor)].any()
         }
         self.rest = {
-            name: t for name, t in self._counted.items() if covered.get(id(t)) != t.numel() and id(t) not in idle
+            name: t for name, t in self._counted.items() if id(t) not in found.parameters and id(t) not in idle
         }
-        return all(bool(true[key].any()) for key, _, _ in claims)
+        return found.telling
+
+
+def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -> Owned:
+    """Which of the parameters are layers' own, by one backward pass with random weights.
+
+    A parameter is a layer's own if its total gradient is the one assembled from the layer's ``x`` and ``J``. One of
+    which only a part is, as a packed attention's may be, is left whole.
+    """
+    n = trace.output.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    # Not signs: those of two samples may cancel.
+    weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
+    rows, grads = trace.gradients_and_totals(trace.output, weights, parameters)
+    true = {id(t): g for t, g in zip(parameters, grads, strict=True)}
+    alone = torch.zeros_like(weights)
+    alone[0] = weights[0]
+    first = trace.gradients(trace.output, alone)
+    covered: dict[int, int] = {}
+    claims: list[tuple[int, str, str]] = []
+    for layer in layers:
+        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
+        if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
+            continue
+        j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
+        weight, eps = layer.weight(), torch.finfo(j.dtype).eps
+        j, x = single(j), single(x) if x.is_floating_point() else x
+        if id(weight) in true and _is_sum(
+            layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs()), eps
+        ):
+            claims.append((id(weight), layer.name, "weight"))
+            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
+        bias = _bias_of(layer)
+        if bias is None or layer.vector is None or id(bias) not in true:
+            continue
+        if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1)), eps):
+            claims.append((id(bias), layer.name, "bias"))
+            covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
+    whole = frozenset(id(t) for t in parameters if covered.get(id(t)) == t.numel())
+    return Owned(
+        frozenset(name for key, name, part in claims if part == "weight" and key in whole),
+        frozenset(name for key, name, part in claims if part == "bias" and key in whole),
+        whole,
+        true,
+        all(bool(true[key].any()) for key, _, _ in claims),
+    )
 
 
 def called_by_some(name: str) -> InputError:
