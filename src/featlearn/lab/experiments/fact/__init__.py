@@ -1,7 +1,7 @@
 """The FACT paper: features at convergence."""
 
 from featlearn.lab.experiments.experiment import Experiment
-from featlearn.lab.experiments.fact import fig1, fig4, fig11, table2
+from featlearn.lab.experiments.fact import agreement, fig1, fig4, fig6, fig7, fig11, table2, table3
 
 __all__ = ["EXPERIMENTS"]
 
@@ -9,5 +9,9 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     table2.EXPERIMENT,
     fig1.EXPERIMENT,
     fig4.EXPERIMENT,
+    fig6.EXPERIMENT,
+    fig7.EXPERIMENT,
     fig11.EXPERIMENT,
+    table3.EXPERIMENT,
+    agreement.EXPERIMENT,
 )

@@ -33,8 +33,8 @@ class Config:
     n: int = 5000
     width: int = 64
     weight_decay: float = 0.01
-    lr: float = 0.02
-    steps: int = 25_000
+    lr: float = 0.04
+    steps: int = 8_000
     seeds: tuple[int, ...] = (0, 1, 2)
 
 

@@ -35,7 +35,7 @@ class Config:
     cases: tuple[tuple[float, float], ...] = (
         (1e-5, 1e-5), (1e-5, 3e-6), (1e-5, 1e-6), (1e-5, 1e-7), (1e-5, 1e-8), (5e-6, 1e-7),
     )  # fmt: skip
-    restarts: int = 12
+    restarts: int = 2
     adam_steps: int = 0
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -198,7 +198,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(cases=((1e-5, 1e-5), (1e-5, 1e-7), (5e-6, 1e-7)), restarts=1, seeds=(0,)),
         "quick": Config(adam_steps=0),
-        "full": Config(adam_steps=1_000_000),
+        "full": Config(restarts=12, adam_steps=1_000_000, seeds=(0, 1)),
     },
     points=_points,
     measure=_measure,
