@@ -135,7 +135,8 @@ def _curves(config: Config, outcomes: Sequence[Outcome]) -> Figure:
                 for point, found in outcomes:
                     if (point["k"], point["d"], point["n"], point["update"]) == (k, d, n, update):
                         shown = found["test"][: 11 if n_iter > 10 else None]
-                        ax.plot(shown, color=colour, marker=marker, markersize=3.5, label=label, clip_on=False)
+                        size = 6.0 if marker == MARKERS[0] else 3.0  # both are seen where they coincide
+                        ax.plot(shown, color=colour, marker=marker, markersize=size, label=label, clip_on=False)
                         label = None
             ax.axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
             ax.set_title(f"k = {k}, d = {d}, n = {n:,}")

@@ -132,7 +132,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
     with style():
-        fig = new_figure(5.0, 3.1)
+        fig = new_figure(5.8, 3.0)
         ax = fig.subplots()
         for depth, colour in zip(config.depths, PALETTE, strict=False):
             found = [values for point, values in outcomes if point["depth"] == depth]
@@ -145,7 +145,7 @@ def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
         ax.set_xlabel("power s of the AGOP  (dots: s = 1/L)")
         ax.set_ylabel("cosine with $W_1^T W_1$")
         ax.grid()
-        ax.legend(loc="lower right")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return fig
 
 
