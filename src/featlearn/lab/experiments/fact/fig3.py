@@ -209,7 +209,7 @@ EXPERIMENT = Experiment(
     covers=("figure 3", "figure 8", "figure 9", "figure 10"),
     scales={
         "smoke": Config(cases=(("digits", 150, 16, 1e-3, 4, 1),), looks=2, hidden=3),
-        "quick": Config(cases=(("digits", 1500, 128, 1e-3, 200, 2), ("mnist", 1000, 128, 1e-3, 200, 2))),
+        "quick": Config(cases=(("digits", 1500, 128, 1e-3, 200, 2), ("mnist", 1000, 128, 1e-3, 400, 2))),
         "full": Config(cases=(("mnist", 2000, 256, 1e-3, 200, 2), ("cifar10", 5000, 256, 1e-3, 80, 1))),
     },
     points=_points,
