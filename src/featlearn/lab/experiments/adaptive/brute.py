@@ -48,7 +48,7 @@ def least_objective(
 
     def split(theta: Tensor) -> Factors:
         found = {}
-        for (name, (out, inner)), part in zip(sizes.items(), theta.split(counts), strict=True):
+        for (name, (out, inner)), part in zip(sizes.items(), torch.split(theta, counts), strict=True):
             free = 0 if name in fixed else out**2
             m_out = torch.eye(out, dtype=theta.dtype) if name in fixed else part[:free].reshape(out, out)
             found[name] = (m_out, part[free:].reshape(inner, inner))

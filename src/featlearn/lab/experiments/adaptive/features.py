@@ -46,8 +46,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     wide = found.scores.pivot(index=["task", "seed"], columns="method", values="R2").loc[list(config.tasks)]
     means = wide.groupby("task", sort=False).mean()
     claims = (
-        holds("adaptive features learn structure that the fixed ones do not: better than lazy regression", "section 3.2",
-              wide["adaptive"] > wide["lazy"], share=0.5, reason="the paper has no experiment: more often than not",
+        holds("adaptive features learn structure that the fixed ones do not: better than lazy regression",
+              "section 3.2", wide["adaptive"] > wide["lazy"], share=0.5, reason="the paper has no experiment: more "
+              "often than not",
               note=", ".join(f"{task}: {row['lazy']:.2f} to {row['adaptive']:.2f}" for task, row in means.iterrows())),
         holds("real networks outperform their fixed tangent features", "introduction", wide["trained"] > wide["lazy"],
               share=0.5, reason="more often than not",

@@ -55,6 +55,7 @@ def _measure(**point: Any) -> Mapping[str, Any]:
         "loss": found.loss,
         "path error": found.path_error,
         "explained": _explained(found.average, [found.initial, label_kernel(found.target)]),
+        "cosine with both": _combined(found.average, [found.initial, label_kernel(found.target)]),
         "growth near 0": float(grown[near].mean() / grown[~near].mean()),
         "rank correlation": float(spearmanr(residual.abs().numpy(), grown.numpy()).statistic),
         "largest": [float(found.initial.max()), float(found.average.max())],
@@ -77,8 +78,17 @@ def _explained(kernel: Tensor, parts: Sequence[Tensor]) -> float:
     return 1 - float(rest.square().sum() / (wanted - wanted.mean()).square().sum())
 
 
+def _combined(kernel: Tensor, parts: Sequence[Tensor]) -> float:
+    """Cosine of a kernel with the best linear combination of others."""
+    columns = torch.stack([p.flatten() for p in parts], dim=1)
+    wanted = kernel.flatten()[:, None]
+    fitted = columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
+    return float(fitted.norm() / wanted.norm())
+
+
 def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    columns = ("initial", "adapted", "explained", "growth near 0", "rank correlation", "accuracy", "loss", "path error")
+    columns = ("initial", "adapted", "cosine with both", "explained", "growth near 0", "rank correlation", "accuracy",
+               "loss", "path error")  # fmt: skip
     table = pd.DataFrame(
         [{"target": p["target"], "seed": p["seed"]} | {n: found[n] for n in columns} for p, found in outcomes]
     )
@@ -94,9 +104,11 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         holds("kernels align with the labels in training", "section 3.1",
               pd.concat([linear["adapted"] > linear["initial"], binary["adapted"] > binary["initial"]])),
         holds("for linear targets the adapted kernel is close to a combination of the initial kernel and the label "
-              "kernel", "figure 1", linear["explained"] > 0.9,
-              note="R^2 of its entries by both: " + ", ".join(f"{v:.2f}" for v in linear["explained"])),
-        holds("for binary targets less so", "figure 1", binary["explained"] < linear["explained"]),
+              "kernel", "figure 1", linear["cosine with both"] > 0.95,
+              note="'very closely resembles', without a number; its cosine with the best combination is "
+              + ", ".join(f"{v:.3f}" for v in linear["cosine with both"]) + ", R^2 of its entries, means taken off, "
+              + ", ".join(f"{v:.2f}" for v in linear["explained"])),
+        holds("for binary targets less so", "figure 1", binary["cosine with both"] < linear["cosine with both"]),
         holds("for binary targets the kernel is larger where y is near 0", "figure 3", binary["growth near 0"] > 1,
               note="K(x, x) over its initial value, the fifth of rows nearest to y = 0 against the others: "
               + ", ".join(f"{v:.2f}" for v in binary["growth near 0"])),
@@ -108,9 +120,12 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         tuple(claims),
         {"by target and seed": table},
         {"figure 1": _kernels(kernels), "figure 3": _difficulty(kernels["binary"])},
-        f"{config.n} images of {config.data}, digits 2 and 3, {config.points} points on the path. Each image has mean 0 "
-        "and length 1, and weights are N(0, 2/k_in): with images of unit variance, as printed, the initial kernel would be "
-        "near 1,000 and a rate of .1 would diverge, while the paper's colours end at 4 for the initial kernel and at 10 "
+        f"{config.n} images of {config.data}, digits 2 and 3, {config.points} points on the path. Each image "
+        "has mean 0 "
+        "and length 1, and weights are N(0, 2/k_in): with images of unit variance, as printed, the initial "
+        "kernel would be "
+        "near 1,000 and a rate of .1 would diverge, while the paper's colours end at 4 for the initial "
+        "kernel and at 10 "
         "for the adapted one. SGD in batches of 50 for 1,000 steps. The paper prints its cosines in the figure only.",
     )
 

@@ -88,7 +88,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"curves": table},
         {"figure 2": _figure(found)},
-        "The third curve is the effective form of the joint penalty. Its tail, and that of the absolute value, are slower "
+        "The third curve is the effective form of the joint penalty. Its tail, and that of the absolute "
+        "value, are slower "
         "than |v|: powers of 1/2 and 2/3.",
     )
 
@@ -105,7 +106,7 @@ def _figure(found: Mapping[str, Any]) -> Figure:
         ax.set_xlabel("v")
         ax.set_ylabel("effective penalty $\\tilde{\\omega}(v)$")
         ax.grid()
-        ax.legend(loc="upper left", bbox_to_anchor=(0.22, 1.0))
+        ax.legend(loc="lower right")
     return fig
 
 

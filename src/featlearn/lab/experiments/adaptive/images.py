@@ -88,13 +88,19 @@ def adapted_kernels(
     return AdaptedKernels(
         linear=linear[:, 0],
         target=labels[:, 0],
-        initial=ntk(start, X),
+        initial=_kernel(start, X),
         average=average.kernel,
-        final=ntk(model, X),
+        final=_kernel(model, X),
         accuracy=float(((linear > 0) == (classes > 0)).double().mean()),
         loss=history.final_loss,
         path_error=average.completeness_error,
     )
+
+
+def _kernel(model: nn.Module, X: Tensor) -> Tensor:
+    found = ntk(model, X)
+    assert isinstance(found, Tensor)
+    return found
 
 
 def _network(inputs: int, width: int, seed: int) -> nn.Sequential:
@@ -106,4 +112,5 @@ def _best_fit(network: nn.Sequential, X: Tensor, labels: Tensor) -> Tensor:
     with torch.no_grad():
         features = network[:-1](X).double()
     found = torch.linalg.lstsq(features, labels.double(), driver="gelsd").solution
-    return (features @ found).to(X.dtype)
+    fitted: Tensor = features @ found
+    return fitted.to(X.dtype)

@@ -52,7 +52,9 @@ def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Ma
     kernel = unseen @ m @ m.mT @ unseen.mT
     change = unseen @ beta
     printed = unseen @ unseen.mT + (s**2 - 1) / beta.square().sum() * torch.outer(change, change)
-    brute = least_objective({"A": A[:, None]}, r, lambda z: (z - 1).square(), fixed=("A",), restarts=restarts, seed=seed)
+    brute = least_objective(
+        {"A": A[:, None]}, r, lambda z: (z - 1).square(), fixed=("A",), restarts=restarts, seed=seed
+    )
     return {
         "norm": float(beta.norm()),
         "s": s,
@@ -81,9 +83,10 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         at_most("predictions of the solver against ridgeless regression, relative", "theorem 1", 0.0,
                 table["prediction error"], 1e-5, rounding),
         at_most("M of the solver against the theorem's, relative", "theorem 1", 0.0, table["M error"], 1e-4, rounding),
-        at_most("adapted kernel against the theorem's, relative", "theorem 1", 0.0, table["kernel error"], 1e-4, rounding),
-        about("objective of the solver over the theorem's", "theorem 1", 1.0, table["objective"] / table["formula"], 1e-6,
-              rounding),
+        at_most("adapted kernel against the theorem's, relative", "theorem 1", 0.0, table["kernel error"], 1e-4,
+                rounding),
+        about("objective of the solver over the theorem's", "theorem 1", 1.0, table["objective"] / table["formula"],
+              1e-6, rounding),
         about("least objective by brute force over the theorem's", "theorem 1", 1.0,
               table["brute force"] / table["formula"], 1e-4, "a general minimiser over every entry of M"),
         holds("s grows with |beta|: alignment with the labels is stronger where the task is harder", "section 3.1",

@@ -49,7 +49,9 @@ def _bases(transform: Kronecker) -> list[tuple[Tensor, Tensor]]:
     ):
         size, moved = vectors.shape
         whole = torch.linalg.svd(vectors, full_matrices=True)[0] if moved else torch.eye(size, dtype=torch.float64)
-        found.append((torch.cat([vectors, whole[:, moved:]], dim=1), torch.cat([factors, factors.new_ones(size - moved)])))
+        found.append(
+            (torch.cat([vectors, whole[:, moved:]], dim=1), torch.cat([factors, factors.new_ones(size - moved)]))
+        )
     return found
 
 
@@ -113,8 +115,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
               table["reduced"] / table["objective"], 1e-5, "equal at the minimum: the tolerance of the descent",
               note="the reduction to a linearly constrained problem"),
         holds("B fits the labels", "theorem 2", table["misfit"] < 1e-6),
-        at_most("adapted kernel as printed against the explicit one, relative", "theorem 2", 0.0, table["printed"], 1e-6,
-                "an identity", note="the paper sums over j alone: M is a Kronecker product, and mixes all pairs i, j"),
+        at_most("adapted kernel as printed against the explicit one, relative", "theorem 2", 0.0, table["printed"],
+                1e-6, "an identity",
+                note="the paper sums over j alone: M is a Kronecker product, and mixes all pairs i, j"),
         at_most("adapted kernel with the sum over all pairs i, j", "theorem 2", 0.0, table["all pairs"], 1e-10,
                 "an identity; rounding"),
     )  # fmt: skip

@@ -83,9 +83,7 @@ def _measure(
         if step % per_epoch == 0 and step // per_epoch in times:
             look(step // per_epoch)
 
-    history = decayed_network(
-        rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed, callback=callback
-    )
+    history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed, callback=callback)
     look(epochs)
     return {"course": course, "loss": history.final_loss, "steps": len(history.loss)}
 
@@ -114,8 +112,10 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             "figure 10": _by_epoch(frame, tuple(BACKWARD), "$W W^T$"),
         },
         "Five hidden ReLU layers without biases, trained as for table 2; the paper trains on all images at width 1024 "
-        "(3072 for CIFAR-10) and a decay of 1e-4, five runs. Here fewer images, narrower layers and a decay of 1e-3, whose "
-        "time constant of 1,000 steps the training outlasts. Pearson correlations; the readout, whose matrices are small, "
+        "(3072 for CIFAR-10) and a decay of 1e-4, five runs. Here fewer images, narrower layers and a decay "
+        "of 1e-3, whose "
+        "time constant of 1,000 steps the training outlasts. Pearson correlations; the readout, whose "
+        "matrices are small, "
         "is left out.",
     )
 

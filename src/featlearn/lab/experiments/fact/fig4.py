@@ -68,7 +68,9 @@ def _measure(solver: str, decay: float, p: float, effort: int, seed: int) -> Map
     }
 
 
-def adam_separation(p: float, decay: float, steps: int, seed: int, width: int = 10, tau: float = 0.02) -> dict[str, Any]:
+def adam_separation(
+    p: float, decay: float, steps: int, seed: int, width: int = 10, tau: float = 0.02
+) -> dict[str, Any]:
     """What the paper ran: Adam at a rate of .01 on the population loss, weight decay within the gradient.
 
     Args:
@@ -168,7 +170,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         tuple(claims),
         {"minimisers": table},
         {"figure 4": picture, "by weight decay": _by_decay(ours)},
-        "The population loss is E (f - y)^2 + lambda/2 |theta|^2 over 81 points, minimised to rounding by Levenberg and "
+        "The population loss is E (f - y)^2 + lambda/2 |theta|^2 over 81 points, minimised to rounding by "
+        "Levenberg and "
         "Marquardt's method from random starts. The published numbers belong to a lambda below 1e-6, not to 1e-5.",
     )
 

@@ -45,9 +45,7 @@ def modular_iterations(p: int, update: str, n_iter: int, seed: int) -> tuple[Ten
         seed: Of the split.
     """
     task = modular_task(p, generator=seed, dtype=torch.float64)
-    train, judge = (
-        (X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test))
-    )
+    train, judge = ((X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
     shift = 1e-10 * len(task.X)
     return task.X, watched(make_kernel("quadratic"), update, train, judge, bandwidth=1.0, shift=shift, n_iter=n_iter)
 
@@ -94,8 +92,10 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         _claims(config, table, outcomes),
         {"by update and seed": table},
         {"figure 6": _matrices(config, outcomes), "grokking": _curves(config, outcomes)},
-        f"Quadratic kernel (x^T M z)^2, one-hot targets without an intercept, a ridge of 1e-10, M rescaled to the trace "
-        f"of I after every update; p = {config.p}, half of the pairs. Moduli below 61 leave too few pairs: of 23, 31 and "
+        f"Quadratic kernel (x^T M z)^2, one-hot targets without an intercept, a ridge of 1e-10, M rescaled to "
+        "the trace "
+        f"of I after every update; p = {config.p}, half of the pairs. Moduli below 61 leave too few pairs: of "
+        "23, 31 and "
         "41, half of the pairs give a test accuracy of .5, .8 and .9, so that a smaller p shows the rise and the "
         "circulance only. The circulant share is that of the variation of M's block between a and b.",
     )
@@ -117,8 +117,8 @@ def _claims(config: Config, table: pd.DataFrame, outcomes: Sequence[Outcome]) ->
         claims += [
             holds(f"{NAMES[update]} generalises long after it has fitted: test accuracy rises by .3 or more from where "
                   "training was at 100%", "figure 6", rows["best test"] - rows["test when trained"] > 0.3),
-            at_least(f"circulant share of the features of {NAMES[update]}", "figure 6", 0.9, rows["circulant share"], 0.0,
-                     "the paper calls them block circulant and gives no number; by chance the share is 1/(p + 1)"),
+            at_least(f"circulant share of the features of {NAMES[update]}", "figure 6", 0.9, rows["circulant share"],
+                     0.0, "the paper calls them block circulant and gives no number; by chance the share is 1/(p + 1)"),
         ]  # fmt: skip
     blocks = {
         (point["update"], point["seed"]): np.asarray(values["metric"])[: config.p, config.p :]

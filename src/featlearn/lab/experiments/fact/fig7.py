@@ -38,7 +38,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
-    """k' and ``tau(x_i, M, x_j) = (1/n) sum_l k'(x_l^T M x_i) k'(x_l^T M x_j)`` (proposition 5.1)."""
+    """K' and ``tau(x_i, M, x_j) = (1/n) sum_l k'(x_l^T M x_i) k'(x_l^T M x_j)`` (proposition 5.1)."""
     X, iterations = modular_iterations(p, "fact-geometric", n_iter, seed)
     *_, last = iterations
     kernel = make_kernel("quadratic")

@@ -86,6 +86,4 @@ def decayed_report(
 def correlations(layer: LayerFeatures, backward: bool = False) -> dict[str, float]:
     """Pearson correlation of each matrix with ``W^T W``, or ``W W^T``."""
     matrices = BACKWARD if backward else FORWARD
-    return {
-        label: layer.correlation(name, kind="pearson", power=power) for label, (name, power) in matrices.items()
-    }
+    return {label: layer.correlation(name, kind="pearson", power=power) for label, (name, power) in matrices.items()}

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from featlearn.lab.experiments.claim import Claim, about, at_least, holds, not_tried
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.lab.experiments.fact.networks import (
-    FORWARD,
     correlations,
     decayed_network,
     decayed_report,
@@ -108,7 +107,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"table 2": _figure(config, frame)},
         "The networks have no biases, two hidden layers (three weight matrices) and pixels from 0 to 1; the paper says "
         "'depth 3' and PyTorch's initialisation. FACT is exact at a critical point only. What weight decay has to "
-        "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 epochs are "
+        "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 "
+        "epochs are "
         "few for few images; relgrad is |grad + lambda W| / (lambda |W|) of the first layer, 0 at a critical point. "
         "Other sets, widths and decays than the paper's stand in where a CPU cannot hold its own.",
     )
@@ -117,7 +117,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 def _rows_of(frame: pd.DataFrame, case: tuple[Any, ...]) -> pd.DataFrame:
     data, n, width, decay, epochs, _ = case
     chosen = (frame["data"] == data) & (frame["n"] == n) & (frame["width"] == width)
-    return frame[chosen & (frame["weight_decay"] == decay) & (frame["epochs"] == epochs)]
+    found: pd.DataFrame = frame[chosen & (frame["weight_decay"] == decay) & (frame["epochs"] == epochs)]
+    return found
 
 
 def _case_claims(case: tuple[Any, ...], rows: pd.DataFrame) -> list[Claim]:
