@@ -185,7 +185,7 @@ EXPERIMENT = Experiment(
     title="A harder target aligns the kernel more, and where it is hard",
     covers=("figure 1", "figure 3"),
     scales={
-        "smoke": Config(data="digits", n=40, width=16, steps=100, points=5, seeds=(0,)),
+        "smoke": Config(data="digits", n=40, width=12, steps=60, points=3, seeds=(0,)),
         "quick": Config(n=300, points=10),
         "full": Config(),
     },

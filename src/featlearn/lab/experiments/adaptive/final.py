@@ -100,7 +100,7 @@ EXPERIMENT = Experiment(
     title="The final tangent kernel is the average one, re-scaled",
     covers=("section 4 (average against final features)",),
     scales={
-        "smoke": Config(n=40, width=16, steps=100, points=5, seeds=(0,)),
+        "smoke": Config(n=30, width=12, steps=60, points=3, seeds=(0,)),
         "quick": Config(),
         "full": Config(data="mnist", n=300, points=20),
     },

@@ -190,7 +190,7 @@ EXPERIMENT = Experiment(
     title="FACT, AGOP and eNFA against the first layer of trained networks",
     covers=("table 1", "table 2"),
     scales={
-        "smoke": Config(cases=(("digits", 200, 24, 1e-2, 20, 1),)),
+        "smoke": Config(cases=(("digits", 120, 16, 1e-2, 10, 1),)),
         "quick": Config(
             cases=(("digits", 1500, 256, 1e-3, 200, 3), ("mnist", 1000, 256, 1e-3, 200, 3))
         ),
