@@ -60,8 +60,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"R^2 on test rows": wide.reset_index()},
         {"comparison": found.plot()},
-        f"Networks of {config.width} ReLUs: their tangent features fixed, adapted (penalty (z - 1)^2), and the networks "
-        "themselves trained by Adam. The paper has the model and no such experiment.",
+        f"Networks of {config.width} ReLUs: their tangent features fixed, adapted (penalty (z - 1)^2), and the "
+        "networks themselves trained by Adam. The paper has the model and no such experiment.",
     )
 
 
@@ -71,7 +71,7 @@ EXPERIMENT = Experiment(
     covers=("section 3 (as an estimator)",),
     scales={
         "smoke": Config(tasks=("digits 3, 8",), steps=50, width=8, seeds=(0,)),
-        "quick": Config(steps=1500, width=40),
+        "quick": Config(),
         "full": Config(seeds=tuple(range(10))),
     },
     points=_points,

@@ -34,6 +34,13 @@ PUBLISHED = {
 }
 """Of `COMPARED`, by set, images and weight decay; 200 epochs at width 1024."""
 
+TRIED = (
+    "; tried on 1,000 images, seed 0, against the published .890, .956, .899, .903: standardised pixels, biases, a third "
+    "hidden layer, width 256 and up to 800 epochs there, none of which comes near; a decay of 1e-3 gives .929, .960, "
+    ".889, .890, as if the published decay were ten times weaker than the one used. Picked after the fact among eight "
+    "settings, on one seed and one column"
+)
+
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
 
@@ -131,7 +138,7 @@ def _case_claims(case: tuple[Any, ...], rows: pd.DataFrame) -> list[Claim]:
                 max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
                 "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
                 "images, the scale of pixels and biases, which it does not tell",
-                note=f"relative gradient {rows['relgrad'].mean():.2f} after {rows['steps'].iloc[0]:,} steps",
+                note=f"relative gradient {rows['relgrad'].mean():.2f} after {rows['steps'].iloc[0]:,} steps" + TRIED,
             )
             for name, number in zip(COMPARED, PUBLISHED[data, n, decay], strict=True)
         ]  # fmt: skip
@@ -199,6 +206,7 @@ EXPERIMENT = Experiment(
                 ("mnist", 1000, 1024, 1e-4, 200, 2),
                 ("mnist", 2000, 1024, 1e-4, 200, 2),
                 ("mnist", 5000, 1024, 1e-4, 200, 2),
+                ("mnist", 1000, 1024, 1e-3, 200, 2),
                 ("cifar10", 10000, 256, 1e-3, 60, 2),
                 ("cifar10", 10000, 256, 1e-4, 120, 1),
             )
