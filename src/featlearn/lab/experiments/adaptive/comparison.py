@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -99,9 +100,9 @@ class AdaptiveComparison:
 
 
 def adaptive_comparison(
-    tasks: Sequence[str] = tuple(TASKS), seeds: Sequence[int] = tuple(range(5)), steps: int = 3000
+    tasks: Sequence[str] = tuple(TASKS), seeds: Sequence[int] = tuple(range(5)), steps: int = 3000, width: int = 128
 ) -> AdaptiveComparison:
-    """Fit a network of 128 ReLUs in three ways: lazily, with adaptive tangent features, and by training it.
+    """Fit a network of ReLUs in three ways: lazily, with adaptive tangent features, and by training it.
 
     The trained network has so many steps of Adam at .001, and the weight decay among 0, .001 and .01 that did best on a
     fifth of the training rows. The other two choose their own parameters by leaving rows out.
@@ -110,6 +111,7 @@ def adaptive_comparison(
         tasks: Some of `TASKS`.
         seeds: Of data and networks.
         steps: Of training.
+        width: How many ReLUs.
     """
     if unknown := [task for task in tasks if task not in TASKS]:
         raise InputError(f"no task {unknown[0]!r}: choose from {', '.join(map(repr, TASKS))}")
@@ -117,10 +119,11 @@ def adaptive_comparison(
     for task in tasks:
         for seed in seeds:
             X, y, X_test, y_test = TASKS[task](seed)
+            network = partial(_network, width=width)
             found = (
-                LazyRegressor(_network, random_state=seed).fit(X, y).predict(X_test),
-                AdaptiveTangentRegressor(_network, random_state=seed).fit(X, y).predict(X_test),
-                _trained(X, y, X_test, seed, steps),
+                LazyRegressor(network, random_state=seed).fit(X, y).predict(X_test),
+                AdaptiveTangentRegressor(network, random_state=seed).fit(X, y).predict(X_test),
+                _trained(X, y, X_test, seed, steps, width),
             )
             rows += [
                 {"task": task, "seed": seed, "method": method, "R2": r2_score(y_test, predicted)}
@@ -129,18 +132,20 @@ def adaptive_comparison(
     return AdaptiveComparison(pd.DataFrame(rows))
 
 
-def _network(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    return mlp([features, 128, outputs], bias=True, generator=generator)
+def _network(features: int, outputs: int, generator: torch.Generator, width: int) -> nn.Module:
+    return mlp([features, width, outputs], bias=True, generator=generator)
 
 
-def _trained(X: Array, y: Array, X_test: Array, seed: int, steps: int) -> Array:
+def _trained(X: Array, y: Array, X_test: Array, seed: int, steps: int, width: int) -> Array:
     held = len(y) // 5
-    errors = [np.square(_fit(X[held:], y[held:], X[:held], decay, seed, steps) - y[:held]).mean() for decay in _DECAYS]
-    return _fit(X, y, X_test, _DECAYS[int(np.argmin(errors))], seed, steps)
+    errors = [
+        np.square(_fit(X[held:], y[held:], X[:held], decay, seed, steps, width) - y[:held]).mean() for decay in _DECAYS
+    ]
+    return _fit(X, y, X_test, _DECAYS[int(np.argmin(errors))], seed, steps, width)
 
 
-def _fit(X: Array, y: Array, X_test: Array, decay: float, seed: int, steps: int) -> Array:
-    model = _network(X.shape[1], 1, torch.Generator().manual_seed(seed)).double()
+def _fit(X: Array, y: Array, X_test: Array, decay: float, seed: int, steps: int, width: int) -> Array:
+    model = _network(X.shape[1], 1, torch.Generator().manual_seed(seed), width).double()
     fit(model, (torch.tensor(X), torch.tensor(y)[:, None]), optimizer="adam", lr=1e-3, steps=steps, weight_decay=decay)
     with torch.no_grad():
         return np.asarray(model(torch.tensor(X_test))[:, 0].numpy())
