@@ -88,6 +88,7 @@ def test_results_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> Non
     assert one.claims == two.claims
 
 
+@pytest.mark.slow  # half a minute to start a cluster
 @pytest.mark.usefixtures("registered")
 def test_a_cluster_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
