@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +43,23 @@ def test_an_experiment_is_described(name: str) -> None:
         assert json.dumps(experiment.settings(config))
         points = experiment.points(config)
         assert len({experiment.key(point) for point in points}) == len(points) > 0
+
+
+_KEYS = """
+from featlearn.lab.experiments.registry import all_experiments
+for experiment in all_experiments().values():
+    for point in experiment.points(experiment.config("quick")):
+        print(experiment.key(point))
+"""
+
+
+def test_keys_are_the_same_in_every_process() -> None:
+    """Or nothing would be found again."""
+    first, second = (
+        subprocess.run([sys.executable, "-c", _KEYS], capture_output=True, text=True, check=True).stdout for _ in "ab"
+    )
+    assert len(first.split()) >= len(NAMES)
+    assert first == second
 
 
 def test_no_figure_is_covered_twice() -> None:

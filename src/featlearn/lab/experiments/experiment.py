@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import CodeType
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -30,6 +32,7 @@ SCALES = ("smoke", "quick", "full")
 
 
 _PACKAGE = __name__.rpartition(".")[0] + "."
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions in a dict; another one in every process
 _CONSTANTS = (int, float, str, tuple, list, dict)
 
 
@@ -131,27 +134,20 @@ def _code_of(function: Callable[..., Any]) -> list[str]:
             continue
         found[name] = inspect.getsource(one)
         module = vars(sys.modules[one.__module__])
-        for used in sorted(_names_in(one)):
+        for used in sorted(_names_in(found[name])):
             value = module.get(used)
             if _is_code(value):
                 if value.__module__ == function.__module__ or value.__module__.startswith(_PACKAGE):
                     waiting.append(value)
             elif isinstance(value, _CONSTANTS):
-                found[f"{one.__module__}.{used}"] = repr(value)
+                found[f"{one.__module__}.{used}"] = _ADDRESS.sub("", repr(value))
     return [found[name] for name in sorted(found)]
 
 
-def _names_in(one: Any) -> set[str]:
-    if inspect.isclass(one):
-        methods = [value for value in vars(one).values() if inspect.isfunction(value)]
-        return set().union(*(_names_in(method) for method in methods))
-    names: set[str] = set()
-    codes: list[CodeType] = [one.__code__]
-    while codes:  # functions within functions are constants of their code
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return names
+def _names_in(source: str) -> set[str]:
+    """Names that a piece of code uses; from its text, since what decorators make of it may change while it runs."""
+    tree = ast.parse(textwrap.dedent(source))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _is_code(value: Any) -> bool:
