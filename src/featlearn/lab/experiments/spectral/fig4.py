@@ -149,7 +149,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         (*_accuracy_claims(config, by_method, groups), *_spectrum_claims(by_method, groups)),
         {"by method and seed": pd.DataFrame(rows)},
-        {"figure 4": spectra_grid({"NTK": pairs}), "figure 6": _history_figure(by_method)},
+        {"figure 4": spectra_grid({"NTK": pairs}, heavy=True), "figure 6": _history_figure(by_method)},
         "Classes, numbers of images, sizes of the network, loss and epochs are not told; here airplanes against "
         f"automobiles, labels of +1 and -1 and nn.MSELoss, and as many images as the settings say. The paper's rates "
         "(8e-3, 1e-3, 1e-3) belong to a parameterisation that is not told; those here are for the NTK "
