@@ -1,7 +1,19 @@
 """The spectral paper."""
 
 from featlearn.lab.experiments.experiment import Experiment
-from featlearn.lab.experiments.spectral import fig3, fig9, fig10, fig17, fig21, fig28, fig29, table1, transition
+from featlearn.lab.experiments.spectral import (
+    fig3,
+    fig4,
+    fig5,
+    fig9,
+    fig10,
+    fig17,
+    fig21,
+    fig28,
+    fig29,
+    table1,
+    transition,
+)
 
 __all__ = ["EXPERIMENTS"]
 
@@ -9,6 +21,8 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     table1.EXPERIMENT,
     transition.EXPERIMENT,
     fig3.EXPERIMENT,
+    fig4.EXPERIMENT,
+    fig5.EXPERIMENT,
     fig9.EXPERIMENT,
     fig10.EXPERIMENT,
     fig17.EXPERIMENT,

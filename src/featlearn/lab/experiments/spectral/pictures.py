@@ -19,12 +19,18 @@ _BINS = 60
 _WIDE = 4.0  # where the largest trained eigenvalue is beyond so many initial ones, bins grow with it
 
 
-def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], spikes: Mapping[str, Any] | None = None) -> Figure:
+def spectra_grid(
+    rows: Mapping[str, Mapping[str, tuple[Any, Any]]],
+    spikes: Mapping[str, Any] | None = None,
+    *,
+    heavy: bool = False,
+) -> Figure:
     """Histograms of initial and trained eigenvalues, a row and a column a name, each with its Q-Q plot in a corner.
 
     Args:
         rows: ``{row: {column: (initial, trained)}}``.
         spikes: Eigenvalues to mark, by "row, column".
+        heavy: Whether spectra are heavy-tailed from the start, and axes logarithmic throughout.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     with style():
@@ -35,7 +41,7 @@ def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], spikes: Mapp
                 if column not in row:
                     ax.set_visible(False)
                     continue
-                _draw(ax, *row[column], (spikes or {}).get(f"{name}, {column}", ()))
+                _draw(ax, *row[column], (spikes or {}).get(f"{name}, {column}", ()), heavy)
                 ax.set_title(f"{name}: {column}", fontsize=9)
                 legend = ax.get_legend()
                 if legend is not None and ax is not axes[0, 0]:
@@ -43,16 +49,17 @@ def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], spikes: Mapp
     return fig
 
 
-def _draw(ax: Axes, initial: Any, trained: Any, spikes: Any) -> None:
+def _draw(ax: Axes, initial: Any, trained: Any, spikes: Any, heavy: bool) -> None:
     before, after = (np.sort(np.asarray(values, dtype=np.float64)) for values in (initial, trained))
     floor = 1e-9 * max(before[-1], after[-1])
     positive = np.concatenate([before[before > floor], after[after > floor]])
-    log = after[-1] > _WIDE * before[-1]
+    log = heavy or after[-1] > _WIDE * before[-1]
     high = float(positive.max())
     bins = np.geomspace(float(positive.min()), high, _BINS + 1) if log else np.linspace(0.0, high, _BINS + 1)
     counts = [histogram(values[values > floor], bins=bins) for values in (after, before)]
     draw_spectrum_histogram(ax, *((found.edges, found.density) for found in counts), spikes=spikes, log=log)
-    corner = ax.inset_axes((0.62, 0.36, 0.34, 0.4)) if not log else ax.inset_axes((0.06, 0.1, 0.3, 0.36))
+    place = (0.06, 0.1, 0.3, 0.36) if log else (0.62, 0.36, 0.34, 0.4)
+    corner = ax.inset_axes((0.7, 0.44, 0.3, 0.36) if heavy else place)
     pairs = qq(before, after)
     draw_qq(corner, pairs.initial, pairs.trained, log=log, size=2.0)
     corner.tick_params(labelbottom=False, labelleft=False)
