@@ -157,7 +157,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         "nearly as it is: after 60 steps instead of 20 its accuracy was .84 and its spectrum as SGD's. The readout "
         f"starts at {config.readout:g} times a standard normal one: from the whole, outputs of variance 1 to 1.5 have "
         "to be unlearned first, and the leading eigenvalue falls with all three (to .5 to .8 with GD, .4 to .5 with "
-        "SGD, .3 with Adam), where the paper's grows. Chosen after a dozen trials on seeds 0 and 1, which "
+        "SGD, .3 with Adam), where the paper's grows. Chosen after seventeen trials on seeds 0 and 1, which "
         "showed accuracies and spectra alike, so that accuracies are no test of their own. Adam's rate matters: at "
         "1e-2 it came to .895 (600 images) and .92 (1000), and its largest eigenvalues over the median fell.",
     )
