@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import featlearn as fl
-from featlearn.lab.experiments.nfa.fig4 import SLOAlignment, slo_alignment
+from featlearn.lab.experiments.nfa.slo_alignment import SLOAlignment, slo_alignment
 from featlearn.plots import save_figure
 
 

@@ -3,7 +3,7 @@
 from featlearn.lab.experiments.adaptive.comparison import AdaptiveComparison, adaptive_comparison
 from featlearn.lab.experiments.fact.table3 import UCIAccuracy, uci_accuracy
 from featlearn.lab.experiments.nfa.fig1 import ChainAlignment, chain_alignment
-from featlearn.lab.experiments.nfa.fig4 import SLOAlignment, SLORun, slo_alignment
+from featlearn.lab.experiments.nfa.slo_alignment import SLOAlignment, SLORun, slo_alignment
 from featlearn.lab.experiments.spectral.fig2 import LearningRateTransition, learning_rate_transition
 from featlearn.lab.experiments.spectral.table1 import compare_with_table1, spectral_case
 from featlearn.lab.experiments.spectral.two_layer import (
