@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +194,10 @@ def _measured(
     jobs = joblib.effective_n_jobs(n_jobs)
     threads = max(1, (os.cpu_count() or 1) // jobs)
     parallel = joblib.Parallel(jobs, backend=backend, return_as="generator_unordered", batch_size=1)
-    yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
+    with warnings.catch_warnings():
+        # A worker whose memory has grown is replaced, which costs a second and no result.
+        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
+        yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
 
 
 def _on_a_cluster(
