@@ -22,8 +22,8 @@ Every table and figure of the papers that a CPU can hold, by one command each: `
 them by `make reproduce`. This page is written from a real run. *Tolerance* is how far the mean over seeds may be from
 the published number; where it comes from is said on each experiment's own page, which the command writes.
 
-Where a paper says something in words ("close to 1", "high"), the number that is asked for is ours. *Quick* runs are small, and
-say little about what happens at the paper's own size; what was not tried there says so.
+Where a paper says something in words ("close to 1", "high"), the number that is asked for is ours. *Quick* runs are
+small, and say little about what happens at the paper's own size; what was not tried there says so.
 
 """
 
