@@ -14,7 +14,7 @@ from featlearn.html import markdown_ledger, read_records
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "img" / "reproductions"
-WIDTH = 900
+LARGEST = 150_000
 
 HEAD = """# Reproductions
 
@@ -44,12 +44,15 @@ def main(folder: Path) -> None:
 
 
 def _shrink(source: Path, target: Path) -> None:
-    """At most as wide as a page, with a palette: a fifth of the bytes."""
-    with Image.open(source) as picture:
-        picture = picture.convert("RGB")
-        if picture.width > WIDTH:
-            picture = picture.resize((WIDTH, round(picture.height * WIDTH / picture.width)), Image.Resampling.LANCZOS)
+    """At most as wide as a page, with a palette: a fifth of the bytes, and never more than a page should carry."""
+    for width in (900, 700, 500):
+        with Image.open(source) as opened:
+            picture = opened.convert("RGB")
+        if picture.width > width:
+            picture = picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
         picture.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
+        if target.stat().st_size < LARGEST:
+            return
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def test_pictures_exist_and_are_small() -> None:
         for page in PAGES
         for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8"))
     }
-    assert shown == {path.resolve() for path in (DOCS / "img").glob("*.png")}
+    assert shown == {path.resolve() for path in (DOCS / "img").rglob("*.png")}
     assert all(path.stat().st_size < 150_000 for path in shown)
 
 

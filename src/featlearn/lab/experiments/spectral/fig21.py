@@ -150,7 +150,10 @@ def _claims(name: str, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     if name in ("figure 22", "figure 24"):
         after = "figure 23" if name == "figure 22" else "figure 25"
         claims += [
-            holds(f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found]),
+            holds(
+                f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
+                note="here " + ", ".join(one["phase W"] for one in found),
+            ),
             holds(
                 f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
                 [one["alignment W"] < 0.5 for one in found],
@@ -158,10 +161,13 @@ def _claims(name: str, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
         ]  # fmt: skip
     if name == "figure 26":
         claims += [
-            holds(f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found]),
+            holds(
+                f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
+                note=_NOTES[name],
+            ),
             holds(
                 f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
-                [one["alignment W"] > 0.5 for one in found],
+                [one["alignment W"] > 0.5 for one in found], note=_NOTES[name],
             ),
         ]  # fmt: skip
     return claims

@@ -207,7 +207,8 @@ def _claims(figure: str, outcomes: Sequence[Outcome]) -> list[Claim]:
         if name == "NTK frobenius" and both:
             if figure in ("figure 32", "figure 33"):
                 grows = [exponent > 0.15 for exponent in found]
-                claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows))
+                note = "it grows with an exponent of " + ", ".join(f"{e:.2f}" for e in found) + "; sizes are small"
+                claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows, note=note))
             continue
         claims.append(
             at_most(
