@@ -64,23 +64,9 @@ class Reproduction:
         return (Claim(self.experiment.title, where, "holds", 1.0, note=self.trouble, missing="data not present"),)
 
 
-def reproduce(
-    names: Iterable[str] = (),
-    scale: str = "quick",
-    *,
-    paper: str | None = None,
-    folder: str | os.PathLike[str] = "reproductions",
-    n_jobs: int = 1,
-    backend: str = "loky",
-    device: str = "cpu",
-    told: Callable[[str, int, int], object] | None = None,
-) -> list[Reproduction]:
-    """Run experiments by name; see `reproductions`, which yields them one by one."""
-    return list(
-        reproductions(
-            names, scale, paper=paper, folder=folder, n_jobs=n_jobs, backend=backend, device=device, told=told
-        )
-    )
+def reproduce(names: Iterable[str] = (), scale: str = "quick", **options: Any) -> list[Reproduction]:
+    """Run experiments by name; `reproductions`, which yields them one by one, has the options."""
+    return list(reproductions(names, scale, **options))
 
 
 def reproductions(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,33 +13,12 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from featlearn.kernels import kernel_target_alignment, label_kernel
-from featlearn.lab.experiments.adaptive.images import TARGETS, adapted_kernels
+from featlearn.lab.experiments.adaptive.images import TARGETS, ImageConfig, adapted_kernels, image_points
 from featlearn.lab.experiments.claim import Claim, about, at_least, holds, not_tried
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.plots import PALETTE, new_figure, style
 
-__all__ = ["EXPERIMENT", "Config"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """See `adapted_kernels`; the paper has 500 images and 50 points."""
-
-    data: str = "mnist"
-    n: int = 500
-    width: int = 128
-    steps: int = 1000
-    points: int = 50
-    seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"data": config.data, "n": config.n, "width": config.width, "steps": config.steps}
-    return [
-        shared | {"points": config.points, "target": target, "seed": seed}
-        for seed in config.seeds
-        for target in TARGETS
-    ]
+__all__ = ["EXPERIMENT"]
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:
@@ -86,7 +64,7 @@ def _combined(kernel: Tensor, parts: Sequence[Tensor]) -> float:
     return float(fitted.norm() / wanted.norm())
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
     columns = ("initial", "adapted", "cosine with both", "explained", "growth near 0", "rank correlation", "accuracy",
                "loss", "path error")  # fmt: skip
     table = pd.DataFrame(
@@ -185,11 +163,11 @@ EXPERIMENT = Experiment(
     title="A harder target aligns the kernel more, and where it is hard",
     covers=("figure 1", "figure 3"),
     scales={
-        "smoke": Config(data="digits", n=40, width=12, steps=60, points=3, seeds=(0,)),
-        "quick": Config(n=300, points=10),
-        "full": Config(),
+        "smoke": ImageConfig(data="digits", n=40, width=12, steps=60, points=3, seeds=(0,)),
+        "quick": ImageConfig(n=300, points=10),
+        "full": ImageConfig(),
     },
-    points=_points,
+    points=image_points,
     measure=_measure,
     conclude=_conclude,
     data=("mnist",),

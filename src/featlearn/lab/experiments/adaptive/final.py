@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,34 +10,13 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from featlearn.lab.experiments.adaptive.images import TARGETS, adapted_kernels
+from featlearn.lab.experiments.adaptive.images import ImageConfig, adapted_kernels, image_points
 from featlearn.lab.experiments.claim import at_least, holds
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.numerics import as_generator, cosine, pearson
 from featlearn.plots import PALETTE, new_figure, style
 
-__all__ = ["EXPERIMENT", "Config"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """See `adapted_kernels`."""
-
-    data: str = "digits"
-    n: int = 200
-    width: int = 128
-    steps: int = 1000
-    points: int = 20
-    seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"data": config.data, "n": config.n, "width": config.width, "steps": config.steps}
-    return [
-        shared | {"points": config.points, "target": target, "seed": seed}
-        for seed in config.seeds
-        for target in TARGETS
-    ]
+__all__ = ["EXPERIMENT"]
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:
@@ -58,7 +36,7 @@ def _measure(**point: Any) -> Mapping[str, Any]:
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
     columns = ("cosine", "Pearson", "initial cosine", "scale", "trace")
     table = pd.DataFrame(
         [{"target": p["target"], "seed": p["seed"]} | {n: found[n] for n in columns} for p, found in outcomes]
@@ -100,11 +78,11 @@ EXPERIMENT = Experiment(
     title="The final tangent kernel is the average one, re-scaled",
     covers=("section 4 (average against final features)",),
     scales={
-        "smoke": Config(n=30, width=12, steps=60, points=3, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(data="mnist", n=300, points=20),
+        "smoke": ImageConfig("digits", n=30, width=12, steps=60, points=3, seeds=(0,)),
+        "quick": ImageConfig("digits", n=200, points=20),
+        "full": ImageConfig(n=300, points=20),
     },
-    points=_points,
+    points=image_points,
     measure=_measure,
     conclude=_conclude,
     data=("mnist",),

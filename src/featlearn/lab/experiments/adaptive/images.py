@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,31 @@ from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import image_task
 from featlearn.training import fit
 
-__all__ = ["TARGETS", "AdaptedKernels", "adapted_kernels"]
+__all__ = ["TARGETS", "AdaptedKernels", "ImageConfig", "adapted_kernels", "image_points"]
 
 TARGETS = ("linear", "binary")
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """See `adapted_kernels`; the paper has 500 images and 50 points."""
+
+    data: str = "mnist"
+    n: int = 500
+    width: int = 128
+    steps: int = 1000
+    points: int = 50
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+def image_points(config: ImageConfig) -> list[dict[str, Any]]:
+    """Arguments of `adapted_kernels`, both targets for every seed."""
+    shared = {"data": config.data, "n": config.n, "width": config.width, "steps": config.steps}
+    return [
+        shared | {"points": config.points, "target": target, "seed": seed}
+        for seed in config.seeds
+        for target in TARGETS
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
@@ -17,6 +16,7 @@ from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.lab.experiments.nfa.layer_trajectories import (
     draw_centred,
     final_gaps,
+    final_table,
     gap_curves,
     losses_and_changes,
     measurement_steps,
@@ -115,17 +115,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             reason="'significantly' in words; a tenth of their size is asked for",
         ),
     )  # fmt: skip
-    table = pd.DataFrame(
-        {
-            "layer": _NAMES,
-            "UC-NFC": np.mean([np.asarray(v["nfc"])[-1] for v in found], axis=0),
-            "C-NFC": np.mean([np.asarray(v["centered_nfc"])[-1] for v in found], axis=0),
-            "change": np.mean([np.asarray(v["weight_change_relative"])[-1] for v in found], axis=0),
-        }
-    )
     return Result(
         claims,
-        {"end of training, mean over seeds": table},
+        {"end of training, mean over seeds": final_table(found, _NAMES)},
         {"figure 2 D": _figure(found), "figure 15 B": losses_and_changes({"GPT": found}, _NAMES, "layer")},
         f"Width {config.width}, pieces of {config.length} characters, batches of {config.batch}, {config.steps} steps; "
         "nanoGPT has 384, 256, 64 and 5,000. Correlations over 8 random output vectors on held-out text.",

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -18,6 +16,7 @@ from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.lab.experiments.nfa.layer_trajectories import (
     draw_centred,
     final_gaps,
+    final_table,
     gap_curves,
     losses_and_changes,
     measurement_steps,
@@ -97,17 +96,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             note="A tenth of the images, and far fewer updates than in the paper.",
         ),
     )  # fmt: skip
-    table = pd.DataFrame(
-        {
-            "layer": names,
-            "UC-NFC": np.mean([np.asarray(v["nfc"])[-1] for v in found], axis=0),
-            "C-NFC": np.mean([np.asarray(v["centered_nfc"])[-1] for v in found], axis=0),
-            "change": np.mean([np.asarray(v["weight_change_relative"])[-1] for v in found], axis=0),
-        }
-    )
     return Result(
         claims,
-        {"end of training, mean over seeds": table},
+        {"end of training, mean over seeds": final_table(found, names)},
         {"figure 2 C": _figure(found), "figure 15 A": losses_and_changes({"VGG-11": found}, names, "layer")},
         f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error "
         "of one-hot labels at the paper's rate of 1; torchvision's own initialisation (with PyTorch's uniform one, and "

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -21,6 +22,7 @@ __all__ = [
     "NUMBERS",
     "draw_centred",
     "final_gaps",
+    "final_table",
     "gap_curves",
     "losses_and_changes",
     "measurement_steps",
@@ -87,6 +89,13 @@ def final_gaps(values: Mapping[str, Any]) -> list[float]:
     """C-NFC less UC-NFC of each layer at the end."""
     found: list[float] = gap_curves(values)[-1].tolist()
     return found
+
+
+def final_table(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
+    """Correlations and change of each layer at the end, means over runs."""
+    columns = {"UC-NFC": "nfc", "C-NFC": "centered_nfc", "change": "weight_change_relative"}
+    means = {title: np.mean([np.asarray(run[n])[-1] for run in runs], axis=0) for title, n in columns.items()}
+    return pd.DataFrame({"layer": names, **means})
 
 
 def share_above(values: Mapping[str, Any]) -> float:

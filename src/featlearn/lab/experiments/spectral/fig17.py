@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,33 +15,13 @@ from featlearn.errors import FeatlearnError
 from featlearn.kernels import ck, kernel_target_alignment
 from featlearn.lab.experiments.claim import Claim, holds
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
-from featlearn.lab.experiments.spectral.table1 import spectral_case
+from featlearn.lab.experiments.spectral.table1 import Config, case_points, spectral_case
 from featlearn.lab.experiments.spectral.two_layer import hidden_weight
 from featlearn.lab.tasks import TeacherTask
 from featlearn.plots import PALETTE, new_figure, style
 from featlearn.spectra import power_law
 
-__all__ = ["EXPERIMENT", "Config"]
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes ``(n, h, d)``, cases of table 1 and seeds."""
-
-    size: tuple[int, int, int] = (1000, 750, 500)
-    cases: tuple[int, ...] = (1, 3, 4)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    epochs: int | None = None
-    rate: float = 20.0
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    training = {} if config.epochs is None else {"epochs": config.epochs}
-    return [
-        {"case": case, "size": config.size, "seed": seed, **training} | ({"lr": config.rate} if case == 3 else {})
-        for case in config.cases
-        for seed in config.seeds
-    ]
+__all__ = ["EXPERIMENT"]
 
 
 class _Watched:
@@ -163,10 +142,10 @@ EXPERIMENT = Experiment(
     covers=("figure 3 (a)", "figure 8", "figure 17 (a)"),
     scales={
         "smoke": Config((80, 60, 40), (1, 4), (0,), epochs=3, rate=5.0),
-        "quick": Config(seeds=(0,)),
-        "full": Config((2000, 1500, 1000), rate=22.0),
+        "quick": Config(cases=(1, 3, 4), seeds=(0,)),
+        "full": Config((2000, 1500, 1000), (1, 3, 4), rate=22.0),
     },
-    points=_points,
+    points=case_points,
     measure=_measure,
     conclude=_conclude,
 )

@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "Published",
     "Size",
+    "case_points",
     "compare_with_table1",
     "spectral_case",
     "student_sizes",
@@ -168,7 +169,8 @@ _MATRICES = {"W": "weights", "CK": "ck", "NTK": "ntk"}
 _PHASES = {"invariant bulk": "invariant bulk", "bulk + spike": "bulk + spikes", "heavy tail": "heavy tail"}
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
+def case_points(config: Config) -> list[dict[str, Any]]:
+    """Arguments of `spectral_case`, every case from every seed."""
     training = {} if config.epochs is None else {"epochs": config.epochs}
     return [
         {"case": case, "size": config.size, "seed": seed, **training} | ({"lr": config.rate} if case == 3 else {})
@@ -308,7 +310,7 @@ EXPERIMENT = Experiment(
         "quick": Config(),
         "full": Config((2000, 1500, 1000), rate=22.0),
     },
-    points=_points,
+    points=case_points,
     measure=_measure_case,
     conclude=_conclude,
 )
