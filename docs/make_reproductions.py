@@ -1,6 +1,7 @@
-"""Write ``docs/reproductions.md`` and its pictures from a folder of `featlearn reproduce`.
+"""Write ``docs/reproductions.md`` and its pictures from folders of `featlearn reproduce`.
 
-Run by hand after a real run: ``python docs/make_reproductions.py reproductions``.
+Run by hand after real runs: ``python docs/make_reproductions.py reproductions reproductions-full``. Of an experiment
+that is in several folders, the last one counts.
 """
 
 from __future__ import annotations
@@ -28,19 +29,21 @@ small, and say little about what happens at the paper's own size; what was not t
 """
 
 
-def main(folder: Path) -> None:
-    """Read the ledger, and take the pictures along."""
-    records = read_records(folder / "ledger.json")
+def main(folders: list[Path]) -> None:
+    """Read the ledgers, and take the pictures along."""
+    found = {record.name: (record, folder) for folder in folders for record in read_records(folder / "ledger.json")}
     PICTURES.mkdir(parents=True, exist_ok=True)
     for old in PICTURES.glob("*.png"):
         old.unlink()
     pictures: dict[str, list[tuple[str, str]]] = {}
-    for record in records:
+    for record, folder in found.values():
         for source in sorted((folder / record.name).glob("*.png")):
             name = f"{record.name}-{source.stem}.png"
             _shrink(source, PICTURES / name)
             pictures.setdefault(record.name, []).append((source.stem.replace("-", " "), f"img/reproductions/{name}"))
-    (DOCS / "reproductions.md").write_text(HEAD + markdown_ledger(records, pictures), encoding="utf-8")
+    (DOCS / "reproductions.md").write_text(
+        HEAD + markdown_ledger([record for record, _ in found.values()], pictures), encoding="utf-8"
+    )
 
 
 def _shrink(source: Path, target: Path) -> None:
@@ -56,4 +59,4 @@ def _shrink(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(folder) for folder in sys.argv[1:]])

@@ -187,7 +187,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(cases=((2, 30, 200, 3, 1),), test=200),
         "quick": Config(cases=((2, 50, 500, 60, 3), (3, 50, 3000, 5, 3))),
-        "full": Config(cases=((2, 50, 500, 60, 5), (3, 50, 5000, 5, 1), (4, 30, 10000, 5, 1))),
+        "full": Config(cases=((2, 50, 500, 60, 5), (3, 50, 5000, 5, 3), (4, 30, 10000, 5, 3))),
     },
     points=_points,
     measure=_measure,

@@ -201,7 +201,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(cases=((1e-5, 1e-5), (1e-5, 1e-7), (5e-6, 1e-7)), restarts=1, seeds=(0,)),
         "quick": Config(adam_steps=0),
-        "full": Config(restarts=12, adam_steps=1_000_000, seeds=(0, 1)),
+        "full": Config(restarts=12, adam_steps=1_000_000),
     },
     points=_points,
     measure=_measure,

@@ -193,7 +193,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(p=11, n_iter=6, seeds=(0,)),
         "quick": Config(p=31, n_iter=60),
-        "full": Config(seeds=(0,)),
+        "full": Config(),
     },
     points=_points,
     measure=_measure,

@@ -32,7 +32,7 @@ PUBLISHED = {
     ("cifar10", 50000, 1e-3): (0.830, 0.929, 0.793, 0.797),
     ("cifar10", 50000, 1e-4): (0.896, 0.943, 0.722, 0.714),
 }
-"""Of `COMPARED`, by set, images and weight decay; 200 epochs at width 1024."""
+"""Of `COMPARED`, by set, images and weight decay; `PAPER_EPOCHS` at width 1024."""
 
 TRIED = (
     "; tried on 1,000 images with seed 0 against the published .890, .956, .899, .903: standardised pixels, biases and "
@@ -40,6 +40,11 @@ TRIED = (
     "of 1e-3 gives .966 at width 256 and .929, .960, .889, .890 at 1024, the nearest. That is the pick of nine "
     "settings, looked for after the fact, on one seed and one column: a guess at the cause, no reproduction"
 )
+
+ENOUGH = 0.95
+"""Of the initial ``W^T W`` to be forgotten before a run counts as one near a critical point."""
+
+PAPER_EPOCHS = 200
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
@@ -84,20 +89,22 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     claims: list[Claim] = []
     for case in config.cases:
         claims += _case_claims(case, _rows_of(frame, case))
-    tried = {(data, n, decay, width) for data, n, width, decay, _, _ in config.cases}
+    tried = {(data, n, decay) for data, n, width, decay, epochs, _ in config.cases if _as_published(width, epochs)}
     for (data, n, decay), numbers in PUBLISHED.items():
-        if (data, n, decay, 1024) not in tried:
+        if (data, n, decay) not in tried:
             claims.append(
                 not_tried(f"Pearson correlation of FACT with the NFM, {_titled(data, n, decay)}", "table 2", numbers[0],
                           "the paper's size, 1024 wide for 200 epochs")
             )  # fmt: skip
-    enough = frame[frame["relgrad"] < 1]  # nearer to a critical point than to a loss without gradient
+    frame["forgotten"] = _forgotten(frame["steps"], frame["weight_decay"])
+    enough = frame[frame["forgotten"] > ENOUGH]
     if len(enough):
         claims.append(
             holds(
                 "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2",
                 enough[["FACT", "symmetrised FACT"]].min(axis=1) > enough[["√AGOP", "√eNFA"]].max(axis=1),
-                note="all runs with a relative gradient below 1; the paper excepts MNIST with 1,000 images",
+                note=f"the {len(enough)} runs long enough for weight decay to leave less than 5% of the initial W^T W; "
+                "the paper excepts MNIST with 1,000 images",
             )
         )  # fmt: skip
     claims.append(
@@ -121,6 +128,13 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
+def _forgotten(steps: pd.Series, decay: pd.Series) -> pd.Series:
+    """Share of the initial ``W^T W`` that weight decay alone takes away, at the rates of `decayed_network`."""
+    mean_rate = 0.05  # of a cosine schedule from .1
+    left: pd.Series = np.exp(-2 * steps * mean_rate * decay / 0.1)
+    return 1.0 - left
+
+
 def _rows_of(frame: pd.DataFrame, case: tuple[Any, ...]) -> pd.DataFrame:
     data, n, width, decay, epochs, _ = case
     chosen = (frame["data"] == data) & (frame["n"] == n) & (frame["width"] == width)
@@ -131,7 +145,7 @@ def _rows_of(frame: pd.DataFrame, case: tuple[Any, ...]) -> pd.DataFrame:
 def _case_claims(case: tuple[Any, ...], rows: pd.DataFrame) -> list[Claim]:
     data, n, width, decay, epochs, _ = case
     title = _titled(data, n, decay)
-    if (data, n, decay) in PUBLISHED and width == 1024:
+    if (data, n, decay) in PUBLISHED and _as_published(width, epochs):
         return [
             about(
                 f"Pearson correlation of {name} with the NFM, {title}", "table 2", number, rows[name],
@@ -159,6 +173,10 @@ def _case_claims(case: tuple[Any, ...], rows: pd.DataFrame) -> list[Claim]:
     ]  # fmt: skip
 
 
+def _as_published(width: int, epochs: int) -> bool:
+    return width == 1024 and epochs == PAPER_EPOCHS
+
+
 def _titled(data: str, n: int, decay: float) -> str:
     return f"{NAMES[data]}, {n:,} images, decay {decay:g}"
 
@@ -170,7 +188,7 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
         ax = fig.subplots()
         for i, case in enumerate(config.cases):
             rows = _rows_of(frame, case)
-            published = PUBLISHED.get((case[0], case[1], case[3])) if case[2] == 1024 else None
+            published = PUBLISHED.get((case[0], case[1], case[3])) if _as_published(case[2], case[4]) else None
             for j, name in enumerate(COMPARED):
                 x = i + 0.2 * (j - 1.5)
                 if published is not None:
@@ -181,7 +199,7 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
                 )  # fmt: skip
         ax.set_xticks(
             range(len(config.cases)),
-            [f"{NAMES[c[0]]}\n{c[1]:,} images\nwidth {c[2]}\ndecay {c[3]:g}" for c in config.cases],
+            [f"{NAMES[c[0]]}\n{c[1]:,} images\nwidth {c[2]}\ndecay {c[3]:g}\n{c[4]} epochs" for c in config.cases],
         )
         ax.set_xlim(-0.5, len(config.cases) - 0.5)
         lowest = float(frame[list(COMPARED)].min().min())
@@ -203,12 +221,15 @@ EXPERIMENT = Experiment(
         ),
         "full": Config(
             cases=(
-                ("mnist", 1000, 1024, 1e-4, 200, 2),
-                ("mnist", 2000, 1024, 1e-4, 200, 2),
-                ("mnist", 5000, 1024, 1e-4, 200, 2),
-                ("mnist", 1000, 1024, 1e-3, 200, 2),
-                ("cifar10", 10000, 256, 1e-3, 60, 2),
-                ("cifar10", 10000, 256, 1e-4, 120, 1),
+                ("mnist", 1000, 1024, 1e-4, 200, 3),
+                ("mnist", 2000, 1024, 1e-4, 200, 3),
+                ("mnist", 5000, 1024, 1e-4, 200, 3),
+                ("mnist", 5000, 1024, 1e-4, 800, 3),
+                ("mnist", 1000, 1024, 1e-3, 200, 3),
+                ("mnist", 2000, 1024, 1e-3, 200, 3),
+                ("mnist", 5000, 1024, 1e-3, 200, 3),
+                ("cifar10", 10000, 512, 1e-3, 100, 3),
+                ("cifar10", 10000, 512, 1e-4, 200, 3),
             )
         ),
     },
