@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import featlearn as fl
 
@@ -25,9 +27,14 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(11, 4, 4, generator=g, dtype=torch.float64), torch.randint(3, (11,), generator=g)
 
 
-def accumulator(seed: int = 0, **arguments: Any) -> fl.FeatureAccumulator:
+def accumulator(seed: int = 0, sharded: bool = False, **arguments: Any) -> fl.FeatureAccumulator:
     loss = nn.CrossEntropyLoss()
-    return fl.FeatureAccumulator(model(seed), initial=model(9), loss=loss, weight_decay=0.1, **arguments)
+    subject = model(seed)
+    if sharded:
+        mesh = init_device_mesh("cpu", (2,))
+        for part in (subject[0], subject[3], subject):
+            fully_shard(part, mesh=mesh)
+    return fl.FeatureAccumulator(subject, initial=model(9), loss=loss, weight_decay=0.1, **arguments)
 
 
 def flat(report: fl.Report) -> dict[str, Tensor]:
@@ -37,6 +44,7 @@ def flat(report: fl.Report) -> dict[str, Tensor]:
 # What the two processes do, one after the other: rows of each, and how they disagree.
 SCENARIOS: dict[str, tuple[list[tuple[int, int]], str]] = {
     "uneven": ([(0, 6), (6, 11)], ""),
+    "sharded weights": ([(0, 6), (6, 11)], ""),
     "one sample": ([(0, 1), (1, 11)], ""),
     "second without data": ([(0, 11), (0, 0)], ""),
     "first without data": ([(0, 0), (0, 11)], ""),
@@ -64,7 +72,7 @@ def scenario(name: str, rank: int, shard: tuple[int, int], path: str) -> str:
         arguments["outputs"] = ("exact", 4)[rank]
     if name == "other layers":
         arguments["layers"] = ("0", "*")[rank]
-    total = accumulator(rank if name == "other weights" else 0, **arguments)
+    total = accumulator(rank if name == "other weights" else 0, name == "sharded weights", **arguments)
     x, y = data()
     start, stop = shard
     for i in range(start, stop, 3):

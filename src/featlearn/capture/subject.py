@@ -188,7 +188,7 @@ class Subject:
             if self._train_mode == "eval":
                 self.model.eval()
             refresh_hooked_weights(self.model)
-            return {layer.name: layer.matrix(layer.weight()).detach().clone() for layer in self.layers}
+            return {layer.name: _whole(layer.matrix(layer.weight()).detach()) for layer in self.layers}
 
     def mark(self) -> list[tuple[int, float]]:
         """Something that changes when a parameter does."""
@@ -300,3 +300,9 @@ def _mark(model: nn.Module) -> list[tuple[int, float]]:
 
 def _listed(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype) for dtype in dtypes)) or "no floating-point tensor"
+
+
+def _whole(weight: Tensor) -> Tensor:
+    """A copy; of a weight that is spread over processes (FSDP2), all of it, which every process must ask for."""
+    whole = getattr(weight, "full_tensor", None)
+    return weight.clone() if whole is None else whole().clone()

@@ -1,6 +1,7 @@
 """Feature matrices and correlations of the layers of a model."""
 
 from featlearn.features.accumulator import FeatureAccumulator
+from featlearn.features.cost import ProbeCost, probe_cost
 from featlearn.features.egop import egop
 from featlearn.features.layer_features import LayerFeatures, NotMeasuredError
 from featlearn.features.measures import QUANTITIES
@@ -15,8 +16,10 @@ __all__ = [
     "LayerFeatures",
     "NotMeasuredError",
     "Outputs",
+    "ProbeCost",
     "Report",
     "egop",
     "in_processes",
     "probe",
+    "probe_cost",
 ]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from featlearn.errors import InputError
 from featlearn.layers import Layer
+from featlearn.numerics.memory import readable_size
 
-__all__ = ["QUANTITIES", "Plan", "plan_sums", "resolve_measure"]
+__all__ = ["QUANTITIES", "Plan", "plan_sums", "resolve_measure", "sums_bytes"]
 
 # Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
 # (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
@@ -84,8 +85,8 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
     return wanted
 
 
-def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int) -> dict[str, Plan]:
-    """Choose for each layer the side on which its sums are kept, within the memory given.
+def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None) -> dict[str, Plan]:
+    """Choose for each layer the side on which its sums are kept, within the memory given; None is without bound.
 
     A correlation needs only the smaller side: with ``A = W W^T``, ``<F, G> = tr(A^2 K)`` and
     ``|G|^2 = tr((A K)^2)``; where k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
@@ -97,18 +98,20 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
         return {layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
 
     def used(chosen: Mapping[str, Plan]) -> int:
-        return sum(_bytes(plan, groups) for plan in chosen.values())
+        return sum(sums_bytes(plan, groups) for plan in chosen.values())
 
     chosen = plans()
+    if memory is None:
+        return chosen
     if used(chosen) > memory and not must_be_outer:
         for layer in layers:
             outer[layer.name] = layer.k_out <= layer.k_in
         chosen = plans()
     if used(chosen) > memory:
-        largest = max(layers, key=lambda layer: _bytes(chosen[layer.name], groups))
+        largest = max(layers, key=lambda layer: sums_bytes(chosen[layer.name], groups))
         raise InputError(
-            f"the sums of {len(layers)} layers take {_size(used(chosen))}, more than max_memory = {_size(memory)}; "
-            f"the largest are those of {largest.name!r} "
+            f"the sums of {len(layers)} layers take {readable_size(used(chosen))}, more than max_memory = "
+            f"{readable_size(memory)}; the largest are those of {largest.name!r} "
             f"({largest.k_out} x {largest.k_in}): ask for fewer layers (layers=) or quantities (measure=)"
         )
     return chosen
@@ -127,16 +130,7 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
     return sums
 
 
-def _size(count: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
-
-
-def _bytes(plan: Plan, groups: int) -> int:
+def sums_bytes(plan: Plan, groups: int) -> int:
     """Bytes of a layer's float64 sums and of the batch's own, half as wide."""
     total = 0
     for name, (blocks, rows, columns) in plan.sums.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from featlearn.errors import InputError
 
-__all__ = ["available_memory", "parse_memory"]
+__all__ = ["available_memory", "parse_memory", "readable_size"]
 
 
 def parse_memory(max_memory: int | float | str | None) -> int:
@@ -39,3 +39,12 @@ def available_memory() -> int:
     except (OSError, ValueError, IndexError):
         pass
     return parse_memory(None)
+
+
+def readable_size(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"

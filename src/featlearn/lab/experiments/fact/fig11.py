@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config(depths=(2, 3), n=200, width=16, steps=500, seeds=(0,)),
         "quick": Config(),
-        "full": Config(width=512),
+        "full": Config(width=512, steps=12_000),
     },
     points=_points,
     measure=_measure,
