@@ -20,8 +20,9 @@ LARGEST = 150_000
 HEAD = """# Reproductions
 
 Every table and figure of the papers that a CPU can hold, by one command each: `featlearn reproduce NAME`, or all of
-them by `make reproduce`. This page is written from a real run. *Tolerance* is how far the mean over seeds may be from
-the published number; where it comes from is said on each experiment's own page, which the command writes.
+them by `make reproduce`. This page is written from real runs: experiments that a CPU holds at the papers' own sizes
+are shown at the scale *full* (`make reproduce-full`), the others at *quick*. *Tolerance* is how far the mean over seeds
+may be from the published number; where it comes from is said on each experiment's own page, which the command writes.
 
 Where a paper says something in words ("close to 1", "high"), the number that is asked for is ours. *Quick* runs are
 small, and say little about what happens at the paper's own size; what was not tried there says so.

@@ -143,7 +143,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config((80, 60, 40), (1, 4), (0,), epochs=3, rate=5.0),
         "quick": Config(cases=(1, 3, 4), seeds=(0,)),
-        "full": Config((2000, 1500, 1000), (1, 3, 4), rate=22.0),
+        "full": Config((2000, 1500, 1000), (1, 3, 4), rate=22.0, adam_batch=16),
     },
     points=case_points,
     measure=_measure,
