@@ -27,9 +27,7 @@ Answer = Callable[["Request"], Any]
 _LAST_STEP = 2**63 - 1
 
 
-def create_app(
-    root: str | os.PathLike[str], *, token: str | None = None, hosts: Iterable[str] = LOOPBACK
-) -> Starlette:
+def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts: Iterable[str] = LOOPBACK) -> Starlette:
     """The dashboard of the runs at and under a folder, as an ASGI application.
 
     Args:
@@ -78,11 +76,13 @@ def create_app(
         *(data(path, answer) for path, answer in _data(store).items()),
     ]
     gate = Middleware(Gate, hosts=list(hosts), token=check_token(token))
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=[gate, Middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)],
         exception_handlers={404: nothing_here, 405: nothing_here},
     )
+    app.router.redirect_slashes = False  # an address is right or it is not
+    return app
 
 
 def _data(store: Store) -> dict[str, Answer]:

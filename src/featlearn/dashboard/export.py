@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ _WIDTH = 400
 _SIDE = 64
 _STEPS = 12
 _MATRICES = 24
-_IMPORT = re.compile(r"^import\s+\{[^}]*\}\s+from\s+\"\./([\w/.]+)\";\n", re.MULTILINE)
+_IMPORT = re.compile(r'^import\s+\{[^}]*\}\s+from\s+"\./([^"]+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=async function|function|const)", re.MULTILINE)
 
 
 def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
@@ -56,27 +59,24 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
 
 
 def bundle() -> str:
-    """The modules of the pages as one script, each after those that it imports."""
+    """The modules of the pages as one script, each after those that it imports.
+
+    Names at the top of a module are unique over all of them, so that what is left without imports is one module.
+    """
     parts: dict[str, str] = {}
+    begun: set[str] = set()
 
     def add(name: str) -> None:
-        if name in parts:
+        if name in begun:
             return
+        begun.add(name)
         source = (STATIC / name).read_text(encoding="utf-8")
-        parts[name] = ""
-        folder = name.rpartition("/")[0]
-        for inner in _imports(source):
-            add(os.path.normpath(os.path.join(folder, inner)).replace(os.sep, "/"))
-        own = re.sub(r"^import\s+\{[^}]*\}\s+from\s+\"[^\"]+\";\n", "", source, flags=re.MULTILINE)
-        del parts[name]  # to stand after what it needs
-        parts[name] = re.sub(r"^export (?=async function|function|const)", "", own, flags=re.MULTILINE)
+        for inner in _IMPORT.findall(source):
+            add(inner)
+        parts[name] = _EXPORT.sub("", _IMPORT.sub("", source))
 
     add("main.js")
     return "\n".join(parts.values())
-
-
-def _imports(source: str) -> list[str]:
-    return re.findall(r"^import\s+\{[^}]*\}\s+from\s+\"([^\"]+)\";\n", source, flags=re.MULTILINE)
 
 
 def _page(title: str, plotly: str, held: dict[str, Any]) -> str:
@@ -124,17 +124,17 @@ def _answers_of(store: Store, run: Found) -> dict[str, Any]:
     for name in dict.fromkeys([*told["quantities"], *(n for names in told["layers"].values() for n in names)]):
         found[f"{own}/series?name={_quoted(name)}"] = answers.series(store, run, name, width=_WIDTH)
     kept = told["matrix_steps"]
-    places = np.unique(np.linspace(0, len(kept) - 1, min(len(kept), _STEPS)).astype(int)) if kept else []
+    places = np.unique(np.linspace(0, len(kept) - 1, min(len(kept), _STEPS)).astype(int)).tolist()
     told["matrix_steps"] = [kept[place] for place in places]
     told["all_matrix_steps"] = len(kept)
     told["matrices"] = dict(list(told["matrices"].items())[:_MATRICES])
     for step in told["matrix_steps"]:
         for name in told["matrices"]:
-            _hold(found, f"{own}/matrices/{step}/{_quoted(name)}", lambda s=step, n=name: _matrix(store, run, s, n))
+            _hold(store, found, f"{own}/matrices/{step}/{_quoted(name)}", partial(_matrix, store, run, step, name))
         for name in told["spectra"]:
             layer, _, kind = name.rpartition("/")
             address = f"{own}/spectra/{step}?layer={_quoted(layer)}&kind={_quoted(kind)}"
-            _hold(found, address, lambda s=step, o=layer, k=kind: spectrum(store, run, s, o or None, k))
+            _hold(store, found, address, partial(spectrum, store, run, step, layer or None, kind))
     return found
 
 
@@ -142,11 +142,11 @@ def _matrix(store: Store, run: Found, step: int, name: str) -> dict[str, Any]:
     return matrix(store, run, step, name, most=_SIDE, digits=3)
 
 
-def _hold(found: dict[str, Any], address: str, make: Any) -> None:
+def _hold(store: Store, found: dict[str, Any], address: str, make: Callable[[], Any]) -> None:
     try:
         found[address] = make()
     except FeatlearnError as error:
-        found[address] = {"error": str(error)}
+        found[address] = {"error": store.told(error)}
 
 
 def _quoted(text: str) -> str:

@@ -99,7 +99,7 @@ class Store:
             "kind": seen.config.get("kind") if isinstance(seen.config.get("kind"), str) else None,
             "loss": None if seen.loss is None else {"name": seen.loss[0], "value": seen.loss[1]},
             "readings": seen.readings,
-            "settings": {name: value for name, value in list(flat_settings(seen.config).items())[:40]},
+            "settings": dict(list(flat_settings(seen.config).items())[:40]),
         }
 
     def overview(self, run: Found) -> Overview:

@@ -242,7 +242,7 @@ def _sampled_names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
             "(SELECT 1 FROM metrics m WHERE m.step = steps.step AND m.layer > '')"
         )
     ]
-    places = np.unique(np.linspace(0, len(measured) - 1, _SAMPLED).astype(int)) if measured else []
+    places = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), _SAMPLED)).astype(int)).tolist()
     pairs = set(own)
     for place in places:
         pairs.update(

@@ -36,8 +36,8 @@ export async function chart(node, label, build) {
   if (!node.isConnected || living.get(node) !== build) return;
   const { data, layout } = build();
   await plotly.react(node, data, dressed(layout), {
-    responsive: true, displaylogo: false, displayModeBar: window.innerWidth > 700 ? "hover" : false,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+    responsive: true, displaylogo: false, displayModeBar: window.innerWidth > 700,
+    modeBarButtons: [["toImage", "resetScale2d"]],
   });
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
@@ -65,7 +65,7 @@ function dressed(layout) {
     font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 12, color: own.ink },
     margin: { l: 48, r: 12, t: 10, b: 40 }, hovermode: "closest",
     hoverlabel: { bgcolor: own.card, bordercolor: own.line, font: { color: own.ink } },
-    legend: { orientation: "h", y: -0.2, x: 0, font: { size: 11 } },
+    legend: { orientation: "h", yanchor: "bottom", y: 1.01, x: 0, font: { size: 11 } },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: own.soft, activecolor: own.ink },
     ...layout,
   };
@@ -89,13 +89,12 @@ export function curveChart(node, label, curves, options = {}) {
     const ticks = options.logSteps ? stepTicks(largest) : {};
     const layout = {
       showlegend: curves.length > 1 || Boolean(curves[0]?.named),
-      xaxis: { title: { text: "step", standoff: 4 }, type: options.logSteps ? "log" : "linear", ...ticks },
-      yaxis: { type: options.logValues ? "log" : "linear", exponentformat: "power" },
+      xaxis: { title: { text: options.along ?? "step", standoff: 4 }, type: options.logSteps ? "log" : "linear", ...ticks },
+      yaxis: { exponentformat: "power", ...(options.logValues ? logTicks(curves) : {}) },
       uirevision: `${label} ${options.logSteps}`,
     };
     if (options.logSteps) layout.xaxis.range = [Math.log10(0.45), Math.log10(largest * 1.1)];
     if (options.bounded && !options.logValues) layout.yaxis.range = boundedRange(curves);
-    if (curves.length > 10) layout.legend = { orientation: "h", y: -0.2, x: 0, font: { size: 10 }, entrywidth: 90 };
     return { data, layout };
   });
 }
@@ -111,9 +110,15 @@ function stepTicks(largest) {
   return { tickmode: "array", tickvals: values, ticktext: texts };
 }
 
+function logTicks(curves) {
+  const values = curves.flatMap((curve) => curve.values.filter((value) => value > 0));
+  const decades = values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
+  return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : "D2" };
+}
+
 function boundedRange(curves) {
   const least = Math.min(0, ...curves.flatMap((curve) => curve.values.filter((value) => value !== null)));
-  return [least < 0 ? Math.max(least * 1.1, -1.05) : -0.03, 1.05];
+  return [Math.max(Math.min(least * 1.1, -0.03), -1.05), 1.05];
 }
 
 // A matrix with its own colours: two directions from zero where it has negative entries, otherwise one.
@@ -153,6 +158,7 @@ export function heatChart(node, label, matrix, names = null) {
       layout.xaxis.nticks = layout.yaxis.nticks = rows;
       layout.xaxis.type = layout.yaxis.type = "category";
       layout.xaxis.tickfont = layout.yaxis.tickfont = { size: rows > 20 ? 8 : 10 };
+      layout.xaxis.showticklabels = node.clientWidth > 420; // they are those of the rows
     }
     return { data, layout };
   });

@@ -71,6 +71,16 @@ export function titleOf(name) {
   return Object.hasOwn(TITLES, name) ? TITLES[name] : name;
 }
 
+// Layers of a Sequential are called 0, 2, 4: a number alone does not say what it is.
+export function layerTitle(layer) {
+  if (layer === null || layer === undefined || layer === "") return "model";
+  return /^\d+$/.test(layer) ? `layer ${layer}` : layer;
+}
+
+export function sentence(text) {
+  return text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "";
+}
+
 export function kindTitle(kind) {
   return { w: "weights W", ck: "conjugate kernel", ntk: "tangent kernel" }[kind] ?? kind;
 }
@@ -91,4 +101,10 @@ export function familyOptions(names) {
   }
   const order = ["Training", ...FAMILIES.map(([family]) => family)];
   return order.filter((family) => groups.has(family)).map((family) => ({ group: family, options: groups.get(family) }));
+}
+
+// Steps that were measured at about eight a decade want a logarithmic axis.
+export function looksLogarithmic(steps) {
+  const last = steps.at(-1) ?? 0;
+  return last > 30 && steps.filter((step) => step > 0 && step <= last / 10).length > 0.4 * steps.length;
 }

@@ -2,9 +2,9 @@
 
 import { curveChart } from "./charts.js";
 import { card, choice, el, fill, note, tick } from "./dom.js";
-import { cut, familyOptions, plainValue, titleOf } from "./format.js";
+import { cut, familyOptions, layerTitle, looksLogarithmic, plainValue, titleOf } from "./format.js";
 import { get, getComparison } from "./source.js";
-import { isBounded, isLogarithmic, looksLogarithmic } from "./tab_curves.js";
+import { isBounded, isLogarithmic } from "./tab_curves.js";
 
 const MOST = 12;
 const compareState = { name: null, layer: null, logSteps: null, logValues: null };
@@ -54,7 +54,7 @@ export async function comparePage(main, alive, _parts, query) {
     fill(
       head,
       choice("Quantity", familyOptions([...found.keys()]), compareState.name, (value) => { compareState.name = value; compareState.logValues = null; again(); }),
-      layers.length > 1 || layers[0] ? choice("Layer", layers.map((one) => [one, one || "model"]), compareState.layer, (value) => { compareState.layer = value; again(); }) : null,
+      layers.length > 1 || layers[0] ? choice("Layer", layers.map((one) => [one, layerTitle(one)]), compareState.layer, (value) => { compareState.layer = value; again(); }) : null,
       tick("logarithmic steps", compareState.logSteps, (on) => { compareState.logSteps = on; again(); }), tick("log", logs, (on) => { compareState.logValues = on; again(); }),
     );
     const labels = labelsOf(data.runs);

@@ -1,7 +1,7 @@
 // Words along the training, as a strip of coloured stretches a layer.
 
 import { el } from "./dom.js";
-import { short } from "./format.js";
+import { layerTitle, short } from "./format.js";
 
 // One class a word; the colours are in style.css, and the word itself is always there to be read as well.
 const CLASSES = {
@@ -18,11 +18,9 @@ export function chip(word, meaning = "") {
   return el("span", { class: `chip ${wordClass(word)}`, title: meaning }, word);
 }
 
-// Lines are {layer, stretches: [[first, last, word], ...]}; steps run on a logarithmic axis where they span decades.
-export function strips(lines, name) {
+// Lines are {layer, stretches: [[first, last, word], ...]}; steps run on a logarithmic axis if it is `wide`.
+export function strips(lines, name, wide) {
   const last = Math.max(1, ...lines.flatMap((line) => line.stretches.map((part) => part[1])));
-  const early = lines.flatMap((line) => line.stretches.map((part) => part[0])).filter((step) => step > 0 && step <= last / 30);
-  const wide = last > 100 && early.length > 0;
   const place = (step) => (100 * (wide ? Math.log1p(step) / Math.log1p(last) : step / last));
   const rows = lines.map((line) => {
     const bar = el("div", { class: "strip" });
@@ -36,7 +34,7 @@ export function strips(lines, name) {
       bar.append(part);
     });
     const now = line.stretches.at(-1)[2];
-    return el("div", { class: "strip-row" }, el("span", { class: "strip-name" }, line.layer ?? "model"), bar, chip(now));
+    return el("div", { class: "strip-row" }, el("span", { class: "strip-name" }, layerTitle(line.layer)), bar, chip(now));
   });
   const marks = el("div", { class: "strip-axis", "aria-hidden": "true" });
   const values = wide ? powers(last) : [0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * last));

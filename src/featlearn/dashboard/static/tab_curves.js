@@ -2,7 +2,7 @@
 
 import { curveChart } from "./charts.js";
 import { choice, el, fill, note, tick } from "./dom.js";
-import { familyOptions, titleOf } from "./format.js";
+import { familyOptions, layerTitle, looksLogarithmic, titleOf } from "./format.js";
 import { getSeries } from "./source.js";
 
 const BOUNDED = /nfc|^fact$|^bfact$|^enfa$|^benfa$|centered_ratio|kta$|^alignment$/;
@@ -16,12 +16,6 @@ export function isBounded(name) {
 
 export function isLogarithmic(name) {
   return LOGARITHMIC.test(name);
-}
-
-// Steps that were measured at about eight a decade want a logarithmic axis.
-export function looksLogarithmic(steps) {
-  const last = steps.at(-1) ?? 0;
-  return last > 30 && steps.filter((step) => step > 0 && step <= last / 10).length > 0.4 * steps.length;
 }
 
 export function allNames(run) {
@@ -89,7 +83,7 @@ function panel(run, names, place, alive) {
   }
   async function picture(found) {
     shown = found;
-    const curves = found.curves.map((curve) => ({ ...curve, label: curve.layer ?? "model", named: curve.layer !== null }));
+    const curves = found.curves.map((curve) => ({ ...curve, label: layerTitle(curve.layer), named: curve.layer !== null }));
     const reduced = found.curves.some((curve) => curve.reduced);
     words.textContent = [
       reduced ? "Least and largest value of each pixel; zoom in for all of them." : "",

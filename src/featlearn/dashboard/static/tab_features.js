@@ -12,7 +12,7 @@ export async function featuresTab(body, run, alive) {
   let place = steps.length - 1;
   const heat = el("div", { class: "figure square tall" });
   const words = el("p", { class: "soft small" });
-  const bars = el("div", { class: "figure tall" });
+  const bars = el("div", { class: "figure bars" });
   const head = el("div", { class: "controls" });
   const history = el("div", { class: "grid three" });
   const task = run.settings?.task ? `${run.settings.task} of ${run.settings.target ?? "the target"} from ${run.features.length} features` : `${run.features.length} features`;
@@ -47,7 +47,7 @@ export async function featuresTab(body, run, alive) {
       return el("section", { class: "card" }, el("h3", {}, titleOf(name), " ", el("span", { class: "soft" }, short(last))), figure);
     }));
     for (const [name, curves, figure] of figures) {
-      await curveChart(figure, `${name} over the iterations`, curves.curves.map((curve) => ({ ...curve, label: name })), {});
+      await curveChart(figure, `${name} over the iterations`, curves.curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
     }
   };
   const top = () => fill(head, slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));

@@ -2,7 +2,7 @@
 
 import { heatChart } from "./charts.js";
 import { choice, el, fill, note, slider } from "./dom.js";
-import { short } from "./format.js";
+import { layerTitle, short } from "./format.js";
 import { getMatrix } from "./source.js";
 
 const matrixState = { run: null, place: null, names: [] };
@@ -41,6 +41,11 @@ export async function matricesTab(body, run, alive) {
   };
 }
 
+function matrixTitle(name) {
+  const at = name.lastIndexOf("/");
+  return at < 0 ? name : `${layerTitle(name.slice(0, at))} · ${name.slice(at + 1).toUpperCase()}`;
+}
+
 function matrixPanel(run, names, steps, place, alive) {
   const figure = el("div", { class: "figure square" });
   const words = el("p", { class: "soft small" });
@@ -58,6 +63,6 @@ function matrixPanel(run, names, steps, place, alive) {
       words.textContent = error.message;
     }
   };
-  const pick = choice("Matrix", names().map((one) => [one, one.replace("/", " · ")]), name(), (value) => { matrixState.names[place] = value; draw(); });
+  const pick = choice("Matrix", names().map((one) => [one, matrixTitle(one)]), name(), (value) => { matrixState.names[place] = value; draw(); });
   return { node: el("section", { class: "card" }, el("div", { class: "controls" }, pick), figure, words), draw };
 }

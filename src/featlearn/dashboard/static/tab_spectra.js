@@ -2,7 +2,7 @@
 
 import { spectrumChart } from "./charts.js";
 import { card, choice, definitions, el, fill, note, slider } from "./dom.js";
-import { kindTitle, short } from "./format.js";
+import { kindTitle, layerTitle, looksLogarithmic, sentence, short } from "./format.js";
 import { chip, strips } from "./strips.js";
 import { get, getSpectrum } from "./source.js";
 
@@ -47,7 +47,7 @@ export async function spectraTab(body, run, alive) {
   };
   const label = (name) => {
     const [layer, kind] = apart(name);
-    return layer === null ? kindTitle(kind) : `${layer} · ${kindTitle(kind)}`;
+    return layer === null ? kindTitle(kind) : `${layerTitle(layer)} · ${kindTitle(kind)}`;
   };
   const kinds = [...new Set(names.map((name) => apart(name)[1]))];
   const options = kinds.map((kind) => ({ group: kindTitle(kind), options: names.filter((name) => apart(name)[1] === kind).map((name) => [name, label(name)]) }));
@@ -89,7 +89,7 @@ function tellSpectrum(found) {
   return [
     el("p", { class: "phase" }, found.phase ? chip(found.phase) : null),
     note(found.meaning || "The phase of this spectrum was not measured.", ""),
-    found.reason ? note(`${found.reason[0].toUpperCase()}${found.reason.slice(1)}.`, "soft small") : null,
+    found.reason ? note(sentence(found.reason), "soft small") : null,
     definitions([
       ["Eigenvalues", short(found.size)], ["Largest", short(found.top)], ["Edge of the bulk", short(found.edge)],
       ["Initial edge", short(found.initial_edge)], ["New spikes", short(found.count ?? found.spikes.length)],
@@ -106,7 +106,7 @@ async function drawPhases(place, run, alive) {
   const parts = [];
   for (const kind of ["w", "ck", "ntk"]) {
     const lines = found.words.filter((line) => line.name === `${kind}.phase`);
-    if (lines.length) parts.push(el("h3", {}, `Spectrum of the ${kindTitle(kind)}`), strips(lines, `Phases of the ${kindTitle(kind)}`));
+    if (lines.length) parts.push(el("h3", {}, `Spectrum of the ${kindTitle(kind)}`), strips(lines, `Phases of the ${kindTitle(kind)}`, looksLogarithmic(run.matrix_steps ?? [])));
   }
   fill(place, parts.length ? card("Phases along the training", ...parts) : null);
 }

@@ -1,7 +1,7 @@
 // What the numbers of every layer say, in words.
 
 import { card, el, fill, note } from "./dom.js";
-import { short, titleOf } from "./format.js";
+import { layerTitle, looksLogarithmic, sentence, short, titleOf } from "./format.js";
 import { chip, strips } from "./strips.js";
 import { get, getSeries } from "./source.js";
 
@@ -26,12 +26,12 @@ export async function wordsTab(body, run, alive) {
         .map((name, place) => [name, columns[place].curves.find((curve) => curve.layer === line.layer)])
         .filter(([, curve]) => curve && curve.values.at(-1) !== null);
       return el(
-        "article", { class: "card layer" }, el("h2", {}, line.layer ?? "model", " ", chip(word)),
-        note(`${found.meanings[word] ?? ""}`, ""), reason ? note(`${reason[0].toUpperCase()}${reason.slice(1)}.`, "soft small") : null,
+        "article", { class: "card layer" }, el("h2", {}, layerTitle(line.layer), " ", chip(word)),
+        note(sentence(found.meanings[word]), ""), reason ? note(sentence(reason), "soft small") : null,
         el("dl", { class: "numbers" }, numbers.map(([name, curve]) => el("div", {}, el("dt", { title: titleOf(name) }, shortTitle(name)), el("dd", {}, short(curve.values.at(-1)))))),
       );
     });
-    fill(body, el("div", { class: "grid three" }, blocks), card("Readings along the training", strips(readings, "Readings of the layers")));
+    fill(body, el("div", { class: "grid three" }, blocks), card("Readings along the training", strips(readings, "Readings of the layers", looksLogarithmic(now.matrix_steps ?? []))));
   };
   await draw(run);
   return draw;

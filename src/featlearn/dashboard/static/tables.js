@@ -8,7 +8,7 @@ export function sortable(columns, rows, state, redraw) {
   const ordered = [...rows];
   if (column) {
     const direction = state.down ? -1 : 1;
-    ordered.sort((a, b) => direction * compareValues(column.value(a), column.value(b)));
+    ordered.sort((a, b) => compareValues(column.value(a), column.value(b), direction));
   }
   const header = (one) => {
     if (!one.value) return el("th", { class: one.number ? "number" : null }, one.title);
@@ -25,18 +25,19 @@ export function sortable(columns, rows, state, redraw) {
     );
   };
   const row = (one) =>
-    el("tr", {}, columns.map((c) => el("td", { class: [c.number ? "number" : "", c.wide ? "wide-cell" : ""].join(" ").trim() || null, "data-title": c.title }, c.cell(one))));
+    el("tr", {}, columns.map((c) => el("td", { class: [c.number ? "number" : "", c.wide ? "wide-cell" : ""].join(" ").trim() || null, "data-title": c.title }, el("div", {}, c.cell(one)))));
   return el(
     "div", { class: "wide" },
     el("table", { class: "cards" }, el("thead", {}, el("tr", {}, columns.map(header))), el("tbody", {}, ordered.map(row))),
   );
 }
 
-function compareValues(a, b) {
+// What is not there comes last, whichever way the rest runs.
+function compareValues(a, b, direction) {
   const [first, second] = [a ?? null, b ?? null];
   if (first === null || second === null) return (first === null) - (second === null);
-  if (typeof first === "number" && typeof second === "number") return first - second;
-  return String(first).localeCompare(String(second), undefined, { numeric: true });
+  if (typeof first === "number" && typeof second === "number") return direction * (first - second);
+  return direction * String(first).localeCompare(String(second), undefined, { numeric: true });
 }
 
 // Puts a new table in the place of the old one, and the focus back on the button that was pressed.
