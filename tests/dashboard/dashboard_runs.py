@@ -10,7 +10,7 @@ import torch
 
 from featlearn.runs import Run
 
-EVIL = "<img src=x onerror=window.broken=1><b>x</b>"
+EVIL = "<b>x</b><img src=x onerror=window.broken=1>"
 FEATURES = ["alcohol", "<i>hue</i>", "ash"]
 
 

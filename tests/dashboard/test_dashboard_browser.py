@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from dashboard_runs import EVIL, folder_of_runs, log_step, trained_run
 
-for package in ("starlette", "uvicorn", "plotly", "selenium"):
-    pytest.importorskip(package)
-if not (shutil.which("chromium") and shutil.which("chromedriver")):
-    pytest.skip("chromium and chromedriver are not on the PATH: the pages are not tried", allow_module_level=True)
-
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("plotly")
+pytest.importorskip("selenium")
 import uvicorn
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -24,6 +23,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from featlearn.dashboard import create_app, export_html
+
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("chromium and chromedriver are not on the PATH: the pages are not tried", allow_module_level=True)
 
 SECONDS = 20.0
 
@@ -151,7 +153,7 @@ def test_curves_and_names_that_are_only_text(browser: webdriver.Chrome, site: Si
     wait(lambda: len(drawn(browser)) >= 4)
     assert "NFC over the steps" in drawn(browser)
     legends = "return [...document.querySelectorAll('.legendtext')].map((t) => t.textContent)"
-    assert any("<img src=x" in legend for legend in browser.execute_script(legends))
+    assert any("<b>x</b><img" in legend for legend in browser.execute_script(legends))
     assert browser.execute_script("return document.querySelectorAll('main img, main b').length") == 0
     choose = browser.find_elements(By.CSS_SELECTOR, "main select")[1]
     choose.send_keys("Spikes of W")
@@ -255,8 +257,8 @@ def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
     size(browser, 390)
     found = identifiers(site)
     own = f"#/run/{found['first']}"
-    places = ("#/runs", own, f"{own}/words", f"{own}/spectra", f"{own}/matrices", f"{own}/settings", "#/compare", "#/ledger",
-              f"#/run/{found['wine']}")  # fmt: skip
+    tabs = [f"{own}/{tab}" for tab in ("curves", "words", "spectra", "matrices", "settings")]
+    places = ["#/runs", *tabs, "#/compare", "#/ledger", f"#/run/{found['wine']}"]
     visit(browser, site.address, "#/ledger")
     for where in places:
         go(browser, where)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from featlearn.dashboard.cache import signature
 from featlearn.dashboard.matrices import EIGENVALUES, matrix_shapes, matrix_steps
 from featlearn.dashboard.plain import rounded
@@ -64,12 +66,7 @@ def series(
     log: bool = False,
 ) -> dict[str, Any]:
     """A quantity over the steps, a curve a layer."""
-    found = _cached(
-        store,
-        run,
-        ("series", name, layer, width, first, last, log),
-        lambda: curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log),
-    )
+    found = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log)
     if not found and first is None and last is None:
         where = f" of layer {layer!r}" if layer else ""
         raise NotThereError(f"the run has no numbers called {name!r}{where}")
@@ -167,8 +164,8 @@ def _cached(store: Store, run: Found, key: tuple[Any, ...], make: Any) -> Any:
 def _curve(curve: Curve) -> dict[str, Any]:
     return {
         "layer": curve.layer,
-        "steps": curve.steps,
-        "values": rounded(curve.values, 6),  # type: ignore[arg-type]
+        "steps": np.array(curve.steps, dtype=np.int64),
+        "values": rounded(np.array(curve.values), 6),
         "total": curve.total,
         "reduced": curve.total > len(curve.values),
     }

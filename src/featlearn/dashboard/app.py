@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featlearn.dashboard import answers
 from featlearn.dashboard.asked import asked_identifiers, asked_number, asked_step, asked_text, only
+from featlearn.dashboard.cache import signature
 from featlearn.dashboard.matrices import SIDE, matrix
 from featlearn.dashboard.needs import STATIC, plotly_script, require
 from featlearn.dashboard.plain import as_json
@@ -98,9 +100,8 @@ def _data(store: Store) -> dict[str, Answer]:
 
     def series(request: Request) -> Any:
         values = only(request, "name", "layer", "width", "from", "to", "log")
-        return answers.series(
-            store,
-            store.find(request.path_params["id"]),
+        run = store.find(request.path_params["id"])
+        asked = (
             asked_text(values, "name", needed=True) or "",
             asked_text(values, "layer"),
             asked_number(values, "width", 10, 4000, 800) or 800,
@@ -108,6 +109,9 @@ def _data(store: Store) -> dict[str, Answer]:
             asked_number(values, "to", 0, _LAST_STEP, None),
             bool(asked_number(values, "log", 0, 1, 0)),
         )
+        # The text itself is kept: to write twenty long curves as JSON takes longer than to read a short one.
+        make = partial(answers.series, store, run, *asked)
+        return store.cache.get(("series", run.id, *asked), signature(*run.files), lambda: as_json(make()))
 
     def words(request: Request) -> Any:
         only(request)

@@ -16,7 +16,9 @@ _DEEPEST = 100
 
 
 def as_json(value: Any) -> bytes:
-    """A value as JSON that every browser reads."""
+    """A value as JSON that every browser reads; what is JSON already stays as it is."""
+    if isinstance(value, bytes):
+        return value
     return json.dumps(plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -32,6 +34,8 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(inner, depth + 1) for key, inner in value.items()}
     if isinstance(value, np.ndarray):
+        if value.dtype.kind == "i" or (value.dtype.kind == "f" and np.isfinite(value).all()):
+            return value.tolist()  # long curves and matrices need no second look
         return plain(value.tolist(), depth + 1)
     if isinstance(value, np.integer):
         return int(value)

@@ -64,6 +64,7 @@ class Store:
             raise InputError(f"there is no folder {str(root)!r}: name the one that holds your runs")
         self.root = given.resolve()
         self.cache = Cache(4000)
+        self._known: dict[str, Found] = {}
 
     def runs(self) -> list[Found]:
         """Runs that are there now."""
@@ -75,8 +76,12 @@ class Store:
 
     def find(self, identifier: str) -> Found:
         """The run with an identifier."""
+        known = self._known.get(identifier)
+        if known is not None and (known.path / DATABASE_FILE).is_file():  # the rest of the folder need not be walked
+            return known
         for run in self.runs():
             if run.id == identifier:
+                self._known[identifier] = run
                 return run
         raise NotThereError("there is no such run: it may have been moved or removed; go back to the list of runs")
 

@@ -149,7 +149,8 @@ def curves(
     if layer is not None:
         where, asked = f"{where} AND layer = ?", [name, layer]
     with Database(folder / DATABASE_FILE).reading() as connection:
-        least, most = connection.execute("SELECT min(step), max(step) FROM metrics").fetchone()
+        # Two questions: SQLite finds either end at once, but looks at every row for both.
+        least, most = (connection.execute(f"SELECT {end}(step) FROM metrics").fetchone()[0] for end in ("min", "max"))
         if least is None:
             return []
         least, most = max(least, first or 0), most if last is None else min(most, last)
