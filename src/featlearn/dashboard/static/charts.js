@@ -90,7 +90,7 @@ export function curveChart(node, label, curves, options = {}) {
     const layout = {
       showlegend: curves.length > 1 || Boolean(curves[0]?.named),
       xaxis: { title: { text: options.along ?? "step", standoff: 4 }, type: options.logSteps ? "log" : "linear", ...ticks },
-      yaxis: { exponentformat: "power", ...(options.logValues ? logTicks(curves) : {}) },
+      yaxis: { exponentformat: "power", rangemode: options.zero ? "tozero" : "normal", ...(options.logValues ? logTicks(curves) : {}) },
       uirevision: `${label} ${options.logSteps}`,
     };
     if (options.logSteps) layout.xaxis.range = [Math.log10(0.45), Math.log10(largest * 1.1)];
@@ -135,7 +135,7 @@ export function heatChart(node, label, matrix, names = null) {
       : [[0, middle], [0.3, "#b9daf0"], [0.65, "#3b8dc4"], [1, "#063455"]];
     const [rows, columns] = [matrix.values.length, matrix.values[0].length];
     const place = (index, block) => (block > 1 ? index * block : index);
-    const labels = names && names.length === rows && rows === columns ? names.map((name) => inert(cut(name, 22))) : null;
+    const labels = names && names.length === rows && rows === columns ? names.map((name) => inert(cut(name, node.clientWidth > 420 ? 22 : 12))) : null;
     const data = [{
       type: "heatmap", z: matrix.values,
       x: labels ?? Array.from({ length: columns }, (_, i) => place(i, matrix.block[1])),

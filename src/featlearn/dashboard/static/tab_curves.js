@@ -5,7 +5,7 @@ import { choice, el, fill, note, tick } from "./dom.js";
 import { familyOptions, layerTitle, looksLogarithmic, titleOf } from "./format.js";
 import { getSeries } from "./source.js";
 
-const BOUNDED = /nfc|^fact$|^bfact$|^enfa$|^benfa$|centered_ratio|kta$|^alignment$/;
+const BOUNDED = /nfc|^fact$|^bfact$|^enfa$|^benfa$|centered_ratio|^alignment$/;
 const LOGARITHMIC = /loss|relgrad|\.top$/;
 const WANTED = [["loss", "train_loss", "score"], ["nfc"], ["centered_nfc", "centered_ratio", "weight_change"], ["fact", "weight_change", "centered_ratio"], ["ck.kta"], ["w.effective_rank", "w.alpha"]];
 const curveState = { run: null, chosen: [], logSteps: null, logValues: {} };
@@ -89,7 +89,7 @@ function panel(run, names, place, alive) {
       reduced ? "Least and largest value of each pixel; zoom in for all of them." : "",
       found.left_out ? `${found.left_out} more layers are not drawn.` : "",
     ].join(" ").trim();
-    await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), bounded: isBounded(name()) });
+    await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), bounded: isBounded(name()), zero: /kta$|rank$|spikes$/.test(name()) });
   }
   function listen() {
     if (figure.dataset.listens || !figure.on) return;
