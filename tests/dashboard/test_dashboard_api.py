@@ -4,7 +4,12 @@ import json
 import math
 import os
 import shutil
+import signal
+import socket
 import sqlite3
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -345,6 +350,25 @@ def test_other_machines_need_a_token(root: Path) -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.evil.example", "10.0.0.1")] == [
         True, True, True, False, False,
     ]  # fmt: skip
+
+
+def test_a_server_says_where_it_is_and_stops_when_asked(root: Path) -> None:
+    code = f"from featlearn.dashboard import serve\nserve({str(root)!r}, port=0, ready=lambda a: print(a, flush=True))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            with urllib.request.urlopen(f"{address}api/runs", timeout=20) as answer:
+                assert len(json.load(answer)["runs"]) == 4
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+
+
+def test_a_port_that_is_taken(root: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="choose another port"):
+        serve(root, port=taken.getsockname()[1])
 
 
 def test_missing_packages_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def _data(store: Store) -> dict[str, Answer]:
         )
         # The text itself is kept: to write twenty long curves as JSON takes longer than to read a short one.
         make = partial(answers.series, store, run, *asked)
-        return store.cache.get(("series", run.id, *asked), signature(*run.files), lambda: as_json(make()))
+        return store.long_texts.get(("series", run.id, *asked), signature(*run.files), lambda: as_json(make()))
 
     def words(request: Request) -> Any:
         only(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from featlearn.dashboard.app import create_app
 from featlearn.dashboard.needs import require
@@ -58,7 +59,8 @@ def serve(
                 ready(address(host, listening, token))
 
     try:
-        Server(config).run()
+        with suppress(KeyboardInterrupt):  # the way to stop it
+            Server(config).run()
     except SystemExit as error:
         raise InputError(f"the server could not start on {host}:{port}: choose another port with --port") from error
 

@@ -64,6 +64,7 @@ class Store:
             raise InputError(f"there is no folder {str(root)!r}: name the one that holds your runs")
         self.root = given.resolve()
         self.cache = Cache(4000)
+        self.long_texts = Cache(100)  # up to a few hundred kilobytes each
         self._known: dict[str, Found] = {}
 
     def runs(self) -> list[Found]:

@@ -70,13 +70,15 @@ function panel(run, names, place, alive) {
   const top = () =>
     fill(
       head,
-      choice("Quantity", familyOptions(names()), name(), (value) => { curveState.chosen[place] = value; top(); redraw(); }),
+      choice("Quantity", familyOptions(names()), name(), (value) => { curveState.chosen[place] = value; zoom = {}; top(); redraw(); }),
       tick("log", logs(), (on) => { curveState.logValues[name()] = on; redraw(); }),
     );
   let shown = null;
+  let zoom = {}; // what is looked at closely stays so when the run goes on
   async function draw() {
     const asked = name();
-    const found = await getSeries(run.id, asked, { width: figure.clientWidth || 600, log: curveState.logSteps });
+    const width = figure.clientWidth || 600;
+    const found = await getSeries(run.id, asked, { width, log: curveState.logSteps, ...(curveState.logSteps ? {} : zoom) });
     if (!alive() || asked !== name()) return;
     await picture(found);
     listen();
@@ -86,7 +88,7 @@ function panel(run, names, place, alive) {
     const curves = found.curves.map((curve) => ({ ...curve, label: layerTitle(curve.layer), named: curve.layer !== null }));
     const reduced = found.curves.some((curve) => curve.reduced);
     words.textContent = [
-      reduced ? "Least and largest value of each pixel; zoom in for all of them." : "",
+      reduced ? `Least and largest value of each pixel${curveState.logSteps ? "" : "; zoom in for all of them"}.` : "",
       found.left_out ? `${found.left_out} more layers are not drawn.` : "",
     ].join(" ").trim();
     await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), bounded: isBounded(name()), zero: /kta$|rank$|spikes$/.test(name()) });
@@ -100,8 +102,13 @@ function panel(run, names, place, alive) {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (from !== undefined && shown.curves.some((curve) => curve.reduced)) {
         const found = await getSeries(run.id, name(), { width: figure.clientWidth, from, to });
-        if (alive() && found.curves.length) await picture(found);
-      } else if (change["xaxis.autorange"]) await redraw();
+        if (!alive() || !found.curves.length) return;
+        zoom = { from, to };
+        await picture(found);
+      } else if (change["xaxis.autorange"]) {
+        zoom = {};
+        await redraw();
+      }
     });
   }
   top();
