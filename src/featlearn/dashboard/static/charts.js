@@ -1,17 +1,31 @@
 // Pictures by plotly, in the colours of the page.
 
+import { el, fill } from "./dom.js";
 import { cut, inert, short } from "./format.js";
 import { isDark, onTheme } from "./theme.js";
 
 // Okabe and Ito, as featlearn.plots has them: told apart by colour-blind readers.
 const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
+const MANY = 8; // curves, beyond which colours follow their order and a legend would leave no room for them
+const DEPTHS = ["#08306b", "#2171b5", "#2b9e8f", "#e0a100", "#c2410c"];
+const DARK_DEPTHS = ["#9ecbff", "#4aa3df", "#2cc295", "#e9b23c", "#ff8a5c"];
 const living = new Map();
 
 export function colour(place) {
   const own = PALETTE[place % PALETTE.length];
   if (!isDark()) return own;
   return { "#000000": "#E8E8E8", "#0072B2": "#4AA3DF", "#D55E00": "#F08A4B", "#009E73": "#2CC295" }[own] ?? own;
+}
+
+// The colour of one of many curves, from the first to the last.
+export function depthColour(place, count) {
+  const stops = isDark() ? DARK_DEPTHS : DEPTHS;
+  const at = (place / Math.max(count - 1, 1)) * (stops.length - 1);
+  const low = Math.min(Math.floor(at), stops.length - 2);
+  const part = (stop, index) => parseInt(stop.slice(1 + 2 * index, 3 + 2 * index), 16);
+  const mixed = [0, 1, 2].map((index) => Math.round(part(stops[low], index) * (1 - at + low) + part(stops[low + 1], index) * (at - low)));
+  return `rgb(${mixed.join(", ")})`;
 }
 
 function ink() {
@@ -75,20 +89,25 @@ function dressed(layout) {
   return merged;
 }
 
-// Curves are {label, steps, values}; options: logSteps, logValues, bounded, title, zoom.
+// Curves are {label, steps, values}; options: logSteps, logValues, bounded, zero, along, and key: a place for the legend
+// of many curves.
 export function curveChart(node, label, curves, options = {}) {
+  const many = curves.length > MANY && Boolean(options.key);
   return chart(node, label, () => {
+    if (options.key) fillKey(options.key, many ? curves : []);
     const data = curves.map((curve, place) => ({
       type: "scatter", mode: curve.steps.length > 60 ? "lines" : "lines+markers", name: inert(cut(curve.label, 36)),
       x: options.logSteps ? curve.steps.map((step) => Math.max(step, 0.5)) : curve.steps, y: curve.values,
       customdata: curve.steps, connectgaps: false,
-      line: { color: colour(place), width: 1.8, dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] },
+      line: many
+        ? { color: depthColour(place, curves.length), width: 1.3 }
+        : { color: colour(place), width: 1.8, dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] },
       marker: { size: 4 }, hovertemplate: "%{y:.4g} at step %{customdata}",
     }));
     const largest = Math.max(1, ...curves.map((curve) => curve.steps.at(-1) ?? 1));
     const ticks = options.logSteps ? stepTicks(largest) : {};
     const layout = {
-      showlegend: curves.length > 1 || Boolean(curves[0]?.named),
+      showlegend: !many && (curves.length > 1 || Boolean(curves[0]?.named)),
       xaxis: { title: { text: options.along ?? "step", standoff: 4 }, type: options.logSteps ? "log" : "linear", ...ticks },
       yaxis: { exponentformat: "power", rangemode: options.zero ? "tozero" : "normal", ...(options.logValues ? logTicks(curves) : {}) },
       uirevision: `${label} ${options.logSteps}`,
@@ -113,7 +132,15 @@ function stepTicks(largest) {
 function logTicks(curves) {
   const values = curves.flatMap((curve) => curve.values.filter((value) => value > 0));
   const decades = values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
-  return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : "D2" };
+  return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : decades > 0.7 ? "D2" : "D1" };
+}
+
+function fillKey(place, curves) {
+  fill(place, curves.map((curve, index) => {
+    const dot = el("i", { class: "dot" });
+    dot.style.background = depthColour(index, curves.length);
+    return el("span", {}, dot, cut(curve.label, 48));
+  }));
 }
 
 function boundedRange(curves) {

@@ -35,6 +35,11 @@ export function cut(text, most = 40) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
+// The end of a layer's name tells it from its neighbours.
+export function tail(text, most = 24) {
+  return text.length > most ? `…${text.slice(1 - most)}` : text;
+}
+
 // plotly reads some HTML in its texts: names are to be seen as they are.
 export function inert(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

@@ -1,7 +1,7 @@
 // Words along the training, as a strip of coloured stretches a layer.
 
 import { el } from "./dom.js";
-import { layerTitle, short } from "./format.js";
+import { layerTitle, short, tail } from "./format.js";
 
 // One class a word; the colours are in style.css, and the word itself is always there to be read as well.
 const CLASSES = {
@@ -34,10 +34,10 @@ export function strips(lines, name, wide) {
       bar.append(part);
     });
     const now = line.stretches.at(-1)[2];
-    return el("div", { class: "strip-row" }, el("span", { class: "strip-name" }, layerTitle(line.layer)), bar, chip(now));
+    return el("div", { class: "strip-row" }, el("span", { class: "strip-name", title: line.layer ?? "" }, tail(layerTitle(line.layer))), bar, chip(now));
   });
   const marks = el("div", { class: "strip-axis", "aria-hidden": "true" });
-  const values = wide ? powers(last) : [0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * last));
+  const values = wide ? powers(last) : roundSteps(last);
   for (const value of values) {
     const mark = el("span", {}, short(value));
     mark.style.left = `${place(value)}%`;
@@ -49,6 +49,12 @@ export function strips(lines, name, wide) {
     el("div", { class: "strip-row" }, el("span", { class: "strip-name soft" }, "step"), marks, el("span", { class: "chip-space" })),
     el("p", { class: "key" }, words.map((word) => el("span", {}, el("i", { class: `dot ${wordClass(word)}` }), word))),
   );
+}
+
+function roundSteps(last) {
+  const size = 10 ** Math.floor(Math.log10(last));
+  const gap = Math.max([0.1, 0.2, 0.5, 1, 2].map((part) => part * size).find((one) => last / one <= 6) ?? size, 1);
+  return Array.from({ length: Math.floor(last / gap) + 1 }, (_, index) => index * gap);
 }
 
 function powers(last) {

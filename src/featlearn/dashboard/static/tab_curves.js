@@ -62,8 +62,9 @@ export async function curvesTab(body, run, alive) {
 function panel(run, names, place, alive) {
   const figure = el("div", { class: "figure" });
   const words = el("p", { class: "soft small" });
+  const key = el("div", { class: "key scroll" });
   const head = el("div", { class: "controls" });
-  const node = el("section", { class: "card" }, head, figure, words);
+  const node = el("section", { class: "card" }, head, figure, key, words);
   const name = () => curveState.chosen[place];
   const logs = () => curveState.logValues[name()] ?? isLogarithmic(name());
   const redraw = () => draw().catch((error) => { words.textContent = error.message; });
@@ -91,7 +92,7 @@ function panel(run, names, place, alive) {
       reduced ? `Least and largest value of each pixel${curveState.logSteps ? "" : "; zoom in for all of them"}.` : "",
       found.left_out ? `${found.left_out} more layers are not drawn.` : "",
     ].join(" ").trim();
-    await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), bounded: isBounded(name()), zero: /kta$|rank$|spikes$/.test(name()) });
+    await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), key, bounded: isBounded(name()), zero: /kta$|rank$|spikes$/.test(name()) });
   }
   function listen() {
     if (figure.dataset.listens || !figure.on) return;
