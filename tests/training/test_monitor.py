@@ -181,6 +181,25 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert found.layers["4"]["weight_change"] > 0
 
 
+def test_spectra_are_kept_unless_they_are_not_wanted(tmp_path) -> None:
+    model = net(width=16)
+    with Monitor(model, (X, Y), run=tmp_path / "run", every=2, kernel_samples=12) as monitor:
+        train(model, monitor, 3)
+    kept = Run.open(tmp_path / "run").matrices(2)
+    layers = ("0", "4", "6")
+    names = [f"{layer}/{kind}.eigenvalues" for kind in ("w", "ck") for layer in layers]
+    assert sorted(kept) == sorted([*names, "ntk.eigenvalues"])
+    weight = model[4].weight.detach()
+    torch.testing.assert_close(monitor.latest.matrices["4/w.eigenvalues"], kept["4/w.eigenvalues"], rtol=0, atol=0)
+    assert kept["4/w.eigenvalues"].max() == pytest.approx(monitor.latest.layers["4"]["w.top"])
+    assert kept["4/w.eigenvalues"].shape == (min(weight.shape),)
+    assert kept["ntk.eigenvalues"].shape == kept["0/ck.eigenvalues"].shape == (12,)
+    assert Monitor(model, (X, Y), matrices=(), kernel_samples=12).measure(0).matrices == {}
+    assert set(Monitor(model, (X, Y), matrices="ck", kernel_samples=12).measure(0).matrices) == {
+        f"{layer}/ck" for layer in layers
+    }
+
+
 def test_a_run_in_the_place_of_one_that_was_removed_has_its_own_start(tmp_path) -> None:
     for seed in range(2):
         with Monitor(net(seed), (X, Y), run=tmp_path / "run", measure="features") as monitor:

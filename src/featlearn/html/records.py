@@ -9,6 +9,7 @@ from typing import Any
 
 from featlearn.errors import InputError
 from featlearn.lab.experiments.claim import Claim
+from featlearn.lab.experiments.experiment import PAPERS
 from featlearn.lab.experiments.registry import all_experiments
 from featlearn.lab.reproduce import Reproduction
 from featlearn.numerics.files import whole_file
@@ -31,6 +32,11 @@ class Record:
     trouble: str
     remarks: str
     claims: tuple[Claim, ...]
+
+    @property
+    def paper_title(self) -> str:
+        """The paper's name for people."""
+        return PAPERS.get(self.paper, self.paper)
 
 
 def record_of(done: Reproduction) -> Record:

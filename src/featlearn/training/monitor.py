@@ -66,7 +66,9 @@ class Monitor:
         directions: Layer name -> directions ``(k_in,)`` or ``(k_in, q)`` that its leading singular vectors are
             compared with.
         matrices: Names of matrices to keep in the run at each measurement: ``"nfm"``, ``"agop"``, ``"fact"``, ... and
-            ``"ck"``, ``"ntk"``.
+            ``"ck"``, ``"ntk"``. ``"spectra"`` keeps the eigenvalues that are measured anyway, as the vectors
+            ``"net.0/w.eigenvalues"``, ``"net.0/ck.eigenvalues"`` and ``"ntk.eigenvalues"``: eight bytes for each of
+            the smaller side of W and of ``kernel_samples``, a layer.
         samples: Rows for feature matrices, of each process; None takes all the data.
         kernel_samples: Rows for kernels.
         batch_size: Rows a batch, for data given as tensors.
@@ -114,7 +116,7 @@ class Monitor:
         layers: str | Iterable[str] | None = None,
         outputs: str | int = "auto",
         directions: Mapping[str, Any] | None = None,
-        matrices: str | Iterable[str] = (),
+        matrices: str | Iterable[str] = ("spectra",),
         samples: int | None = 512,
         kernel_samples: int = 128,
         batch_size: int | None = None,
@@ -290,23 +292,24 @@ class Monitor:
             report, found = measuring.feature_numbers(total, self._rows)
             for name, values in found.items():
                 numbers[name].update(values)
-            matrices |= measuring.matrices_of(report, [n for n in self._matrices if n not in ("ck", "ntk")])
+            matrices |= measuring.matrices_of(report, [n for n in self._matrices if n not in measuring.BESIDES])
         if self._writes:
             if self._start is None:
                 self._start = measuring.make_start(self._initial, first, self._rows, self._parts, self._forward)
             if "weights" in self._parts:
                 with at_rest(unwrap(self._model)), at_rest(self._initial):
-                    found, of = measuring.weight_numbers(layers, first, self._start, self._directions)
+                    found, of, kept = measuring.weight_numbers(layers, first, self._start, self._directions)
                 for name, values in found.items():
                     numbers[name] = values | numbers[name]
                 phases |= of
+                matrices |= measuring.wanted_of(kept, self._matrices)
             kernels, of, kept = measuring.kernel_numbers(
                 self._model, list(layers), self._rows, self._start, self._parts, self._forward
             )
             for owner, values in kernels.items():
                 (whole if owner is None else numbers[owner]).update(values)
             phases |= of
-            matrices |= {name: k for name, k in kept.items() if name.rsplit("/")[-1] in self._matrices}
+            matrices |= measuring.wanted_of(kept, self._matrices)
         numbers = {name: values for name, values in numbers.items() if values}
         return Snapshot(step, numbers, whole, measuring.read(layers, numbers, phases), phases, matrices)
 

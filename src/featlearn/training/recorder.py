@@ -52,11 +52,11 @@ class Recorder:
             layer: {**numbers, **words.get(layer, {})} for layer, numbers in found.layers.items()
         }
         table[None] = {**found.model, **words.get(None, {}), **cost}
-        if found.matrices and self.run is not None:
-            with self._going_on("the matrices cannot be written", RunStoreError):
-                self.run.save_matrices(found.step, found.matrices)
         if not self._logged(found.step, table):
             self.keep(found)
+        elif found.matrices and self.run is not None:  # a run that takes no numbers is told of once
+            with self._going_on("the matrices cannot be written", RunStoreError):
+                self.run.save_matrices(found.step, found.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
         self._track(found.step, {**flat, **found.model, **cost})
 

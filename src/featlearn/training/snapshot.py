@@ -30,10 +30,25 @@ from featlearn.spectra import (
 from featlearn.training.probe_rows import ProbeRows
 from featlearn.training.readings import Reading, read_layer
 
-__all__ = ["PARTS", "Snapshot", "Start", "feature_numbers", "kernel_numbers", "make_start", "weight_numbers"]
+__all__ = [
+    "BESIDES",
+    "PARTS",
+    "Snapshot",
+    "Start",
+    "feature_numbers",
+    "kernel_numbers",
+    "make_start",
+    "wanted_of",
+    "weight_numbers",
+]
 
 PARTS = ("features", "weights", "ck", "ntk")
 """What can be measured: NFC and FACT families; spectra of W; of conjugate kernels; of the tangent kernel."""
+
+BESIDES = ("ck", "ntk", "spectra")
+"""What can be kept of a measurement besides feature matrices."""
+
+_EIGENVALUES = ".eigenvalues"
 
 Array = NDArray[np.float64]
 Numbers = dict[str, float]
@@ -49,7 +64,7 @@ class Snapshot:
         model: Numbers of the whole model, and scalars that were handed over.
         readings: A `Reading` a layer, where features or weights are measured.
         phases: Phases of spectra: ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
-        matrices: ``"net.0/agop"`` and so on, where asked for.
+        matrices: ``"net.0/agop"`` and so on, where asked for; eigenvalues are vectors, ``"net.0/w.eigenvalues"``.
         seconds: What it took.
     """
 
@@ -146,16 +161,18 @@ def _failing_together() -> Iterator[None]:
 
 def weight_numbers(
     layers: Mapping[str, Layer], initial: Mapping[str, Layer], start: Start, directions: Mapping[str, Any]
-) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase]]:
-    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions.
+) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
+    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions; last the eigenvalues.
 
     Both models are at rest (`featlearn.capture.at_rest`) meanwhile.
     """
     numbers: dict[str, Numbers] = {}
     phases: dict[tuple[str | None, str], Phase] = {}
+    spectra: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        before = start.spectra[name, "w"]
-        found, of = _spectrum_numbers(before, _weight_spectrum(layer), "w")
+        before, after = start.spectra[name, "w"], _weight_spectrum(layer)
+        found, of = _spectrum_numbers(before, after, "w")
+        spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
         found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
         now = _weight(layer)
         then = _weight(initial[name]).to(now)  # the model may have been moved, or cast, since the start was kept
@@ -172,13 +189,13 @@ def weight_numbers(
         numbers[name] = found
         if of is not None:
             phases[name, "w"] = of
-    return numbers, phases
+    return numbers, phases, spectra
 
 
 def kernel_numbers(
     model: nn.Module, names: list[str], rows: ProbeRows, start: Start, parts: Iterable[str], forward: Forward | None
 ) -> tuple[dict[str | None, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
-    """Spectra of conjugate and tangent kernels, and how they match the labels."""
+    """Spectra of conjugate and tangent kernels, and how they match the labels; last the kernels and eigenvalues."""
     numbers: dict[str | None, Numbers] = {}
     phases: dict[tuple[str | None, str], Phase] = {}
     matrices: dict[str, Tensor] = {}
@@ -186,11 +203,13 @@ def kernel_numbers(
         layer, kind = key
         if key not in start.spectra:
             continue
-        found, of = _spectrum_numbers(start.spectra[key], _eigenvalues(kernel), kind)
+        after = _eigenvalues(kernel)
+        found, of = _spectrum_numbers(start.spectra[key], after, kind)
         if rows.kernel_targets is not None and kernel.any() and rows.kernel_targets.any():
             found[f"{kind}.kta"] = kernel_target_alignment(kernel, rows.kernel_targets)
         numbers.setdefault(layer, {}).update(found)
-        matrices[kind if layer is None else f"{layer}/{kind}"] = kernel
+        own = kind if layer is None else f"{layer}/{kind}"
+        matrices |= {own: kernel, f"{own}{_EIGENVALUES}": torch.from_numpy(after)}
         if of is not None:
             phases[key] = of
     return numbers, phases, matrices
@@ -208,6 +227,16 @@ def read(
         )
         for name, found in numbers.items()
         if "weight_change" in found
+    }
+
+
+def wanted_of(kept: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Of kernels and eigenvalues, those that are to be kept."""
+    names = set(wanted)
+    return {
+        name: value
+        for name, value in kept.items()
+        if ("spectra" if name.endswith(_EIGENVALUES) else name.rpartition("/")[2]) in names
     }
 
 

@@ -1,0 +1,10 @@
+"""Runs in a browser, on this machine: a server that only reads, and the same pages as one file.
+
+Needs the extra ``featlearn[dashboard]``, and says so when it is used without.
+"""
+
+from featlearn.dashboard.app import create_app
+from featlearn.dashboard.export import export_html
+from featlearn.dashboard.server import serve
+
+__all__ = ["create_app", "export_html", "serve"]

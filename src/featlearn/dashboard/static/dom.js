@@ -1,0 +1,74 @@
+// Elements from names and texts. Whatever comes from data becomes text, never HTML.
+
+export function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [key, value] of Object.entries(props)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "on") for (const [event, react] of Object.entries(value)) node.addEventListener(event, react);
+    else if (key in { value: 1, checked: 1, disabled: 1, selected: 1, htmlFor: 1 }) node[key] = value;
+    else node.setAttribute(key, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export function fill(node, ...children) {
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+let lastId = 0;
+
+export function freshId(stem) {
+  lastId += 1;
+  return `${stem}-${lastId}`;
+}
+
+// A labelled choice. Options are texts, or pairs of value and text, or {group, options}.
+export function choice(label, options, chosen, react) {
+  const id = freshId("choice");
+  const option = (one) => {
+    const [value, text] = Array.isArray(one) ? one : [one, one];
+    return el("option", { value, selected: value === chosen }, text);
+  };
+  const select = el(
+    "select",
+    { id, on: { change: () => react(select.value) } },
+    options.map((one) => (one.group ? el("optgroup", { label: one.group }, one.options.map(option)) : option(one))),
+  );
+  return el("span", { class: "control" }, el("label", { for: id }, label), select);
+}
+
+export function tick(label, checked, react) {
+  const id = freshId("tick");
+  const box = el("input", { type: "checkbox", id, checked, on: { change: () => react(box.checked) } });
+  return el("span", { class: "control tick" }, box, el("label", { for: id }, label));
+}
+
+export function slider(label, count, place, tell, react) {
+  const id = freshId("slider");
+  const told = el("output", { for: id }, tell(place));
+  const range = el("input", {
+    type: "range", id, min: 0, max: Math.max(count - 1, 0), step: 1, disabled: count < 2, "aria-valuetext": tell(place),
+  });
+  range.value = place;
+  range.addEventListener("input", () => {
+    const now = Number(range.value);
+    told.textContent = tell(now);
+    range.setAttribute("aria-valuetext", tell(now));
+    react(now);
+  });
+  return el("span", { class: "control slide" }, el("label", { for: id }, label), range, told);
+}
+
+export function note(text, kind = "soft") {
+  return el("p", { class: kind }, text);
+}
+
+export function card(title, ...children) {
+  return el("section", { class: "card" }, title ? el("h2", {}, title) : null, ...children);
+}
+
+export function definitions(pairs) {
+  return el("dl", {}, pairs.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+}

@@ -1,0 +1,115 @@
+// Numbers, times and names as people write them.
+
+export function short(value, digits = 3) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (typeof value !== "number") return String(value);
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e6) return String(value);
+  if (size >= 1e-3 && size < 1e5) return size < 10 ** digits ? String(Number(value.toPrecision(digits))) : value.toFixed(0);
+  return value.toExponential(1);
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return "< 1 s";
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
+  return `${short(seconds / 3600, 2)} h`;
+}
+
+export function moment(seconds) {
+  if (!seconds) return "–";
+  const then = new Date(seconds * 1000);
+  const ago = (Date.now() - then.getTime()) / 1000;
+  if (ago >= 0 && ago < 60) return "just now";
+  if (ago >= 0 && ago < 3600) return `${Math.round(ago / 60)} min ago`;
+  if (ago >= 0 && ago < 86400) return `${Math.round(ago / 3600)} h ago`;
+  return then.toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
+}
+
+export function exactMoment(seconds) {
+  return seconds ? new Date(seconds * 1000).toLocaleString() : "";
+}
+
+export function cut(text, most = 40) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
+// The end of a layer's name tells it from its neighbours.
+export function tail(text, most = 24) {
+  return text.length > most ? `…${text.slice(1 - most)}` : text;
+}
+
+// plotly reads some HTML in its texts: names are to be seen as they are.
+export function inert(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+export function plainValue(value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "number") return String(Number(value.toPrecision(6)));
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+const TITLES = {
+  loss: "Loss", train_loss: "Training loss", test_loss: "Test loss", score: "Score", nfc: "NFC",
+  centered_nfc: "Centred NFC", double_centered_nfc: "Doubly centred NFC", ptk_centered_nfc: "PTK-centred NFC",
+  centered_ratio: "Share of the change in the NFC (C/UC)", fact: "FACT (cosine with WᵀW)", bfact: "Backward FACT",
+  enfa: "eNFA", bagop: "Backward AGOP", benfa: "Backward eNFA", relgrad: "Gradient left, relative to weight decay",
+  weight_norm: "Norm of the weights", weight_change: "Moved, |W − W₀| / |W₀|",
+  weight_change_operator: "Moved, operator norm", weight_change_two_to_infinity: "Moved, largest row",
+  alignment: "Alignment with the given directions", "w.top": "Largest eigenvalue of W",
+  "w.effective_rank": "Effective rank of W", "w.stable_rank": "Stable rank of W",
+  "w.initial_effective_rank": "Effective rank of W at the start", "w.edge": "Edge of W’s bulk",
+  "w.spikes": "Spikes of W", "w.alpha": "Exponent of W’s tail (α)", "w.bulk_distance": "How far W’s bulk has moved",
+  "ck.kta": "Inputs aligned with the labels (KTA)", "ck.top": "Largest eigenvalue of CK",
+  "ck.effective_rank": "Effective rank of CK", "ck.stable_rank": "Stable rank of CK", "ck.edge": "Edge of CK’s bulk",
+  "ck.spikes": "Spikes of CK", "ck.alpha": "Exponent of CK’s tail (α)",
+  "ck.bulk_distance": "How far CK’s bulk has moved", "ntk.kta": "NTK aligned with the labels (KTA)",
+  "ntk.top": "Largest eigenvalue of the NTK", "ntk.effective_rank": "Effective rank of the NTK",
+  "ntk.stable_rank": "Stable rank of the NTK", "ntk.edge": "Edge of the NTK’s bulk", "ntk.spikes": "Spikes of the NTK",
+  "ntk.alpha": "Exponent of the NTK’s tail (α)", "ntk.bulk_distance": "How far the NTK’s bulk has moved",
+  "monitor.seconds": "Seconds of a measurement", "monitor.share": "Share of the time that measuring takes",
+};
+
+export function titleOf(name) {
+  return Object.hasOwn(TITLES, name) ? TITLES[name] : name;
+}
+
+// Layers of a Sequential are called 0, 2, 4: a number alone does not say what it is.
+export function layerTitle(layer) {
+  if (layer === null || layer === undefined || layer === "") return "model";
+  return /^\d+$/.test(layer) ? `layer ${layer}` : layer;
+}
+
+export function sentence(text) {
+  return text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "";
+}
+
+export function kindTitle(kind) {
+  return { w: "weights W", ck: "conjugate kernel", ntk: "tangent kernel" }[kind] ?? kind;
+}
+
+const FAMILIES = [
+  ["NFC", /nfc|centered_ratio/], ["FACT", /fact|enfa|bagop|relgrad/],
+  ["Alignment with labels", /kta|^alignment/], ["Change of the weights", /^weight_|^moved/], ["Spectrum of W", /^w\./],
+  ["Conjugate kernel", /^ck\./], ["Tangent kernel", /^ntk\./], ["The monitor itself", /^monitor\./],
+];
+
+// Options of a choice of quantities, by family.
+export function familyOptions(names) {
+  const groups = new Map();
+  for (const name of names) {
+    const family = FAMILIES.find(([, rule]) => rule.test(name))?.[0] ?? "Training";
+    if (!groups.has(family)) groups.set(family, []);
+    groups.get(family).push([name, titleOf(name)]);
+  }
+  const order = ["Training", ...FAMILIES.map(([family]) => family)];
+  return order.filter((family) => groups.has(family)).map((family) => ({ group: family, options: groups.get(family) }));
+}
+
+// Steps that were measured at about eight a decade want a logarithmic axis.
+export function looksLogarithmic(steps) {
+  const last = steps.at(-1) ?? 0;
+  return last > 30 && steps.filter((step) => step > 0 && step <= last / 10).length > 0.4 * steps.length;
+}

@@ -1,0 +1,88 @@
+// The frame of all pages, and which page an address means.
+
+import { forgetCharts } from "./charts.js";
+import { el, fill, note } from "./dom.js";
+import { comparePage } from "./page_compare.js";
+import { ledgerPage } from "./page_ledger.js";
+import { runPage } from "./page_run.js";
+import { runsPage } from "./page_runs.js";
+import { get, isFile, isSingle } from "./source.js";
+import { isDark, onTheme, startTheme, toggleTheme } from "./theme.js";
+
+const PAGES = { runs: runsPage, run: runPage, compare: comparePage, ledger: ledgerPage };
+let turn = 0;
+
+const mainPlace = el("main", { id: "main", tabindex: "-1" });
+const links = {
+  runs: el("a", { href: "#/runs" }, "Runs"), compare: el("a", { href: "#/compare" }, "Compare"), ledger: el("a", { href: "#/ledger" }, "Ledger"),
+};
+const light = el("button", { type: "button", class: "theme", on: { click: toggleTheme } });
+const banner = el("p", { class: "banner", role: "alert", hidden: true });
+
+function nameTheme() {
+  light.textContent = isDark() ? "Light" : "Dark";
+  light.setAttribute("aria-label", isDark() ? "use light colours" : "use dark colours");
+}
+
+async function show() {
+  turn += 1;
+  const mine = turn;
+  const alive = () => mine === turn;
+  forgetCharts();
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [first, ...rest] = path.split("/");
+  const name = Object.hasOwn(PAGES, first) ? first : "runs";
+  for (const [key, link] of Object.entries(links)) {
+    if (key === name || (key === "runs" && name === "run")) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = "featlearn";
+  if (!mainPlace.childElementCount) fill(mainPlace, note("Reading …"));
+  try {
+    const live = await PAGES[name](mainPlace, alive, rest, new URLSearchParams(query ?? ""));
+    mainPlace.dataset.page = name;
+    mainPlace.dataset.turn = String(mine);
+    if (live && alive()) keepLooking(live, alive);
+  } catch (error) {
+    if (alive()) fill(mainPlace, el("h1", {}, "That did not work"), note(error.message, "trouble"), el("p", {}, el("a", { href: "#/runs" }, "All runs")));
+  }
+}
+
+// Looks again while the page is open; a slow answer is asked for less often.
+async function keepLooking(live, alive) {
+  let wait = live.every;
+  while (alive()) {
+    await new Promise((go) => setTimeout(go, wait));
+    if (!alive()) return;
+    if (document.hidden) continue;
+    const began = performance.now();
+    try {
+      await live.refresh();
+      banner.hidden = true;
+    } catch (error) {
+      banner.textContent = error.message;
+      banner.hidden = false;
+    }
+    wait = Math.max(live.every, 4 * (performance.now() - began));
+  }
+}
+
+async function begin() {
+  startTheme();
+  nameTheme();
+  onTheme(nameTheme);
+  fill(
+    document.getElementById("app"),
+    el("a", { class: "skip", href: "#main", on: { click: (event) => { event.preventDefault(); mainPlace.focus(); } } }, "To the content"),
+    el("header", {}, el("a", { class: "brand", href: "#/runs" }, "featlearn"), el("nav", { "aria-label": "Pages" }, Object.values(links)), isFile ? el("span", { class: "soft small" }, "saved page") : null, light),
+    banner, mainPlace,
+  );
+  if (isSingle && !location.hash) {
+    const { runs } = await get("runs");
+    if (runs.length) history.replaceState(null, "", `#/run/${runs[0].id}`);
+  }
+  window.addEventListener("hashchange", show);
+  await show();
+}
+
+begin();

@@ -1,0 +1,48 @@
+// What the papers say, and what came out here.
+
+import { choice, el, fill, note } from "./dom.js";
+import { short } from "./format.js";
+import { get } from "./source.js";
+import { replaceTable, sortable } from "./tables.js";
+
+const ledgerState = { sort: null, down: false, verdict: "", paper: "" };
+
+export async function ledgerPage(main, alive) {
+  const list = await get("runs");
+  const found = list.ledger ? await get("ledger") : { claims: [], troubles: [] };
+  if (!alive()) return null;
+  if (!found.claims.length) {
+    fill(
+      main, el("h1", {}, "Ledger of claims"), found.troubles.map((trouble) => note(trouble, "trouble")),
+      note("There is no ledger in this folder. Reproduce a figure, and its claims show up here:", ""),
+      el("pre", {}, `featlearn reproduce nfa-fig1 --scale smoke --out ${/^[\w.-]+$/.test(list.folder) ? list.folder : "runs"}/reproductions`),
+    );
+    return null;
+  }
+  const place = el("div");
+  const head = el("div", { class: "controls" });
+  const columns = [
+    { key: "experiment", title: "Experiment", value: (claim) => claim.experiment, cell: (claim) => [el("span", { title: claim.title }, claim.experiment), el("div", { class: "soft small" }, claim.scale)] },
+    { key: "text", title: "Claim", wide: true, value: (claim) => claim.text, cell: (claim) => [claim.text, claim.note ? el("div", { class: "soft small" }, claim.note) : null] },
+    { key: "where", title: "Place", value: (claim) => claim.where, cell: (claim) => claim.where },
+    { key: "published", title: "Published", number: true, cell: (claim) => claim.published },
+    { key: "measured", title: "Here", number: true, cell: (claim) => claim.measured },
+    { key: "tolerance", title: "Tolerance", number: true, value: (claim) => claim.tolerance, cell: (claim) => (claim.tolerance ? short(claim.tolerance, 2) : "–") },
+    { key: "verdict", title: "Verdict", value: (claim) => claim.verdict, cell: (claim) => el("span", { class: `verdict v-${claim.verdict.split(" ")[0].replace(/[^a-z]/g, "")}` }, claim.verdict) },
+  ];
+  const draw = () => {
+    const shown = found.claims.filter((claim) => (!ledgerState.verdict || claim.verdict === ledgerState.verdict) && (!ledgerState.paper || claim.paper === ledgerState.paper));
+    const agree = shown.filter((claim) => claim.verdict === "reproduced").length;
+    const every = (key) => [...new Set(found.claims.map((claim) => claim[key]))];
+    fill(
+      head,
+      choice("Verdict", [["", "all"], ...every("verdict").map((one) => [one, one])], ledgerState.verdict, (value) => { ledgerState.verdict = value; draw(); }),
+      choice("Paper", [["", "all"], ...every("paper").map((one) => [one, one])], ledgerState.paper, (value) => { ledgerState.paper = value; draw(); }),
+      el("span", { class: "soft", role: "status" }, `${shown.length} claims, ${agree} reproduced`),
+    );
+    replaceTable(place, shown.length ? sortable(columns, shown, ledgerState, draw) : note("No claim is of this kind."));
+  };
+  fill(main, el("h1", {}, "Ledger of claims"), note("What the papers say, and what came out here.", "lead"), found.troubles.map((trouble) => note(trouble, "trouble")), head, place);
+  draw();
+  return null;
+}

@@ -1,0 +1,69 @@
+// One run: its tabs, and what is live about it.
+
+import { card, definitions, el, fill, note } from "./dom.js";
+import { duration, exactMoment, moment, plainValue, short } from "./format.js";
+import { statusBadge } from "./page_runs.js";
+import { curvesTab } from "./tab_curves.js";
+import { featuresTab } from "./tab_features.js";
+import { matricesTab } from "./tab_matrices.js";
+import { spectraTab } from "./tab_spectra.js";
+import { wordsTab } from "./tab_words.js";
+import { get, isFile } from "./source.js";
+
+const TABS = {
+  features: ["Features", featuresTab], curves: ["Curves", curvesTab], words: ["Layers", wordsTab],
+  spectra: ["Spectra", spectraTab], matrices: ["Matrices", matricesTab], settings: ["Settings", settingsTab],
+};
+
+function tabsOf(run) {
+  if (run.kind === "rfm") return ["features", "curves", "matrices", "settings"];
+  return ["curves", "words", "spectra", "matrices", "settings"];
+}
+
+export async function runPage(main, alive, [id, wanted]) {
+  let run = await get(`runs/${id}`);
+  if (!alive()) return null;
+  if (run.status === "unreadable") {
+    fill(main, el("h1", {}, run.name), card("This run cannot be read", note(run.message, "trouble"), note("Other runs are not touched by this. If it is being copied, wait until it is whole.")));
+    return isFile ? null : { every: 4000, refresh: async () => { if ((await get(`runs/${id}`)).status !== "unreadable" && alive()) window.dispatchEvent(new HashChangeEvent("hashchange")); } };
+  }
+  const names = tabsOf(run);
+  const tab = names.includes(wanted) ? wanted : names[0];
+  const facts = el("p", { class: "facts soft", role: "status" });
+  const tell = () =>
+    fill(
+      facts, statusBadge(run.status), ` step ${short(run.last_step)}`, ` · ${duration(run.seconds)}`,
+      el("span", { title: exactMoment(run.started) }, ` · started ${moment(run.started)}`),
+      run.loss ? ` · ${run.loss.name} ${short(run.loss.value)}` : "",
+    );
+  const body = el("div", { class: "tab-body" });
+  tell();
+  document.title = `${run.name}: featlearn`;
+  fill(
+    main, el("h1", {}, run.name), facts, run.message ? note(run.message, "trouble") : null, run.trouble ? note(run.trouble, "trouble") : null,
+    el("nav", { class: "tabs", "aria-label": "Views of the run" }, names.map((name) =>
+      el("a", { href: `#/run/${id}/${name}`, "aria-current": name === tab ? "page" : null }, TABS[name][0]))),
+    body,
+  );
+  const update = await TABS[tab][1](body, run, alive);
+  let version = run.version;
+  return isFile ? null : {
+    every: 1500,
+    async refresh() {
+      const now = await get(`runs/${id}/changes?after=${version}`);
+      if (!now.changed || !alive()) return;
+      run = await get(`runs/${id}`);
+      if (!alive() || run.status === "unreadable") return;
+      version = run.version;
+      tell();
+      if (update) await update(run);
+    },
+  };
+}
+
+async function settingsTab(body, run) {
+  const pairs = (found) => definitions(Object.entries(found ?? {}).map(([name, value]) => [name, plainValue(value)]));
+  const listed = Object.keys(run.settings ?? {}).length ? pairs(run.settings) : note("This run was made without settings: hand them over as config=... to keep them.");
+  fill(body, el("div", { class: "grid" }, card("Settings", listed), card("Environment", pairs(run.environment))));
+  return null;
+}

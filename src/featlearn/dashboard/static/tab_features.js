@@ -1,0 +1,70 @@
+// A recursive feature machine: its feature matrix, what it looks at, and how it came to it.
+
+import { barChart, curveChart, heatChart } from "./charts.js";
+import { card, el, fill, note, slider } from "./dom.js";
+import { short, titleOf } from "./format.js";
+import { getMatrix, getSeries } from "./source.js";
+
+const MOST_BARS = 25;
+
+export async function featuresTab(body, run, alive) {
+  let steps = run.matrix_steps ?? [];
+  let place = steps.length - 1;
+  const heat = el("div", { class: "figure square tall" });
+  const words = el("p", { class: "soft small" });
+  const bars = el("div", { class: "figure bars" });
+  const head = el("div", { class: "controls" });
+  const history = el("div", { class: "grid three" });
+  const task = run.settings?.task ? `${run.settings.task} of ${run.settings.target ?? "the target"} from ${run.features.length} features` : `${run.features.length} features`;
+
+  const drawMatrix = async () => {
+    if (place < 0) {
+      words.textContent = "No feature matrix has been kept yet.";
+      return;
+    }
+    const step = steps[place];
+    const found = await getMatrix(run.id, step, "feature_matrix");
+    if (!alive() || step !== steps[place]) return;
+    const size = `${found.shape[0]} × ${found.shape[1]}`;
+    words.textContent = found.reduced ? `${size}, drawn as means of blocks of ${found.block[0]} × ${found.block[1]}.` : `Large on the diagonal: the machine looks at this feature. Off it: at two of them together.`;
+    await heatChart(heat, `Feature matrix at iteration ${step}`, found, run.features);
+    heat.dataset.step = String(step);
+  };
+  const drawBars = async () => {
+    const found = await getSeries(run.id, "importance", { width: 4000 }).catch(() => ({ curves: [] }));
+    const all = found.curves.map((curve) => ({ label: curve.layer ?? "", value: curve.values.at(-1) ?? 0 })).sort((a, b) => b.value - a.value);
+    if (!alive()) return;
+    if (!all.length) fill(bars, note("Importances appear when the fit has ended."));
+    else await barChart(bars, "Importances of the features", all.slice(0, MOST_BARS));
+  };
+  const drawHistory = async (now) => {
+    const names = (now.quantities ?? []).filter((name) => !name.startsWith("monitor."));
+    const found = await Promise.all(names.map((name) => getSeries(run.id, name, { layer: "", width: 400 })));
+    if (!alive()) return;
+    const figures = names.map((name, index) => [name, found[index], el("div", { class: "figure small" })]);
+    fill(history, figures.map(([name, curves, figure]) => {
+      const last = curves.curves[0]?.values.at(-1);
+      return el("section", { class: "card" }, el("h3", {}, titleOf(name), " ", el("span", { class: "soft" }, short(last))), figure);
+    }));
+    for (const [name, curves, figure] of figures) {
+      await curveChart(figure, `${name} over the iterations`, curves.curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
+    }
+  };
+  const top = () => fill(head, slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
+  top();
+  fill(
+    body, note(task, "lead"),
+    el("div", { class: "grid" }, card("Feature matrix", head, heat, words), card("What it looks at", bars)),
+    card("Over the iterations", history),
+  );
+  await Promise.all([drawMatrix(), drawBars()]);
+  await drawHistory(run);
+  return async (now) => {
+    const atEnd = place === steps.length - 1;
+    steps = now.matrix_steps;
+    if (atEnd) place = steps.length - 1;
+    top();
+    await Promise.all([drawMatrix(), drawBars()]);
+    await drawHistory(now);
+  };
+}

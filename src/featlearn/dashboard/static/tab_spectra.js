@@ -1,0 +1,112 @@
+// Eigenvalues at a step beside those of the start, and the phase of every layer along the training.
+
+import { spectrumChart } from "./charts.js";
+import { card, choice, definitions, el, fill, note, slider } from "./dom.js";
+import { kindTitle, layerTitle, looksLogarithmic, sentence, short } from "./format.js";
+import { chip, strips } from "./strips.js";
+import { get, getSpectrum } from "./source.js";
+
+const spectrumState = { run: null, place: null, name: null };
+
+function apart(name) {
+  const at = name.lastIndexOf("/");
+  return at < 0 ? [null, name] : [name.slice(0, at), name.slice(at + 1)];
+}
+
+export async function spectraTab(body, run, alive) {
+  let steps = run.matrix_steps ?? [];
+  const names = run.spectra ?? [];
+  const phases = el("div");
+  if (!names.length) {
+    fill(body, note("No eigenvalues were kept. A featlearn.Monitor keeps them unless it is told otherwise: matrices=(\"spectra\", ...)."), phases);
+    await drawPhases(phases, run, alive);
+    return async (now) => { if ((now.spectra ?? []).length && alive()) await spectraTab(body, now, alive); };
+  }
+  if (spectrumState.run !== run.id || !names.includes(spectrumState.name)) {
+    const largest = names.find((name) => name.endsWith("/w")) ?? names[0];
+    Object.assign(spectrumState, { run: run.id, place: steps.length - 1, name: largest });
+    await preferDecided(run, names);
+    if (!alive()) return null;
+  }
+  spectrumState.place = Math.min(spectrumState.place, steps.length - 1);
+  const figure = el("div", { class: "figure" });
+  const facts = el("div", { class: "facts-card" });
+  const head = el("div", { class: "controls" });
+  const draw = async () => {
+    const [name, step] = [spectrumState.name, steps[spectrumState.place]];
+    const [layer, kind] = apart(name);
+    try {
+      const found = await getSpectrum(run.id, step, layer, kind);
+      if (!alive() || name !== spectrumState.name || step !== steps[spectrumState.place]) return;
+      fill(facts, tellSpectrum(found));
+      await spectrumChart(figure, `Spectrum of ${name} at step ${step}`, found);
+      figure.dataset.step = String(step);
+    } catch (error) {
+      fill(facts, note(error.message, "trouble"));
+    }
+  };
+  const label = (name) => {
+    const [layer, kind] = apart(name);
+    return layer === null ? kindTitle(kind) : `${layerTitle(layer)} · ${kindTitle(kind)}`;
+  };
+  const kinds = [...new Set(names.map((name) => apart(name)[1]))];
+  const options = kinds.map((kind) => ({ group: kindTitle(kind), options: names.filter((name) => apart(name)[1] === kind).map((name) => [name, label(name)]) }));
+  const top = () =>
+    fill(
+      head, choice("Spectrum of", options, spectrumState.name, (value) => { spectrumState.name = value; draw(); }),
+      slider("Step", steps.length, spectrumState.place, (place) => String(steps[place]), (place) => { spectrumState.place = place; draw(); }),
+    );
+  top();
+  fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, figure, facts)), phases);
+  await Promise.all([draw(), drawPhases(phases, run, alive)]);
+  return async (now) => {
+    const atEnd = spectrumState.place === steps.length - 1;
+    steps = now.matrix_steps;
+    if (atEnd) {
+      spectrumState.place = steps.length - 1;
+      top();
+      await draw();
+    }
+    await drawPhases(phases, now, alive);
+  };
+}
+
+// Of the weights, begin with a layer that has something to show.
+async function preferDecided(run, names) {
+  const found = await get(`runs/${run.id}/words`).catch(() => ({ words: [] }));
+  const said = (name) => {
+    const [layer, kind] = apart(name);
+    return found.words.find((line) => line.layer === layer && line.name === `${kind}.phase`)?.stretches.at(-1)[2] ?? "undecided";
+  };
+  const order = ["bulk + spikes", "heavy tail", "rank collapse", "invariant bulk", "undecided"];
+  const weights = names.filter((name) => name.endsWith("/w"));
+  weights.sort((a, b) => order.indexOf(said(a)) - order.indexOf(said(b)));
+  if (weights.length) [spectrumState.name] = weights;
+}
+
+function tellSpectrum(found) {
+  const zeros = found.histogram.zeros;
+  return [
+    el("p", { class: "phase" }, found.phase ? chip(found.phase) : null),
+    note(found.meaning || "The phase of this spectrum was not measured.", ""),
+    found.reason ? note(sentence(found.reason), "soft small") : null,
+    definitions([
+      ["Eigenvalues", short(found.size)], ["Largest", short(found.top)], ["Edge of the bulk", short(found.edge)],
+      ["Initial edge", short(found.initial_edge)], ["New spikes", short(found.count ?? found.spikes.length)],
+      ["Tail exponent α", short(found.alpha)], ["Effective rank", short(found.effective_rank)],
+      ...(found.kta === null ? [] : [["Aligned with labels (KTA)", short(found.kta)]]),
+      ...(zeros[0] + zeros[1] ? [["Zeros, start and now", `${zeros[0]}, ${zeros[1]}`]] : []),
+    ]),
+  ];
+}
+
+async function drawPhases(place, run, alive) {
+  const found = await get(`runs/${run.id}/words`).catch(() => ({ words: [] }));
+  if (!alive()) return;
+  const parts = [];
+  for (const kind of ["w", "ck", "ntk"]) {
+    const lines = found.words.filter((line) => line.name === `${kind}.phase`);
+    if (lines.length) parts.push(el("h3", {}, `Spectrum of the ${kindTitle(kind)}`), strips(lines, `Phases of the ${kindTitle(kind)}`, looksLogarithmic(run.matrix_steps ?? [])));
+  }
+  fill(place, parts.length ? card("Phases along the training", ...parts) : null);
+}

@@ -1,0 +1,45 @@
+// What the numbers of every layer say, in words.
+
+import { card, el, fill, note } from "./dom.js";
+import { layerTitle, looksLogarithmic, sentence, short, titleOf } from "./format.js";
+import { chip, strips } from "./strips.js";
+import { get, getSeries } from "./source.js";
+
+const NUMBERS = ["nfc", "centered_nfc", "centered_ratio", "fact", "weight_change", "ck.kta", "w.alpha"];
+
+export async function wordsTab(body, run, alive) {
+  const draw = async (now) => {
+    const found = await get(`runs/${run.id}/words`);
+    const there = NUMBERS.filter((name) => Object.values(now.layers ?? {}).some((names) => names.includes(name)));
+    const columns = await Promise.all(there.map((name) => getSeries(run.id, name, { width: 100 })));
+    if (!alive()) return;
+    const readings = found.words.filter((line) => line.name === "reading");
+    if (!readings.length) {
+      fill(body, note("No layer has been read yet. A featlearn.Monitor says of each layer whether it is lazy, learning or aligned, whenever it measures."));
+      return;
+    }
+    const reasons = new Map(found.words.filter((line) => line.name === "reason").map((line) => [line.layer, line.stretches.at(-1)[2]]));
+    const blocks = readings.map((line) => {
+      const word = line.stretches.at(-1)[2];
+      const reason = reasons.get(line.layer) ?? "";
+      const numbers = there
+        .map((name, place) => [name, columns[place].curves.find((curve) => curve.layer === line.layer)])
+        .filter(([, curve]) => curve && curve.values.at(-1) !== null);
+      return el(
+        "article", { class: "card layer" }, el("h2", {}, layerTitle(line.layer), " ", chip(word)),
+        note(sentence(found.meanings[word]), ""), reason ? note(sentence(reason), "soft small") : null,
+        el("dl", { class: "numbers" }, numbers.map(([name, curve]) => el("div", {}, el("dt", { title: titleOf(name) }, shortTitle(name)), el("dd", {}, short(curve.values.at(-1)))))),
+      );
+    });
+    fill(body, el("div", { class: "grid three" }, blocks), card("Readings along the training", strips(readings, "Readings of the layers", looksLogarithmic(now.matrix_steps ?? []))));
+  };
+  await draw(run);
+  return draw;
+}
+
+function shortTitle(name) {
+  return {
+    nfc: "NFC", centered_nfc: "centred NFC", centered_ratio: "share of change", fact: "FACT", weight_change: "moved",
+    "ck.kta": "KTA", "w.alpha": "tail α",
+  }[name] ?? name;
+}

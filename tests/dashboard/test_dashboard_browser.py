@@ -1,0 +1,280 @@
+"""The pages in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashboard_runs import EVIL, folder_of_runs, log_step, trained_run
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("plotly")
+pytest.importorskip("selenium")
+import uvicorn
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from featlearn.dashboard import create_app, export_html
+
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("chromium and chromedriver are not on the PATH: the pages are not tried", allow_module_level=True)
+
+SECONDS = 20.0
+
+
+class Site:
+    """A server in a thread and its address."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        config = uvicorn.Config(create_app(root), host="127.0.0.1", port=0, log_level="warning", access_log=False)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        wait(lambda: self._server.started)
+        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(SECONDS)
+
+
+def wait(condition: Callable[[], Any]) -> Any:
+    end = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    found = Site(folder_of_runs(tmp_path_factory.mktemp("site")))
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in (
+        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
+        "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--window-size=1280,900",
+    ):  # fmt: skip
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    found = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+    yield found
+    found.quit()
+
+
+@pytest.fixture
+def browser(driver: webdriver.Chrome, site: Site) -> Iterator[webdriver.Chrome]:
+    size(driver, 1280)
+    driver.get("about:blank")
+    driver.get_log("browser")
+    yield driver
+    complaints = [line["message"] for line in driver.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
+    assert complaints == []
+    assert driver.execute_script("return window.broken") is None
+
+
+def size(driver: webdriver.Chrome, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def visit(driver: webdriver.Chrome, address: str, where: str) -> None:
+    driver.get("about:blank")
+    driver.get(f"{address}/{where}" if address.startswith("http") else f"{address}{where}")
+    wait(lambda: driver.execute_script("return document.querySelector('main')?.dataset.turn"))
+
+
+def go(driver: webdriver.Chrome, where: str) -> None:
+    """To another page of the same site, as a link leads there."""
+    turn = "return document.querySelector('main').dataset.turn"
+    before = driver.execute_script(turn)
+    driver.execute_script("location.hash = arguments[0]", where)
+    wait(lambda: driver.execute_script(turn) != before)
+
+
+def text(driver: webdriver.Chrome, where: str = "main") -> str:
+    return str(driver.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", where))
+
+
+def drawn(driver: webdriver.Chrome) -> list[str]:
+    """Labels of the charts that are drawn."""
+    script = "return [...document.querySelectorAll('.chart[data-drawn]')].map((c) => c.getAttribute('aria-label'))"
+    return list(driver.execute_script(script))
+
+
+def identifiers(site: Site) -> dict[str, str]:
+    from featlearn.dashboard.store import Store
+
+    return {run.where: run.id for run in Store(site.root).runs()}
+
+
+def test_the_list_is_sorted_searched_and_leads_on(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, "")
+    names = "return [...document.querySelectorAll('tbody td[data-title=Run] a')].map((a) => a.textContent)"
+    assert browser.execute_script(names) == ["wine", "second", "first", "damaged"]
+    assert "not a database" in text(browser)
+    button = browser.find_element(By.CSS_SELECTOR, "button[data-key=name]")
+    button.send_keys(Keys.ENTER)
+    assert browser.execute_script(names) == ["damaged", "first", "second", "wine"]
+    assert browser.execute_script("return document.activeElement.dataset.key") == "name"
+    search = browser.find_element(By.ID, "search")
+    search.send_keys("lr 0.2")
+    assert browser.execute_script(names) == ["second"]
+    search.send_keys(" nothing")
+    assert "No run matches" in text(browser)
+    search.clear()
+    search.send_keys(Keys.SPACE)
+    for name in ("first", "second"):
+        browser.find_element(By.CSS_SELECTOR, f"input[aria-label='choose {name} to compare']").click()
+    browser.find_element(By.LINK_TEXT, "Compare 2 chosen").click()
+    wait(lambda: "NFC of several runs" in drawn(browser))
+    assert browser.execute_script("return document.querySelector('.chart').data.length") == 2
+    assert "lr" in text(browser)
+    assert "net.width" not in text(browser)
+
+
+def test_curves_and_names_that_are_only_text(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, f"#/run/{identifiers(site)['first']}")
+    wait(lambda: len(drawn(browser)) >= 4)
+    assert "NFC over the steps" in drawn(browser)
+    legends = "return [...document.querySelectorAll('.legendtext')].map((t) => t.textContent)"
+    assert any("<b>x</b><img" in legend for legend in browser.execute_script(legends))
+    assert browser.execute_script("return document.querySelectorAll('main img, main b').length") == 0
+    choose = browser.find_elements(By.CSS_SELECTOR, "main select")[1]
+    choose.send_keys("Spikes of W")
+    wait(lambda: "Spikes of W over the steps" in drawn(browser))
+
+
+def test_words_phases_and_spectra(browser: webdriver.Chrome, site: Site) -> None:
+    own = f"#/run/{identifiers(site)['first']}"
+    visit(browser, site.address, f"{own}/words")
+    assert EVIL in text(browser)
+    assert "The features are changing." in text(browser)
+    go(browser, f"{own}/spectra")
+    wait(lambda: browser.find_elements(By.CSS_SELECTOR, ".chart[data-drawn]"))
+    assert "A few eigenvalues have left the bulk" in text(browser)
+    assert browser.execute_script("return document.querySelectorAll('.strip .p-spikes').length") == 2
+    assert "new spike" in browser.execute_script("return document.querySelector('.chart').data.map((t) => t.name)")
+
+
+def test_the_slider_changes_the_heat_map(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, f"#/run/{identifiers(site)['first']}/matrices")
+    step = "return document.querySelector('.chart')?.dataset.step"
+    wait(lambda: browser.execute_script(step) == "9")
+    corner = "return document.querySelector('.chart').data[0].z[0][0]"
+    before = browser.execute_script(corner)
+    browser.find_element(By.CSS_SELECTOR, "input[type=range]").send_keys(Keys.ARROW_LEFT)
+    wait(lambda: browser.execute_script(step) == "6")
+    assert browser.execute_script(corner) != before
+    assert text(browser, "output") == "6"
+
+
+def test_a_feature_machine(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, f"#/run/{identifiers(site)['wine']}")
+    wait(lambda: len(drawn(browser)) == 4)
+    assert "classification of cultivar from 3 features" in text(browser)
+    bars = "return document.querySelectorAll('.chart')[1].data[0].x"
+    assert browser.execute_script(bars) == pytest.approx([0, 1 / 3, 2 / 3])
+    assert any("<i>hue</i>" in label for label in browser.execute_script(
+        "return [...document.querySelectorAll('.chart text')].map((t) => t.textContent)"))  # fmt: skip
+
+
+def test_the_ledger_is_filtered(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, "#/ledger")
+    assert "NFC <b>of</b> the first layer" in text(browser)
+    browser.find_element(By.CSS_SELECTOR, "main select").send_keys("differs")
+    wait(lambda: "1 claims, 0 reproduced" in text(browser))
+    assert "NFC <b>of</b>" not in text(browser)
+
+
+def test_trouble_is_told(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
+    visit(browser, site.address, f"#/run/{identifiers(site)['damaged']}")
+    assert "This run cannot be read" in text(browser)
+    empty = Site(tmp_path)
+    try:
+        visit(browser, empty.address, "")
+        assert "No runs yet" in text(browser)
+        assert "monitor = featlearn.Monitor(" in text(browser)
+        trained_run(tmp_path, "late").finish()
+        wait(lambda: "late" in text(browser))
+    finally:
+        browser.get("about:blank")
+        empty.stop()
+
+
+def test_a_running_run_is_followed_without_a_reload(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    run = trained_run(tmp_path, "live", steps=4)
+    site = Site(tmp_path)
+    try:
+        visit(browser, site.address, f"#/run/{identifiers(site)['live']}")
+        browser.execute_script("window.stayed = true")
+        assert "running" in text(browser, ".facts")
+        last = "return Math.max(...document.querySelector('.chart').data[0].x)"
+        wait(lambda: browser.execute_script(last) == 3)
+        for step in range(4, 8):
+            log_step(run, step)
+        wait(lambda: browser.execute_script(last) == 7)
+        assert "step 7" in text(browser, ".facts")
+        run.finish()
+        wait(lambda: "finished" in text(browser, ".facts"))
+        assert browser.execute_script("return window.stayed")
+    finally:
+        browser.get("about:blank")
+        site.stop()
+
+
+def test_light_and_dark_are_kept(browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, f"#/run/{identifiers(site)['first']}")
+    paper = "return getComputedStyle(document.documentElement).backgroundColor"
+    wait(lambda: drawn(browser))
+    light = browser.execute_script(paper)
+    ink = "return document.querySelector('.chart').layout.font.color"
+    before = browser.execute_script(ink)
+    browser.find_element(By.CSS_SELECTOR, "button.theme").click()
+    assert browser.execute_script(paper) != light
+    wait(lambda: browser.execute_script(ink) != before)
+    visit(browser, site.address, "")
+    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
+    browser.execute_script("localStorage.clear()")
+
+
+def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
+    size(browser, 390)
+    found = identifiers(site)
+    own = f"#/run/{found['first']}"
+    tabs = [f"{own}/{tab}" for tab in ("curves", "words", "spectra", "matrices", "settings")]
+    places = ["#/runs", *tabs, "#/compare", "#/ledger", f"#/run/{found['wine']}"]
+    visit(browser, site.address, "#/ledger")
+    for where in places:
+        go(browser, where)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, where
+
+
+def test_the_saved_page_works_alone(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
+    address = export_html(site.root, tmp_path / "saved.html").as_uri()
+    found = identifiers(site)
+    visit(browser, address, "")
+    assert "saved page" in text(browser, "header")
+    go(browser, f"#/run/{found['first']}")
+    wait(lambda: len(drawn(browser)) >= 4)
+    go(browser, f"#/run/{found['first']}/matrices")
+    wait(lambda: len(drawn(browser)) == 2)
+    go(browser, f"#/compare?ids={found['first']},{found['second']}")
+    wait(lambda: len(drawn(browser)) == 1)
+    assert browser.execute_script("return document.querySelector('.chart').data.length") == 2
+    assert "0.2" in text(browser, "tbody")
