@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks import (
     adaptive_memory,
+    dashboard_speed,
     kernel_speed,
     monitor_speed,
     nystrom_speed,
@@ -41,6 +42,7 @@ def main() -> None:
         optim_speed.optim_rows,
         monitor_speed.monitor_rows,
         adaptive_memory.adaptive_rows,
+        dashboard_speed.dashboard_rows,
     ):
         with console.status(
             f"{benchmark.__module__.rpartition('.')[2]}: {benchmark.__name__.removesuffix('_rows')} ..."
