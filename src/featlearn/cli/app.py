@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from featlearn.cli.demo import demo
+from featlearn.cli.fit import fit
 from featlearn.cli.outcome import show_tracebacks
+from featlearn.cli.predict import predict
 from featlearn.cli.reproduce import reproduce
 
 __all__ = ["app"]
@@ -18,6 +20,8 @@ __all__ = ["app"]
 app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 app.command()(demo)
+app.command()(fit)
+app.command()(predict)
 app.command()(reproduce)
 
 

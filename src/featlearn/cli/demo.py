@@ -146,7 +146,7 @@ def _sections(
         ),
         Section(
             _WINES[0],
-            (f"{_WINES[1]}.", " ".join(_table_reading(wines))),
+            (f"{_WINES[1].capitalize()}.", " ".join(_table_reading(wines))),
             {"Shares of the feature matrix's diagonal, the five largest": top},
             {"The feature matrix, and its diagonal": figures["wine"]},
         ),
