@@ -9,11 +9,14 @@ from typing import Annotated
 
 import typer
 
+from featlearn.cli.dashboard import dashboard
 from featlearn.cli.demo import demo
 from featlearn.cli.fit import fit
 from featlearn.cli.outcome import show_tracebacks
 from featlearn.cli.predict import predict
 from featlearn.cli.reproduce import reproduce
+from featlearn.cli.runs import runs
+from featlearn.cli.spectra import spectra
 
 __all__ = ["app"]
 
@@ -22,7 +25,10 @@ app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, pretty
 app.command()(demo)
 app.command()(fit)
 app.command()(predict)
+app.command()(spectra)
 app.command()(reproduce)
+app.add_typer(runs, name="runs")
+app.command()(dashboard)
 
 
 def _print_version(asked: bool) -> None:

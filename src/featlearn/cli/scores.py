@@ -45,7 +45,12 @@ class Scores:
 
     def numbers(self) -> dict[str, Any]:
         """For programs."""
-        return {"metric": self.metric, "mean": self.mean, "std": self.deviation, "folds": list(self.folds)}
+        return {
+            "metric": self.metric.lower().replace("²", "2"),
+            "mean": self.mean,
+            "std": self.deviation,
+            "folds": list(self.folds),
+        }
 
 
 def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:

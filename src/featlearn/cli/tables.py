@@ -42,18 +42,21 @@ def read_frugally(path: Path) -> pd.DataFrame:
     if not _is_csv(path):
         return read_whole(path)
     header_of(path)  # says what is wrong with a file that is no table
-    numbers: dict[str, bool] = {}  # whether float32 will do
-    others: set[str] = set()
+    seen: dict[str, set[str]] = {}
+    large: set[str] = set()
     for part in parts_of(path):
         for name, column in part.items():
-            if pd.api.types.is_bool_dtype(column.dtype) or not pd.api.types.is_numeric_dtype(column.dtype):
-                others.add(str(name))
-            else:
-                small = not (column.abs() > _EXACT).any()
-                numbers[str(name)] = numbers.get(str(name), True) and small
-    kinds: dict[str, Any] = {name: np.float32 if small else np.float64 for name, small in numbers.items()}
-    mixed = {name: str for name in others if name in numbers}  # in parts a number, elsewhere a text
-    kinds = {name: kind for name, kind in kinds.items() if name not in others} | mixed
+            held = seen.setdefault(str(name), set())
+            if column.notna().any():
+                held.add(_held(column))
+                if held == {"number"} and (column.abs() > _EXACT).any():
+                    large.add(str(name))
+    kinds: dict[str, Any] = {}
+    for name, held in seen.items():
+        if held == {"number"}:
+            kinds[name] = np.float64 if name in large else np.float32
+        elif held and held != {"boolean"}:
+            kinds[name] = str
     parts = list(parts_of(path, kinds))
     if not parts or not sum(map(len, parts)):
         raise InputError(f"{path.name} has a header and no rows")
@@ -160,6 +163,12 @@ def target_values(y: pd.Series[Any], task: str) -> tuple[NDArray[Any], str, str]
     if numeric or held == "boolean":
         return y.to_numpy(dtype=bool if held == "boolean" else np.float64), task, why
     return np.array([str(value) for value in y], dtype=object), task, why
+
+
+def _held(column: pd.Series[Any]) -> str:
+    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
+        return "boolean"
+    return "number" if pd.api.types.is_numeric_dtype(column.dtype) else "text"
 
 
 def _joined(parts: list[pd.Series[Any]]) -> pd.Series[Any]:
