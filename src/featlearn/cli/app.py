@@ -14,6 +14,7 @@ from featlearn.cli.demo import demo
 from featlearn.cli.fit import fit
 from featlearn.cli.outcome import show_tracebacks
 from featlearn.cli.predict import predict
+from featlearn.cli.probe import probe
 from featlearn.cli.reproduce import reproduce
 from featlearn.cli.runs import runs
 from featlearn.cli.spectra import spectra
@@ -23,9 +24,10 @@ __all__ = ["app"]
 app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 app.command()(demo)
+app.command()(probe)
+app.command()(spectra)
 app.command()(fit)
 app.command()(predict)
-app.command()(spectra)
 app.command()(reproduce)
 app.add_typer(runs, name="runs")
 app.command()(dashboard)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
 from featlearn.cli.outputs import check_folder, open_page, staged
-from featlearn.cli.printing import count, print_files, print_json, result_console, shorten, text_table
+from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -292,8 +292,8 @@ def _print(fitted: Fitted, out: Path) -> None:
     shares = fitted.importances()
     console.print(
         text_table(
-            {"feature": "left", "importance": "right"},
-            [(shorten(str(name), 50), f"{share:.3f}") for name, share in shares.head(_SHOWN).items()],
+            {"feature": "name", "importance": "right"},
+            [(str(name), f"{share:.3f}") for name, share in shares.head(_SHOWN).items()],
             f"{min(_SHOWN, features)} of {features}; iteration {fitted.machine.best_iteration_} is kept",
         )
     )

@@ -50,18 +50,24 @@ def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], captio
     """A table for the terminal; texts are shown as they are, without markup.
 
     Args:
-        columns: Title to how it stands: ``"left"``, ``"right"``, or ``"fold"`` for long texts, which may take
-            several lines.
+        columns: Title to how it stands: ``"left"``, ``"right"``, ``"name"`` for names that are shortened if the
+            terminal is too narrow for all columns, or ``"fold"`` for long texts, which may take several lines.
         rows: A cell a column; numbers are shortened.
         caption: A line below.
     """
+    cells = [[value if isinstance(value, Text) else Text(_cell(value)) for value in row] for row in rows]
+    widths = [max([len(title), *(len(row[i]) for row in cells)]) for i, title in enumerate(columns)]
+    room = result_console().width - sum(widths) - 3 * len(widths) - 1
     table = Table(header_style="bold", caption=caption, caption_style="dim", caption_justify="left")
-    for title, kind in columns.items():
+    for i, (title, kind) in enumerate(columns.items()):
         table.add_column(
             Text(title), justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold"
         )
-    for row in rows:
-        table.add_row(*(value if isinstance(value, Text) else Text(_cell(value)) for value in row))
+        if kind == "name" and room < 0:
+            for row in cells:
+                row[i] = Text(shorten(row[i].plain, max(widths[i] + room, 8)))
+    for row in cells:
+        table.add_row(*row)
     return table
 
 

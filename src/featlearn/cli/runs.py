@@ -62,7 +62,7 @@ def list_all(
             return
         rows = [
             (
-                shorten(_below(row["path"], root), 34),
+                _below(row["path"], root),
                 Text(row["status"], _COLOURS.get(row["status"], "")),
                 row["last_step"],
                 _duration(row["seconds"]),
@@ -72,7 +72,7 @@ def list_all(
             )
             for row in table.to_dict(orient="records")
         ]
-        columns = {"run": "left", "status": "left", "last step": "right", "took": "right", "started": "left"}
+        columns = {"run": "name", "status": "left", "last step": "right", "took": "right", "started": "left"}
         console.print(text_table(columns, rows, count(len(table), "run")))
         for row in table[table["message"].fillna("") != ""].to_dict(orient="records"):
             console.print(f"{row['path']}: {row['message']}", markup=False, soft_wrap=True)

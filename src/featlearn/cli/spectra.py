@@ -9,7 +9,7 @@ import typer
 
 from featlearn.cli.outcome import exit_codes
 from featlearn.cli.outputs import check_folder, open_page, staged
-from featlearn.cli.printing import count, print_files, print_json, result_console, shorten, text_table
+from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,6 @@ _LINES = 60
 _MEANINGS = {
     "random-like": "a Marchenko-Pastur bulk and nothing beyond it",
     "invariant bulk": "as at the start",
-    "bulk transition": "the bulk has changed its shape",
     "bulk + spikes": "a few eigenvalues have left the bulk: directions that were learnt",
     "heavy tail": "eigenvalues over many orders: a power law",
     "rank collapse": "most directions are gone",
@@ -129,10 +128,10 @@ def _numbers(found: WeightSpectra, out: Path) -> dict[str, Any]:
 def _print(found: WeightSpectra, out: Path) -> None:
     console = result_console()
     table = found.table("all")
-    wide = {"matrix": "left", "shape": "left", "phase": "left"}
+    wide = {"matrix": "name", "shape": "left", "phase": "left"}
     rows = [
         (
-            shorten(str(name), 28),
+            str(name),
             row["shape"],
             row["phase"],
             "–" if row["alpha"] != row["alpha"] else f"{row['alpha']:.2f}",
