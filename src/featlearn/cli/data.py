@@ -172,9 +172,7 @@ def _table(path: Path, target: str | None) -> tuple[Tensor, Tensor | None]:
 
 def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None, labelled: bool) -> Data:
     if not is_hugging_face(model) or tokenizer is None:
-        raise InputError(
-            f"{path.name} is text, which only a folder of a Hugging Face model can read: pass .npz instead"
-        )
+        raise InputError(f"{path.name} is text, which only a Hugging Face folder can read: pass X as .npz instead")
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}")
     import transformers

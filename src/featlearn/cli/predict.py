@@ -85,6 +85,8 @@ def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.
     texts = {name: str for name, kind in kinds.items() if kind == "category"}
     used = [name for name in kinds if name in there]
     for part in parts_of(table, texts, used, rows):
+        if not len(part):  # a header alone is one part without rows
+            continue
         yield part.assign(**{name: None for name in kinds if name not in part.columns})[list(kinds)]
 
 

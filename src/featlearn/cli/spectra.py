@@ -70,15 +70,14 @@ def _write(found: WeightSpectra, out: Path, name: str, initial: Path | None) -> 
     table = found.table("all")
     drawn = [one for one in found.values() if one.eigenvalues[-1] > 0][:_DRAWN]
     compared = f"compared with {initial.name}" if initial else "compared with the Marchenko-Pastur law of its bulk"
-    shown = found.table(
-        ["shape", "phase", "spikes", "alpha", "stable_rank", "effective_rank", "spectral_norm", "notes"]
-    ).rename(columns=lambda title: title.replace("_", " "))
+    shown = found.table(["shape", "phase", "spikes", "alpha", "stable_rank", "effective_rank", "spectral_norm"])
+    shown = shown.rename(columns=lambda title: title.replace("_", " ")).astype({"spikes": float})
     names = [phase for phase in _MEANINGS if phase in set(table["phase"])]
     sections = [
         Section(
             "Matrices",
             (f"{_summary(table)}.",),
-            {"alpha: exponent of the power law that fits the tail best, whether or not it fits well": _known(shown)},
+            {"alpha: exponent of the power law that fits the tail best, whether or not it fits well": shown},
             settings={phase: _MEANINGS[phase] for phase in names},
         ),
         Section(
@@ -100,13 +99,6 @@ def _write(found: WeightSpectra, out: Path, name: str, initial: Path | None) -> 
             f"{count(len(found), 'weight matrix', 'weight matrices')}, each {compared}.",
             sections,
         )
-
-
-def _known(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with nothing where there is nothing to say."""
-    return table.drop(columns=[c for c in table.columns if c == "notes" and not table[c].any()]).assign(
-        spikes=table["spikes"].astype(float)
-    )
 
 
 def _left_out(found: WeightSpectra) -> pd.DataFrame:
