@@ -10,20 +10,24 @@ from typing import Any
 import pytest
 
 
-def test_an_experiment_by_name_prints_and_writes_its_claims(featlearn: Any) -> None:
-    done = featlearn("reproduce", "nfa-fig1", "--scale", "smoke", "--out", "found")
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
+def test_an_experiment_by_name_prints_and_writes_its_claims(form: str, featlearn: Any) -> None:
+    done = featlearn("reproduce", "nfa-fig1", "--scale", "smoke", "--out", "found", *["--json"] * (form == "json"))
     assert done.code == 0, done.err
-    assert "3 claims" in done.out
+    if form == "json":
+        assert [claim["experiment"] for claim in done.json["claims"]] == ["nfa-fig1"] * 3
+    else:
+        assert "3 claims" in done.out
     for name in ("index.html", "nfa-fig1.html", "ledger.csv", "ledger.json", "nfa-fig1/figure-1.png"):
         assert (featlearn.folder / "found" / name).stat().st_size
-    claims = featlearn("reproduce", "nfa-fig1", "--scale", "smoke", "--out", "found", "--json").json["claims"]
-    assert [claim["experiment"] for claim in claims] == ["nfa-fig1"] * 3
 
 
 def test_the_list(featlearn: Any) -> None:
     done = featlearn("reproduce", "--list", "--paper", "nfa")
     assert done.code == 0
     assert "nfa-fig1" in done.out
+    listed = featlearn("reproduce", "--list", "--paper", "fact", "--json").json
+    assert {experiment["paper"] for experiment in listed} == {"fact"}
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import typer
 from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
-from featlearn.cli.outputs import open_page
+from featlearn.cli.outputs import check_folder, open_page
 from featlearn.cli.printing import print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-    from rich.table import Table
+    from rich.console import Group
 
     from featlearn.features import Report
     from featlearn.html import Section
@@ -54,6 +54,7 @@ def demo(
         from featlearn.runs import Run, remove
         from featlearn.training import evolution
 
+        check_folder(out)
         if (out / "run").exists():
             remove(out / "run")  # of the demo before
         with Run.create(out / "run", {"task": "chain monomial", "lr": 0.1}, seed=seed) as run:
@@ -248,7 +249,7 @@ def _layer_frame(before: Report, after: Report) -> pd.DataFrame:
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("layer")
 
 
-def _layer_table(before: Report, after: Report) -> Table:
+def _layer_table(before: Report, after: Report) -> Group:
     columns = {"layer": "left", "shape": "left"} | dict.fromkeys(
         ("NFC before", "after", "centred", "C/UC", "moved"), "right"
     )

@@ -9,11 +9,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
-
-from featlearn.numerics.short import short_number
 
 __all__ = ["count", "pick_text", "plain", "print_files", "print_json", "result_console", "shorten", "text_table"]
 
@@ -46,7 +44,7 @@ def plain(value: Any) -> Any:
     return None if type(value).__name__ in ("NAType", "NaTType") else str(value)
 
 
-def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Table:
+def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Group:
     """A table for the terminal; texts are shown as they are, without markup.
 
     Args:
@@ -58,7 +56,7 @@ def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], captio
     cells = [[value if isinstance(value, Text) else Text(_cell(value)) for value in row] for row in rows]
     widths = [max([len(title), *(len(row[i]) for row in cells)]) for i, title in enumerate(columns)]
     room = result_console().width - sum(widths) - 3 * len(widths) - 1
-    table = Table(header_style="bold", caption=caption, caption_style="dim", caption_justify="left")
+    table = Table(header_style="bold")
     for i, (title, kind) in enumerate(columns.items()):
         table.add_column(
             Text(title), justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold"
@@ -68,7 +66,8 @@ def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], captio
                 row[i] = Text(shorten(row[i].plain, max(widths[i] + room, 8)))
     for row in cells:
         table.add_row(*row)
-    return table
+    # Beside the table, and not its caption, which would be as narrow as the table.
+    return Group(table, Text(caption, "dim")) if caption else Group(table)
 
 
 def print_files(console: Console, files: Iterable[tuple[Path | str, str]]) -> None:
@@ -105,4 +104,8 @@ def _cell(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return short_number(float(value)) if isinstance(value, Real) else str(value)
+    if not isinstance(value, Real):
+        return str(value)
+    from featlearn.numerics.short import short_number  # brings torch, which --help can do without
+
+    return short_number(float(value))
