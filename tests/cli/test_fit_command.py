@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import featlearn as fl
-from featlearn.rfm import load_tabular
+from featlearn.rfm import TableEncoder, load_tabular
 
 
 def people(n: int = 120) -> pd.DataFrame:
@@ -184,3 +184,50 @@ def test_the_task_is_told_by_the_target(values: list[Any], task: str, tmp_path: 
 
     series = pd.Series(values, name="y").dropna()
     assert target_values(series, "auto")[1] == task
+
+
+def test_a_table_in_parts_is_the_table(tmp_path: Path) -> None:
+    from featlearn.cli.tables import read_frugally, read_whole
+
+    (tmp_path / "t.csv").write_text(
+        "number,mixed,flag,empty,late,large,town\n"
+        "1.5,01,True,,,16777217,a\n"
+        "2.5,02,,,,16777219,b\n"
+        ",x,False,,5,1,b\n"
+        "4,03,True,,6,2,\n"
+    )
+    whole = read_whole(tmp_path / "t.csv")
+    parts = read_frugally(tmp_path / "t.csv", rows=2)
+    assert parts["number"].dtype == np.float32
+    assert list(parts["mixed"]) == ["01", "02", "x", "03"]
+    encoder = TableEncoder()
+    pd.testing.assert_frame_equal(encoder.fit_transform(parts), encoder.fit_transform(whole))
+
+
+def test_files_of_a_command_are_all_there_or_none(tmp_path: Path) -> None:
+    from featlearn.cli.outputs import check_folder, staged
+    from featlearn.errors import InputError
+
+    out = tmp_path / "out"
+
+    def interrupted() -> None:
+        with staged(out) as draft:
+            (draft / "a").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not out.exists()
+    for text in ("old", "new"):
+        with staged(out) as draft:
+            (draft / "run").mkdir()
+            (draft / "run" / "run.db").write_text(text)
+            (draft / "a").write_text(text)
+    assert (out / "run" / "run.db").read_text() == (out / "a").read_text() == "new"
+    assert sorted(path.name for path in out.iterdir()) == ["a", "run"]
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (out / "a").read_text() == "new"
+    (out / "run" / "run.db").unlink()
+    with pytest.raises(InputError, match="was not written by this command"):
+        check_folder(out, {"run": "run.db"})

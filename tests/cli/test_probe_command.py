@@ -19,6 +19,8 @@ CODE = """
 from torch import nn
 import beside
 
+print("made by hand")
+
 def net():
     return nn.Sequential(nn.Linear(64, beside.WIDTH), nn.ReLU(), nn.Linear(beside.WIDTH, 10))
 
@@ -27,6 +29,9 @@ def conv():
 
 def wrong():
     return nn.Linear(1 / 0, 2)
+
+def leave():
+    raise SystemExit("left")
 
 def nothing():
     return 3
@@ -55,7 +60,7 @@ def test_a_model_of_a_file_with_weights_and_a_loss(featlearn: Any, folder: Path)
         "--loss", "cross_entropy", "--weight-decay", "1e-3", "--rows", "100",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert done.err == ""
+    assert done.err == "made by hand\n"  # what the user's code prints is no result
     assert "2 layers on 100 rows of digits" in done.out
     for title in ("NFC", "centred", "FACT", "eNFA", "moved", "relgrad"):
         assert title in done.out
@@ -99,7 +104,8 @@ def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> 
     (folder / "empty").mkdir()
     digits = ("--data", "digits")
     for arguments, told in (
-        (("model.py:nett", *digits), "there is no 'nett'; there are net, conv, wrong, nothing"),
+        (("model.py:nett", *digits), "there is no 'nett'; there are net, conv, wrong, leave, nothing"),
+        (("model.py:leave", *digits), "raised SystemExit: left"),
         (("model.py:wrong", *digits), "raised ZeroDivisionError: division by zero (line"),
         (("model.py:nothing", *digits), "must give a torch.nn.Module, and gives a int"),
         (("none.py:net", *digits), "there is no file 'none.py'"),

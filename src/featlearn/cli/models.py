@@ -138,7 +138,7 @@ def _imported(source: str, place: str) -> Any:
         return module
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends the program when it is imported
         raise _raised(source, error) from error
 
 
@@ -152,14 +152,14 @@ def _made(source: str, module: Any, name: str) -> nn.Module:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # a factory that draws weights gives the same ones each time
                 found = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _raised(source, error) from error
     if not isinstance(found, nn.Module):
         raise InputError(f"{source!r} must give a torch.nn.Module, and gives a {type(found).__name__}")
     return found
 
 
-def _raised(source: str, error: Exception) -> InputError:
+def _raised(source: str, error: BaseException) -> InputError:
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"line {last.lineno} of {Path(last.filename).name}"
     return InputError(f"{source!r} raised {type(error).__name__}: {error} ({where})")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,10 +95,11 @@ def probe(
         if weight_decay is not None and loss is None:
             raise InputError("--weight-decay is for FACT, which needs --loss as well")
         began = time.perf_counter()
-        report, about = _probe(
-            source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
-            standardise, layers, outputs, seed,
-        )  # fmt: skip
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+            report, about = _probe(
+                source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
+                standardise, layers, outputs, seed,
+            )  # fmt: skip
         table = report.table([*_COLUMNS], strict=False)
         shown = _shown(table)
         drawn = _matrices(report)

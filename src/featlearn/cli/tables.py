@@ -34,17 +34,21 @@ def read_whole(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_frugally(path: Path) -> pd.DataFrame:
+def read_frugally(path: Path, rows: int = _PART) -> pd.DataFrame:
     """The same in parts: numbers as float32 where that is exact enough, texts as categories.
 
     A .csv file is read twice: what a column holds is known when all of it has been seen.
+
+    Args:
+        path: The file.
+        rows: Of a part.
     """
     if not _is_csv(path):
         return read_whole(path)
     header_of(path)  # says what is wrong with a file that is no table
     seen: dict[str, set[str]] = {}
     large: set[str] = set()
-    for part in parts_of(path):
+    for part in parts_of(path, rows=rows):
         for name, column in part.items():
             held = seen.setdefault(str(name), set())
             if column.notna().any():
@@ -57,7 +61,7 @@ def read_frugally(path: Path) -> pd.DataFrame:
             kinds[name] = np.float64 if name in large else np.float32
         elif held and held != {"boolean"}:
             kinds[name] = str
-    parts = list(parts_of(path, kinds))
+    parts = list(parts_of(path, kinds, rows=rows))
     if not parts or not sum(map(len, parts)):
         raise InputError(f"{path.name} has a header and no rows")
     return pd.DataFrame({name: _joined([part[name] for part in parts]) for name in parts[0].columns})
