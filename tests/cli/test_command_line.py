@@ -55,6 +55,21 @@ def test_the_dashboard_says_what_is_missing(featlearn: Any) -> None:
     assert "there is no folder 'nowhere'" in featlearn("dashboard", "nowhere").sentence
 
 
+def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    from featlearn.cli import dashboard as module
+
+    def without(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named 'starlette' for {name}", name="starlette")
+
+    monkeypatch.setattr("featlearn.cli.dashboard.importlib.import_module", without)
+    with pytest.raises(typer.Exit):
+        module.dashboard()
+    told = "the dashboard needs starlette, which is not installed: call pip install 'featlearn[dashboard]'"
+    assert capsys.readouterr().err == f"featlearn: {told}\n"
+
+
 def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
     import typer
 
