@@ -1,36 +1,32 @@
-"""The command, as a user types it."""
+"""``featlearn demo``, as a user types it."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import featlearn as fl
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "from featlearn.cli import app; app()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
-
-
-def test_demo_prints_the_table_and_writes_pictures_and_a_report(tmp_path: Path) -> None:
-    done = run("demo", "--out", str(tmp_path / "demo"))
-    assert done.returncode == 0, done.stderr
-    assert "NFC before" in done.stdout
-    assert "128 x 32" in done.stdout
-    assert done.stderr == ""  # the progress bar shows on terminals only
+def test_demo_prints_the_table_and_writes_pictures_a_report_and_a_page(featlearn: Any) -> None:
+    done = featlearn("demo")
+    assert done.code == 0, done.err
+    assert "NFC before" in done.out
+    assert "128 x 32" in done.out
+    assert done.err == ""  # the progress bar shows on terminals only
+    folder = featlearn.folder / "demo"
     for name in ("features.png", "layers.png", "spectrum.png", "wine.png"):
-        assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")
-    report = fl.Report.load(tmp_path / "demo" / "report")
-    assert f"{report['0'].nfc:.3f}" in done.stdout
-    assert "It looks at proline, flavanoids and alcohol most" in done.stdout
-    assert "The weights' spectrum is bulk + spikes: 1 new eigenvalue" in done.stdout
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    report = fl.Report.load(folder / "report")
+    assert f"{report['0'].nfc:.3f}" in done.out
+    assert "It looks at proline, flavanoids and alcohol most" in done.out
+    assert "The weights' spectrum is bulk + spikes: 1 new eigenvalue" in done.out
+    assert "demo/index.html" in done.out.splitlines()[-2]
+    page = (folder / "index.html").read_text()
+    assert page.count("data:image/png") == 5
+    assert page.count("<table>") == 3
+    assert "http" not in page.replace("http-equiv", "")
 
 
-def test_demo_says_why_it_cannot_write(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = run("demo", "--out", str(tmp_path / "file"))
-    assert done.returncode != 0
-    assert done.stderr.startswith("featlearn: ")
-    assert "Traceback" not in done.stderr
+def test_demo_says_why_it_cannot_write(featlearn: Any) -> None:
+    (featlearn.folder / "file").write_text("")
+    assert "a file" in featlearn("demo", "--out", "file").sentence

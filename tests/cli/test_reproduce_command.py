@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-CODE = "from featlearn.cli import app; app()"
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CODE, "reproduce", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def test_an_experiment_by_name_prints_and_writes_its_claims(tmp_path: Path) -> None:
-    done = run("nfa-fig1", "--scale", "smoke", "--out", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert "3 claims" in done.stdout
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
+def test_an_experiment_by_name_prints_and_writes_its_claims(form: str, featlearn: Any) -> None:
+    done = featlearn("reproduce", "nfa-fig1", "--scale", "smoke", "--out", "found", *["--json"] * (form == "json"))
+    assert done.code == 0, done.err
+    if form == "json":
+        assert [claim["experiment"] for claim in done.json["claims"]] == ["nfa-fig1"] * 3
+    else:
+        assert "3 claims" in done.out
     for name in ("index.html", "nfa-fig1.html", "ledger.csv", "ledger.json", "nfa-fig1/figure-1.png"):
-        assert (tmp_path / name).stat().st_size
+        assert (featlearn.folder / "found" / name).stat().st_size
 
 
-def test_the_list() -> None:
-    done = run("--list", "--paper", "nfa")
-    assert done.returncode == 0
-    assert "nfa-fig1" in done.stdout
+def test_the_list(featlearn: Any) -> None:
+    done = featlearn("reproduce", "--list", "--paper", "nfa")
+    assert done.code == 0
+    assert "nfa-fig1" in done.out
+    listed = featlearn("reproduce", "--list", "--paper", "fact", "--json").json
+    assert {experiment["paper"] for experiment in listed} == {"fact"}
 
 
 @pytest.mark.parametrize(
@@ -39,35 +35,29 @@ def test_the_list() -> None:
     [
         (["nfa-fgi1"], "did you mean nfa-fig1"),
         (["nfa-fig1", "--scale", "huge"], "smoke, quick or full"),
+        (["--paper", "other"], "nfa, fact, adaptive"),
     ],
-    ids=["name", "scale"],
+    ids=["name", "scale", "paper"],
 )
-def test_what_cannot_be_done_is_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = run(*arguments, "--out", str(tmp_path / "out"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("featlearn: ")
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "out").exists()
+def test_what_cannot_be_done_is_one_sentence(arguments: list[str], message: str, featlearn: Any) -> None:
+    done = featlearn("reproduce", *arguments, "--out", "out")
+    assert message in done.sentence
+    assert len(done.err.strip().splitlines()) == 1
+    assert not (featlearn.folder / "out").exists()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_ctrl_c_keeps_what_was_measured(jobs: str, tmp_path: Path) -> None:
-    arguments = ["nfa-fig1", "--scale", "full", "--jobs", jobs, "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "reproduce", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    points = tmp_path / "nfa-fig1" / "full" / "points"
-    deadline = time.monotonic() + 90
-    while not list(points.glob("*.safetensors")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all processes of the command
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "stopped. What was measured is kept in" in " ".join(errors.split())
-    assert "Traceback" not in errors
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_ctrl_c_keeps_what_was_measured(jobs: str, featlearn: Any) -> None:
+    points = featlearn.folder / "nfa-fig1" / "full" / "points"
+
+    def interrupt(pid: int) -> None:
+        deadline = time.monotonic() + 90
+        while not list(points.glob("*.safetensors")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(pid, signal.SIGINT)  # a terminal sends it to all processes of the command
+
+    done = featlearn("reproduce", "nfa-fig1", "--scale", "full", "--jobs", jobs, "--out", ".", meanwhile=interrupt)
+    assert done.code == 130
+    assert "stopped. What was measured is kept in" in done.err
+    assert "Traceback" not in done.err
     assert 1 <= len(list(points.glob("*.safetensors"))) < 10

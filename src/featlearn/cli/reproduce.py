@@ -4,55 +4,70 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from featlearn.errors import FeatlearnError
-from featlearn.html import write_ledger
-from featlearn.lab.experiments.claim import VERDICTS
-from featlearn.lab.experiments.experiment import PAPERS, Experiment
-from featlearn.lab.experiments.registry import find_experiments
-from featlearn.lab.reproduce import Reproduction, reproductions
+from featlearn.cli.outcome import exit_codes
+from featlearn.cli.printing import print_json, result_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from featlearn.lab.experiments.experiment import Experiment
+    from featlearn.lab.reproduce import Reproduction
 
 __all__ = ["reproduce"]
 
 _COLOURS = {"reproduced": "green", "differs": "red"}
-_INTERRUPTED = 130
 
 
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="As nfa-fig4; none, or all, is all of them.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    paper: Annotated[str | None, typer.Option(help=f"Those of one paper: {', '.join(PAPERS)}.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Those of one paper: nfa, fact, adaptive or spectral.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (seconds), quick (minutes) or full (the paper's size).")] = "quick",
     jobs: Annotated[int, typer.Option(help="Measurements at a time; -1 is one a core.")] = 1,
     backend: Annotated[str, typer.Option(help="loky (processes here), threading or ray (a cluster).")] = "loky",
     out: Annotated[Path, typer.Option(help="Folder for what is measured, and for the pages.")] = Path("reproductions"),
     device: Annotated[str, typer.Option(help="Only cpu, for now.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON instead.")] = False,
 ) -> None:
     """Run what the papers ran, and say claim by claim whether it holds here.
 
-    Measurements are kept: called again, it goes on where it was. Data sets come from the folder that FEATLEARN_DATA
-    names; an experiment whose data are not there says which files it wants.
+    Measurements are kept: called again, it goes on where it was. Data sets
+    come from the folder that FEATLEARN_DATA names; an experiment whose data
+    are not there says which files it wants.
 
     Examples:
       featlearn reproduce --list
       featlearn reproduce nfa-fig1 nfa-fig4
       featlearn reproduce --paper fact --scale full --jobs 2
     """
-    console = Console(highlight=False)
     done: list[Reproduction] = []
     page: Path | None = None
-    try:
+
+    def kept() -> str:
+        page_text = f", and {page} shows what is finished" if page else ""
+        return f"What was measured is kept in {out}{page_text}; the same command goes on from there."
+
+    with exit_codes(kept):
+        from featlearn.html import write_ledger
+        from featlearn.lab.experiments.registry import find_experiments
+        from featlearn.lab.reproduce import reproductions
+
+        console = result_console()
         chosen = find_experiments(names or (), paper)
         if listed:
-            console.print(_listing(chosen))
+            if as_json:
+                print_json([_described(experiment) for experiment in chosen])
+            else:
+                console.print(_listing(chosen))
             return
         with _progress() as progress:
             task = progress.add_task("", total=None)
@@ -66,21 +81,19 @@ def reproduce(
             ):
                 page = write_ledger([found], out)
                 done.append(found)
-                progress.console.print(_line(found))
-    except KeyboardInterrupt:
-        page_text = f", and {page} shows what is finished" if page else ""
-        Console(stderr=True, highlight=False).print(
-            f"\nfeatlearn: stopped. What was measured is kept in {out}{page_text}; the same command goes on from there."
-        )
-        raise typer.Exit(_INTERRUPTED) from None
-    except (FeatlearnError, OSError) as error:
-        raise SystemExit(f"featlearn: {error}") from error
-    console.print(_ledger(done))
-    console.print(_summary(done))
-    console.print(f"  {page} [dim]all claims, with figures[/dim]")
+                if not as_json:
+                    progress.console.print(_line(found))
+        if as_json:
+            print_json({"claims": _claims(done), "page": str(page)})
+            return
+        console.print(_ledger(done))
+        console.print(_summary(done))
+        console.print(f"  {page} [dim]all claims, with figures[/dim]")
 
 
 def _progress() -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         console=Console(stderr=True, highlight=False), transient=True, disable=not sys.stderr.isatty(),
@@ -91,7 +104,21 @@ def _show(progress: Progress, task: TaskID, name: str, measured: int, points: in
     progress.update(task, description=f"{name} ({done + 1} of {total})", completed=measured, total=points)
 
 
+def _described(experiment: Experiment) -> dict[str, Any]:
+    return {name: getattr(experiment, name) for name in ("name", "title", "paper", "covers", "data")}
+
+
+def _claims(done: list[Reproduction]) -> list[dict[str, Any]]:
+    return [
+        {"experiment": found.experiment.name, **asdict(claim), "verdict": claim.verdict}
+        for found in done
+        for claim in found.claims
+    ]
+
+
 def _line(found: Reproduction) -> Text:
+    from featlearn.lab.experiments.claim import VERDICTS
+
     counts = Counter(claim.verdict for claim in found.claims)
     line = Text(f"{found.experiment.name:20s} {found.seconds:6.0f} s  ", style="bold" if counts["differs"] else "")
     for verdict in VERDICTS:
@@ -130,6 +157,8 @@ def _ledger(done: list[Reproduction]) -> Table:
 
 
 def _summary(done: list[Reproduction]) -> str:
+    from featlearn.lab.experiments.claim import VERDICTS
+
     counts = Counter(claim.verdict for found in done for claim in found.claims)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
     return f"{sum(counts.values())} claims: {told or 'none'}"

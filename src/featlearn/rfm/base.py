@@ -280,6 +280,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         Parameters that JSON cannot hold (a splitter, held-out rows, a RandomState) are left out: they do not matter
         to predictions.
         """
+        save_machine(path, *self._stored())
+
+    def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of the fitted machine, as `save_machine` takes it."""
         check_is_fitted(self, "feature_matrix_")
         machine = self._machine
         tensors = {
@@ -299,7 +303,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             "feature_names": self.feature_names() if hasattr(self, "feature_names_in_") else None,
             **self._own_state(),
         }
-        save_machine(path, tensors, described)
+        return tensors, described
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

@@ -58,7 +58,8 @@ def _read(path: Path, ending: str) -> pd.DataFrame:
     try:
         if ending == ".parquet":
             return pd.read_parquet(path, engine="pyarrow")
-        return pd.read_csv(path, sep=_SEPARATORS[ending])
+        # All at once: in parts, "01" would be a number in one of them and a text in the next.
+        return pd.read_csv(path, sep=_SEPARATORS[ending], low_memory=False)
     except ImportError as error:
         raise InputError(
             f"reading {path.name} needs pyarrow, which is not installed: "

@@ -1,0 +1,86 @@
+"""How a command ends: trouble in one plain sentence, and an exit code that a script can go by."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import typer
+
+from featlearn.errors import FeatlearnError
+
+__all__ = ["FAILED", "INTERRUPTED", "exit_codes", "remark", "show_tracebacks"]
+
+FAILED = 1
+INTERRUPTED = 130
+"""What shells use for a process that Ctrl-C has ended: 128 and the number of the signal."""
+
+_NOTHING = "Nothing was written."
+_tracebacks = False
+
+
+def show_tracebacks(asked: bool) -> None:
+    """Whether trouble shows where it happened, for the rest of the process (``featlearn --debug``)."""
+    global _tracebacks
+    _tracebacks = asked
+
+
+def remark(text: str) -> None:
+    """Tell the user something that is no trouble, on stderr: stdout is for results."""
+    print(f"featlearn: {_one_line(text)}", file=sys.stderr)
+
+
+@contextmanager
+def exit_codes(kept: str | Callable[[], str] = _NOTHING) -> Iterator[None]:
+    """Run the body of a command, and turn what goes wrong into a sentence on stderr and an exit code.
+
+    1 is trouble, 130 is Ctrl-C; 2, a wrong option, is typer's own. Warnings of the library become remarks.
+
+    Args:
+        kept: A sentence for Ctrl-C: what is on disk now. Called if it is a function.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            yield
+    except KeyboardInterrupt:
+        _end(f"stopped. {kept() if callable(kept) else kept}", INTERRUPTED)
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+        raise  # typer's own way to end, and a reader of our output who has seen enough
+    except (FeatlearnError, OSError) as error:
+        _end(str(error), FAILED)
+    except MemoryError:
+        _end("there is not enough memory: take fewer rows, or close other programs", FAILED)
+    except Exception as error:
+        _end(f"{type(error).__name__}: {error} (featlearn --debug ... shows where)", FAILED)
+
+
+def _end(sentence: str, code: int) -> None:
+    if _tracebacks:
+        traceback.print_exc()
+    remark(sentence)
+    raise typer.Exit(code) from None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+    **_: Any,
+) -> None:
+    """Show a warning that is meant for users as a remark, and others only to those who look for bugs."""
+    if issubclass(category, UserWarning):
+        remark(str(message))
+    elif _tracebacks:
+        remark(f"{filename}:{lineno}: {category.__name__}: {message}")

@@ -1,0 +1,216 @@
+"""Tables as commands take them: whole, in parts for files that are large, and the column to predict."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from featlearn.cli.outcome import remark
+from featlearn.cli.printing import count, pick_text
+from featlearn.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["header_of", "parts_of", "read_frugally", "read_whole", "split_target", "target_values"]
+
+_PART = 50_000
+_CLASSES = 10
+_EXACT = 2.0**24  # whole numbers up to here are exact in float32
+
+
+def read_whole(path: Path) -> pd.DataFrame:
+    """A table with a header line, refused in one sentence if it is none."""
+    from featlearn.lab.tasks import read_table
+
+    frame = read_table(path)
+    if not len(frame):
+        raise InputError(f"{path.name} has a header and no rows")
+    return frame
+
+
+def read_frugally(path: Path, rows: int = _PART) -> pd.DataFrame:
+    """The same in parts: numbers as float32 where that is exact enough, texts as categories.
+
+    A .csv file is read twice: what a column holds is known when all of it has been seen.
+
+    Args:
+        path: The file.
+        rows: Of a part.
+    """
+    if not _is_csv(path):
+        return read_whole(path)
+    header_of(path)  # says what is wrong with a file that is no table
+    seen: dict[str, set[str]] = {}
+    large: set[str] = set()
+    for part in parts_of(path, rows=rows):
+        for name, column in part.items():
+            held = seen.setdefault(str(name), set())
+            if column.notna().any():
+                held.add(_held(column))
+                if held == {"number"} and (column.abs() > _EXACT).any():
+                    large.add(str(name))
+    kinds: dict[str, Any] = {}
+    for name, held in seen.items():
+        if held == {"number"}:
+            kinds[name] = np.float64 if name in large else np.float32
+        elif held and held != {"boolean"}:
+            kinds[name] = str
+    parts = list(parts_of(path, kinds, rows=rows))
+    if not parts or not sum(map(len, parts)):
+        raise InputError(f"{path.name} has a header and no rows")
+    return pd.DataFrame({name: _joined([part[name] for part in parts]) for name in parts[0].columns})
+
+
+def header_of(path: Path) -> list[str]:
+    """Names of the columns of a table."""
+    from featlearn.lab.tasks import read_table
+
+    if not _is_csv(path):
+        if path.suffix.lower() == ".parquet" and path.is_file():
+            with _NoTable(path):
+                return [str(name) for name in _parquet(path).read_schema(path).names]
+        return [str(name) for name in read_table(path).columns]
+    if not path.is_file() or path.stat().st_size == 0:
+        read_table(path)  # raises what there is to say
+    with _NoTable(path):
+        return [str(name) for name in pd.read_csv(path, nrows=0, sep=_separator(path)).columns]
+
+
+def parts_of(
+    path: Path, kinds: dict[str, Any] | None = None, columns: Sequence[str] | None = None, rows: int = _PART
+) -> Iterator[pd.DataFrame]:
+    """A table in parts, so that it need not be in memory as a whole.
+
+    Args:
+        path: The file.
+        kinds: What columns hold, where that is known.
+        columns: Only these.
+        rows: Of a part.
+    """
+    with _NoTable(path):
+        if _is_csv(path):
+            yield from pd.read_csv(
+                path,
+                sep=_separator(path),
+                chunksize=rows,
+                dtype=kinds,
+                usecols=None if columns is None else list(columns),
+                low_memory=False,
+            )
+        else:
+            with _parquet(path).ParquetFile(path) as stored:
+                for batch in stored.iter_batches(batch_size=rows, columns=columns):
+                    yield batch.to_pandas()
+
+
+def split_target(
+    frame: pd.DataFrame, target: str, drop: Sequence[str], name: str
+) -> tuple[pd.DataFrame, pd.Series[Any]]:
+    """Inputs and target; rows without a target are left out, with a remark."""
+    for column in (target, *drop):
+        if column not in frame.columns:
+            option = "--target" if column == target else "--drop"
+            raise InputError(
+                f"{name} has no column {column!r} ({option}): its columns are {pick_text(map(repr, frame.columns), 20)}"
+            )
+    if target in drop:
+        raise InputError(f"{target!r} is the target and cannot be dropped")
+    known = frame[target].notna()
+    if not known.any():
+        raise InputError(f"the column {target!r} of {name} is empty: there is nothing to learn")
+    if not known.all():
+        remark(f"{count(int((~known).sum()), 'row')} without a value of {target!r} left out")
+    X = frame.loc[known].drop(columns=[target, *drop])
+    if not X.shape[1]:
+        raise InputError(f"{name} has no column left to learn {target!r} from")
+    return X, frame.loc[known, target]
+
+
+def target_values(y: pd.Series[Any], task: str) -> tuple[NDArray[Any], str, str]:
+    """Targets as an estimator takes them, the task, and why it is this one.
+
+    Args:
+        y: Without gaps.
+        task: ``"regression"``, ``"classification"``, or ``"auto"``: texts, booleans and a few different whole numbers
+            are classes.
+    """
+    numeric = pd.api.types.is_numeric_dtype(y.dtype) and not pd.api.types.is_bool_dtype(y.dtype)
+    held = pd.api.types.infer_dtype(y)
+    different = int(y.nunique())
+    whole = numeric and bool((y % 1 == 0).all())
+    why = "asked for"
+    if task == "auto":
+        few = whole and different <= min(_CLASSES, len(y) / 5)
+        task = "classification" if few or not numeric else "regression"
+        of = "whole numbers" if whole else "numbers" if numeric else "booleans" if held == "boolean" else "texts"
+        why = f"{y.name!r} holds {different} different {of}"
+    if task == "regression":
+        try:
+            return y.to_numpy(dtype=np.float64), task, why
+        except (ValueError, TypeError):
+            held_text = next(v for v in y if not isinstance(v, int | float))
+            raise InputError(
+                f"regression needs numbers, and {y.name!r} holds {held_text!r}: pass --task classification"
+            ) from None
+    if different < 2:
+        raise InputError(f"{y.name!r} holds one value only, {y.iloc[0]!r}: there is nothing to tell apart")
+    if different > max(1000, len(y) // 2):
+        raise InputError(f"{y.name!r} holds {different:,} different values, too many for classes: --task regression")
+    if whole:
+        return y.to_numpy(dtype=np.int64), task, why
+    if numeric or held == "boolean":
+        return y.to_numpy(dtype=bool if held == "boolean" else np.float64), task, why
+    return np.array([str(value) for value in y], dtype=object), task, why
+
+
+def _held(column: pd.Series[Any]) -> str:
+    if pd.api.types.infer_dtype(column, skipna=True) == "boolean":
+        return "boolean"
+    return "number" if pd.api.types.is_numeric_dtype(column.dtype) else "text"
+
+
+def _joined(parts: list[pd.Series[Any]]) -> pd.Series[Any]:
+    """Parts of one column; texts become categories, which are kept once."""
+    if any(pd.api.types.infer_dtype(part, skipna=True) == "string" for part in parts):
+        joined = pd.api.types.union_categoricals([part.astype("category") for part in parts])
+        return pd.Series(joined, name=parts[0].name)
+    return pd.concat(parts, ignore_index=True)
+
+
+class _NoTable:
+    """Turns what pandas and pyarrow say of a file that is no table into one sentence."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, ValueError | EOFError) and not isinstance(error, InputError):
+            reason = str(error).strip().split("\n")[0]
+            raise InputError(f"{self.path.name} cannot be read as a table: {reason}") from error
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise InputError(
+            f"reading {path.name} needs pyarrow, which is not installed: "
+            "call pip install 'featlearn[tables]', or save the table as .csv"
+        ) from None
+
+
+def _is_csv(path: Path) -> bool:
+    return path.name.lower().endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz"))
+
+
+def _separator(path: Path) -> str:
+    return "\t" if ".tsv" in path.name.lower() else ","

@@ -1,0 +1,81 @@
+"""What all commands share: help, exit codes, and how trouble is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMANDS = (
+    "demo", "probe", "spectra", "fit", "predict", "reproduce", "dashboard",
+    "runs list", "runs show", "runs compare", "runs export", "runs remove",
+)  # fmt: skip
+
+
+def test_every_command_has_help_with_examples_that_name_it(featlearn: Any) -> None:
+    whole = featlearn("--help")
+    assert whole.code == 0
+    for command in COMMANDS:
+        assert command.split()[0] in whole.out
+        told = featlearn(*command.split(), "--help")
+        assert told.code == 0
+        assert f"featlearn {command}" in told.out.split("Examples:")[1]
+        assert "--json" in told.out
+        assert max(map(len, told.out.splitlines())) <= 80
+    assert "--install-completion" in whole.out
+
+
+def test_the_module_is_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "featlearn", "runs", "list", "nowhere"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "featlearn: there is no folder 'nowhere'\n"
+
+
+def test_a_traceback_is_shown_to_those_who_ask(featlearn: Any) -> None:
+    told = featlearn("--debug", "runs", "show", "nowhere")
+    assert told.code == 1
+    assert "Traceback" in told.err
+    assert told.err.strip().splitlines()[-1].startswith("featlearn: ")
+    assert featlearn("runs", "show", "nowhere").sentence == told.err.strip().splitlines()[-1]
+
+
+def test_wrong_options_end_with_2(featlearn: Any) -> None:
+    for arguments in (("nonsense",), ("runs", "list", "--wrong"), ("predict", "model"), ("dashboard", "--port", "x")):
+        done = featlearn(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert "Traceback" not in done.err
+    assert featlearn("--version").out.startswith("featlearn ")
+
+
+def test_the_dashboard_says_what_is_missing(featlearn: Any) -> None:
+    assert "there is no folder 'nowhere'" in featlearn("dashboard", "nowhere").sentence
+
+
+def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    from featlearn.cli import dashboard as module
+
+    def without(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named 'starlette' for {name}", name="starlette")
+
+    monkeypatch.setattr("featlearn.cli.dashboard.importlib.import_module", without)
+    with pytest.raises(typer.Exit):
+        module.dashboard()
+    told = "the dashboard needs starlette, which is not installed: call pip install 'featlearn[dashboard]'"
+    assert capsys.readouterr().err == f"featlearn: {told}\n"
+
+
+def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    import typer
+
+    from featlearn.cli.outcome import exit_codes
+
+    with pytest.raises(typer.Exit) as ended, exit_codes():
+        raise ZeroDivisionError("two\nlines")
+    assert ended.value.exit_code == 1
+    assert capsys.readouterr().err == "featlearn: ZeroDivisionError: two lines (featlearn --debug ... shows where)\n"

@@ -1,0 +1,178 @@
+"""``featlearn probe`` and ``featlearn spectra``, as a user types them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import featlearn as fl
+
+CODE = """
+from torch import nn
+import beside
+
+print("made by hand")
+
+def net():
+    return nn.Sequential(nn.Linear(64, beside.WIDTH), nn.ReLU(), nn.Linear(beside.WIDTH, 10))
+
+def conv():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+def wrong():
+    return nn.Linear(1 / 0, 2)
+
+def leave():
+    raise SystemExit("left")
+
+def nothing():
+    return 3
+
+instance = nn.Linear(64, 3)
+"""
+
+
+@pytest.fixture
+def folder(featlearn: Any) -> Path:
+    here: Path = featlearn.folder
+    (here / "model.py").write_text(CODE)
+    (here / "beside.py").write_text("WIDTH = 16\n")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    torch.save({"state_dict": net.state_dict()}, here / "start.pt")
+    with torch.no_grad():
+        net[0].weight += 0.1 * torch.randn(16, 64)
+    save_file({f"module.{k}": v for k, v in net.state_dict().items()}, here / "end.safetensors")
+    return here
+
+
+def test_a_model_of_a_file_with_weights_and_a_loss(featlearn: Any, folder: Path) -> None:
+    done = featlearn(
+        "probe", "model.py:net", "--data", "digits", "--checkpoint", "end.safetensors", "--initial", "start.pt",
+        "--loss", "cross_entropy", "--weight-decay", "1e-3", "--rows", "100",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.err == "made by hand\n"  # what the user's code prints is no result
+    assert "2 layers on 100 rows of digits" in done.out
+    for title in ("NFC", "centred", "FACT", "eNFA", "moved", "relgrad"):
+        assert title in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+    report = fl.Report.load(folder / "probe/report")
+    assert report.samples == 100
+    assert f"{report['0'].centered_nfc:.3f}" in done.out
+    matrices = load_file(folder / "probe/matrices.safetensors")
+    torch.testing.assert_close(matrices["0/agop"], report["0"].agop.float())
+    page = (folder / "probe/index.html").read_text()
+    assert page.count("data:image/png") == 3
+
+    told = featlearn(
+        "probe", "model:conv", "--data", "digits", "--rows", "20", "--layers", "0", "--out", "c", "--json"
+    ).json
+    assert [row["layer"] for row in told["layers"]] == ["0"]
+    assert told["samples"] == 20
+
+
+def test_data_from_files(featlearn: Any, folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 64)), rng.integers(0, 3, 30)
+    save_file({"X": torch.tensor(X), "y": torch.tensor(y)}, folder / "xy.safetensors")
+    pd.DataFrame(X).add_prefix("c").assign(label=np.array(["a", "b", "c"])[y]).to_parquet(folder / "xy.parquet")
+    found = [
+        featlearn("probe", "model.py:instance", "--data", *data, "--loss", "mse", "--json").json["layers"][0]
+        for data in (["xy.safetensors"], ["xy.parquet", "--target", "label"])
+    ]
+    assert found[0]["enfa"] > 0
+    # Rounded otherwise, where memory is aligned otherwise.
+    assert found[1]["enfa"] == pytest.approx(found[0]["enfa"], abs=1e-6)
+
+
+def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> None:
+    (folder / "texts.csv").write_text("a,b\nx,1\ny,2\n")
+    (folder / "junk.npz").write_bytes(os.urandom(200))
+    (folder / "objects.npz").write_bytes(b"")
+    np.savez(folder / "objects.npz", X=np.array([{"a": 1}], dtype=object))
+    (folder / "junk.pt").write_bytes(os.urandom(200))
+    (folder / "lines.txt").write_text("some words\n")
+    (folder / "empty").mkdir()
+    digits = ("--data", "digits")
+    for arguments, told in (
+        (("model.py:nett", *digits), "there is no 'nett'; there are net, conv, wrong, leave, nothing"),
+        (("model.py:leave", *digits), "raised SystemExit: left"),
+        (("model.py:wrong", *digits), "raised ZeroDivisionError: division by zero (line"),
+        (("model.py:nothing", *digits), "must give a torch.nn.Module, and gives a int"),
+        (("none.py:net", *digits), "there is no file 'none.py'"),
+        (("no_such_module:net", *digits), "No module named 'no_such_module'"),
+        (("end.safetensors", *digits), "pass the weights with --checkpoint"),
+        (("program.pt2", *digits), "name the code that makes the model"),
+        (("empty", *digits), "no config.json"),
+        (("model.py", *digits), "path/to/file.py:factory"),
+        (("model.py:net", *digits, "--checkpoint", "junk.pt"), "junk.pt"),
+        (("model.py:conv", *digits, "--checkpoint", "start.pt"), "do not fit the model"),
+        (("model.py:net", *digits, "--weight-decay", "1"), "needs --loss"),
+        (("model.py:net", *digits, "--outputs", "some"), "--outputs must be"),
+        (("model.py:net", *digits, "--layers", "x*"), "x*"),
+        (("model.py:net", "--data", "iris"), "the model cannot take 150 rows of iris, inputs of shape 4"),
+        (("model.py:net", "--data", "texts.csv", "--target", "b"), "are none: a"),
+        (("model.py:net", "--data", "junk.npz"), "junk.npz"),
+        (("model.py:net", "--data", "objects.npz"), "objects.npz"),
+        (("model.py:net", "--data", "lines.txt"), "only a Hugging Face folder"),
+        (("model.py:net", "--data", "nowhere"), "digits"),
+    ):
+        sentence = featlearn("probe", *arguments).sentence
+        assert told in sentence, (arguments, sentence)
+    assert not (folder / "probe").exists()
+
+
+@pytest.mark.slow
+def test_a_hugging_face_folder_on_lines_of_text(featlearn: Any, folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    lines = ["the cat sat on the mat", "a dog ran over the hill"] * 4
+    vocabulary = {word: i for i, word in enumerate(sorted({w for line in lines for w in line.split()} | {"?"}))}
+    cutter = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    cutter.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=cutter, unk_token="?").save_pretrained(folder / "gpt")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=len(vocabulary), n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt")
+    (folder / "lines.txt").write_text("\n".join(lines))
+    told = featlearn("probe", "gpt", "--data", "lines.txt", "--loss", "cross_entropy", "--json").json
+    assert told["samples"] == 6
+    assert "lm_head" in [row["layer"] for row in told["layers"]]
+    found = featlearn("spectra", "gpt", "--json").json
+    assert "transformer.h.0.attn.c_attn.q" in [row["matrix"] for row in found["matrices"]]
+
+
+def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> None:
+    save_file({f"layers.{i}.weight": torch.randn(80, 60) for i in range(14)}, folder / "many.safetensors")
+    done = featlearn("spectra", "many.safetensors")
+    assert done.code == 0, done.err
+    assert "pictures of the first 12 of 14" in done.out
+    assert max(map(len, done.out.splitlines())) <= 80
+    page = (folder / "spectra/index.html").read_text()
+    assert page.count("data:image/png") == 12
+    assert "the first 12 of 14 matrices" in page
+    assert len(pd.read_csv(folder / "spectra/spectra.csv")) == 14
+    told = featlearn("spectra", "end.safetensors", "--initial", "start.pt", "--out", "s", "--json").json
+    assert [row["matrix"] for row in told["matrices"]] == ["0", "2"]
+    (folder / "junk.pt").write_bytes(os.urandom(200))
+    (folder / "junk.safetensors").write_bytes(os.urandom(200))
+    (folder / "empty").mkdir()
+    for source, message in (
+        ("junk.pt", "a pickle is never executed"),
+        ("junk.safetensors", "no readable safetensors"),
+        ("empty", "holds no weights"),
+        ("none.pt", "does not exist"),
+        ("model.py", "weights are read from"),
+    ):
+        assert message in featlearn("spectra", source, "--out", "never").sentence
+    assert not (folder / "never").exists()

@@ -1,0 +1,104 @@
+"""Pipelines of a table and a machine, on disk and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors
+from safetensors.numpy import save_file
+
+from featlearn import RFMClassifier, RFMRegressor, make_tabular
+from featlearn.errors import InputError
+from featlearn.rfm import column_kinds, load_tabular, save_tabular
+
+
+def people(n: int = 90) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(40, 12, n),
+            "colour": rng.choice(["red", 'blue, "light"', "grün"], n),
+            "member": rng.random(n) < 0.5,
+            "town": [f"town {i}" for i in rng.integers(0, 12, n)],
+            "one": 1.0,
+            "when": pd.date_range("2020", periods=n),
+            "nothing": np.nan,
+        }
+    )
+    frame.loc[::7, "age"] = np.nan
+    frame.loc[::9, "colour"] = None
+    return frame
+
+
+LABELS = {
+    "text": np.array(["no", "perhaps", "yes, so"], dtype=object),
+    "numbers": np.array([3, 7, 9]),
+    "booleans": np.array([False, True, True]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:columns of dates")
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_classifier_predicts_the_same_bits(labels: str, tmp_path: Path) -> None:
+    frame = people()
+    y = LABELS[labels][np.random.default_rng(1).integers(0, 3, len(frame))]
+    model = make_tabular(RFMClassifier(n_iter=1, random_state=0), max_categories=5).fit(frame, y)
+    save_tabular(tmp_path / "model.safetensors", model, {"target": "answer"})
+    again, about = load_tabular(tmp_path / "model.safetensors")
+    assert about == {"target": "answer"}
+    new = frame.assign(colour="green", town="elsewhere")[::-1]
+    for rows in (frame, new):
+        np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
+        np.testing.assert_array_equal(again.predict_proba(rows), model.predict_proba(rows))
+    assert again.predict(frame).dtype == model.predict(frame).dtype
+    assert list(again["table"].get_feature_names_out()) == list(model["table"].get_feature_names_out())
+    kinds = column_kinds(again)
+    assert (kinds["age"], kinds["colour"], kinds["member"], kinds["when"]) == ("number", "category", "number", "unused")
+    with pytest.raises(InputError, match="lacks columns that were there at fit: age"):
+        again.predict(frame.drop(columns="age"))
+
+
+def test_a_regressor_on_an_array_predicts_the_same_bits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(60, 3)), rng.normal(size=60)
+    model = make_tabular(RFMRegressor(n_iter=1, centers=20)).fit(X, y)
+    save_tabular(tmp_path / "model.safetensors", model)
+    np.testing.assert_array_equal(load_tabular(tmp_path / "model.safetensors")[0].predict(X), model.predict(X))
+
+
+def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    good = tmp_path / "good.safetensors"
+    model = make_tabular(RFMRegressor(n_iter=0)).fit(people(30)[["age", "colour"]], np.arange(30.0))
+    save_tabular(good, model)
+    with safetensors.safe_open(good, framework="np") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        header = json.loads(stored.metadata()["featlearn"])
+    junk = tmp_path / "junk.safetensors"
+    for change in (
+        {"kind": "RFMRegressor"},
+        {"schema_version": 99},
+        {"table": None},
+        {"machine": {"kind": "os.system"}},
+        {"table": header["table"] | {"columns": header["table"]["columns"][:1]}},
+        {
+            "table": header["table"]
+            | {"columns": [{"kind": "number", "name": "age", "mean": 0, "scale": 0, "marked": 1}]}
+        },
+        {"table": header["table"] | {"feature_names": ["a", "b"]}},
+    ):
+        save_file(tensors, junk, {"featlearn": json.dumps(header | change)})
+        with pytest.raises(InputError):
+            load_tabular(junk)
+    save_file({"x": np.zeros(2)}, junk)
+    for path in (junk, tmp_path / "none"):
+        with pytest.raises(InputError):
+            load_tabular(path)
+    junk.write_bytes(bytes(range(256)))
+    with pytest.raises(InputError, match="no saved machine"):
+        load_tabular(junk)
+    with pytest.raises(InputError, match="make_tabular"):
+        save_tabular(junk, model["estimator"])
