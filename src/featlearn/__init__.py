@@ -1,38 +1,42 @@
 """featlearn: measure, predict and use feature learning."""
 
+import importlib
 import logging
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from featlearn import runs, spectra, theory
-from featlearn.adaptive import AdaptiveTangentRegressor
 from featlearn.errors import FeatlearnError, InputError, RunStoreError, UnsupportedModelError
-from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
-from featlearn.kernels import (
-    AverageKernel,
-    LazyRegressor,
-    average_ntk,
-    centred_alignment,
-    ck,
-    kernel_target_alignment,
-    label_kernel,
-    ntk,
-    ntk_operator,
-    ptk,
-)
-from featlearn.numerics import (
-    corrupt,
-    cosine,
-    frobenius_norm,
-    hutchpp_trace,
-    pearson,
-    principal_angles,
-    psd_power,
-    top_eigenpairs,
-)
-from featlearn.optim import SLO, AdaptiveSLO
-from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
-from featlearn.spectra import weight_spectra
-from featlearn.training import Monitor
+
+if TYPE_CHECKING:
+    from featlearn import runs, spectra, theory
+    from featlearn.adaptive import AdaptiveTangentRegressor
+    from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, egop, probe
+    from featlearn.kernels import (
+        AverageKernel,
+        LazyRegressor,
+        average_ntk,
+        centred_alignment,
+        ck,
+        kernel_target_alignment,
+        label_kernel,
+        ntk,
+        ntk_operator,
+        ptk,
+    )
+    from featlearn.numerics import (
+        corrupt,
+        cosine,
+        frobenius_norm,
+        hutchpp_trace,
+        pearson,
+        principal_angles,
+        psd_power,
+        top_eigenpairs,
+    )
+    from featlearn.optim import SLO, AdaptiveSLO
+    from featlearn.rfm import RFMClassifier, RFMRegressor, load_tabular, make_tabular, save_tabular
+    from featlearn.spectra import weight_spectra
+    from featlearn.training import Monitor
 
 __all__ = [  # noqa: RUF022  # grouped by use
     # measure a model
@@ -66,7 +70,9 @@ __all__ = [  # noqa: RUF022  # grouped by use
     # kernel machines that learn features
     "RFMClassifier",
     "RFMRegressor",
+    "load_tabular",
     "make_tabular",
+    "save_tabular",
     # compare and transform matrices
     "corrupt",
     "cosine",
@@ -85,5 +91,60 @@ __all__ = [  # noqa: RUF022  # grouped by use
 ]
 
 __version__ = version("featlearn")
+
+_OWNERS = {
+    name: module
+    for module, names in {
+        "featlearn.adaptive": ("AdaptiveTangentRegressor",),
+        "featlearn.features": ("FeatureAccumulator", "LayerFeatures", "NotMeasuredError", "Report", "egop", "probe"),
+        "featlearn.kernels": (
+            "AverageKernel",
+            "LazyRegressor",
+            "average_ntk",
+            "centred_alignment",
+            "ck",
+            "kernel_target_alignment",
+            "label_kernel",
+            "ntk",
+            "ntk_operator",
+            "ptk",
+        ),
+        "featlearn.numerics": (
+            "corrupt",
+            "cosine",
+            "frobenius_norm",
+            "hutchpp_trace",
+            "pearson",
+            "principal_angles",
+            "psd_power",
+            "top_eigenpairs",
+        ),
+        "featlearn.optim": ("SLO", "AdaptiveSLO"),
+        "featlearn.rfm": ("RFMClassifier", "RFMRegressor", "load_tabular", "make_tabular", "save_tabular"),
+        "featlearn.spectra": ("weight_spectra",),
+        "featlearn.training": ("Monitor",),
+    }.items()
+    for name in names
+}
+_PACKAGES = (
+    "adaptive", "capture", "dashboard", "features", "html", "kernels", "lab", "layers", "numerics", "optim", "plots",
+    "rfm", "runs", "spectra", "theory", "training",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name, or a package, when it is first used: ``featlearn --help`` need not wait for torch."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"featlearn.{name}")
+    if name not in _OWNERS:
+        raise AttributeError(f"module 'featlearn' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_OWNERS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
+
 
 logging.getLogger("featlearn").addHandler(logging.NullHandler())

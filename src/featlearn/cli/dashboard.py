@@ -17,7 +17,7 @@ __all__ = ["dashboard"]
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, with all folders below it.")] = Path(),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8050,
     host: Annotated[str, typer.Option(help="Address to listen on; this machine alone by default.")] = "127.0.0.1",
     token: Annotated[str | None, typer.Option(help="A word that visitors must know.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
@@ -28,7 +28,7 @@ def dashboard(
 
     Examples:
       featlearn dashboard demo --open
-      featlearn dashboard runs --port 9000 --token secret
+      featlearn dashboard runs --port 9000 --host 0.0.0.0 --token a-long-secret-word
       featlearn dashboard runs --export runs.html
     """
     with exit_codes("The runs are as they were."):
@@ -48,17 +48,12 @@ def dashboard(
             else:
                 print_files(result_console(), [(export, "all runs on one page")])
             return
-        if show:
-            _open_soon(f"http://{host}:{port}/" + (f"?token={token}" if token else ""))
-        remark(f"runs of {folder} on http://{host}:{port}, until Ctrl-C")
-        server.serve(folder, host=host, port=port, token=token)
 
+        def ready(address: str) -> None:
+            remark(f"runs of {folder} on {address}, until Ctrl-C")
+            if show:
+                import webbrowser
 
-def _open_soon(address: str) -> None:
-    """Open a browser once the server has had time to start."""
-    import threading
-    import webbrowser
+                webbrowser.open(address)
 
-    timer = threading.Timer(1.0, webbrowser.open, (address,))
-    timer.daemon = True
-    timer.start()
+        server.serve(folder, host=host, port=port, token=token, ready=ready)
