@@ -163,7 +163,8 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     """Call the model on a batch and pick the output tensor.
 
     Without ``forward``: a tensor is the argument, a tuple of tensors the arguments, a dict the keyword
-    arguments; of a structured result the ``logits``, else ``last_hidden_state``, else the first tensor count.
+    arguments; of a structured result, an object or a dict, the ``logits``, else ``last_hidden_state``, else the first
+    tensor count.
     """
     # Copies, because a model may write into its input, and the batch is the user's data.
     if forward is not None:
@@ -176,8 +177,9 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     else:
         result = model(inputs)
     for name in ("logits", "last_hidden_state"):
-        if isinstance(getattr(result, name, None), Tensor):
-            return getattr(result, name)
+        named = result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
+        if isinstance(named, Tensor):
+            return named
     if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
         return result[0]
     return result
