@@ -43,8 +43,8 @@ def available_memory() -> int:
 
 def readable_size(count: float) -> str:
     """A number of bytes for people."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1000:  # three digits, and none of them in an exponent
             return f"{count:.3g} {unit}"
         count /= 1024
-    return f"{count:.3g} GiB"
+    return f"{count:.3g} TiB"

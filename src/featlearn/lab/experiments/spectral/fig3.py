@@ -225,7 +225,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config((60, 40, 20), (1.0, 0.5, 0.01), 2, 10, (0,)),
         "quick": Config(),
-        "full": Config((5000, 2500, 1000), (15.0, 7.25, 0.007), 60, 3000),
+        "full": Config((5000, 2500, 1000), (15.0, 7.25, 0.007), 60, 400),
     },
     points=_points,
     measure=_measure,
