@@ -41,7 +41,8 @@ class Overview:
         last_step: The largest step with a value; None before the first.
         config: Its settings.
         environment: Versions, platform, command.
-        loss: The last value of the first that is there of loss, train_loss, test_loss and score, with its name.
+        loss: The last value of the first that is there of loss, train_loss, test_loss, score and cv_score, with its
+            name.
         readings: Layer -> word, of the last measurement.
     """
 
@@ -254,7 +255,7 @@ def _sampled_names(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 def _last_loss(connection: sqlite3.Connection, last: int | None) -> tuple[str, float] | None:
     # Among the last steps only: a search for what was never logged would look at every row.
-    for name in ("loss", "train_loss", "test_loss", "score"):
+    for name in ("loss", "train_loss", "test_loss", "score", "cv_score"):
         row = connection.execute(
             "SELECT value FROM metrics WHERE step > ? AND layer = '' AND name = ? ORDER BY step DESC LIMIT 1",
             ((last or 0) - 200, name),

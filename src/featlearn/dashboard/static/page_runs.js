@@ -76,7 +76,7 @@ export async function runsPage(main, alive) {
     const text = (run) => [run.name, run.path, run.status, run.kind ?? "", settingsText(run), ...Object.values(run.readings ?? {})].join(" ").toLowerCase();
     const shown = found.runs.filter((run) => words.every((word) => text(run).includes(word)));
     const running = found.runs.filter((run) => run.status === "running").length;
-    tally.textContent = `${shown.length === found.runs.length ? found.runs.length : `${shown.length} of ${found.runs.length}`} runs${running ? `, ${running} running` : ""}`;
+    tally.textContent = `${shown.length === found.runs.length ? found.runs.length : `${shown.length} of ${found.runs.length}`} ${found.runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}`;
     for (const id of listState.chosen) if (!found.runs.some((run) => run.id === id)) listState.chosen.delete(id);
     compare.textContent = listState.chosen.size ? `Compare ${listState.chosen.size} chosen` : "Choose runs to compare";
     compare.classList.toggle("quiet", !listState.chosen.size);
