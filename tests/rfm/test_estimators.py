@@ -122,7 +122,7 @@ def test_sharpness_is_found_again(sharpness: float) -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("validation", ["loo", 5])
+@pytest.mark.parametrize("validation", ["loo", pytest.param(5, marks=pytest.mark.slow)])
 def test_probabilities_are_calibrated(classes: int, validation) -> None:
     """Over 6 tables of 200 noisy rows; the limits are about twice what was measured.
 

@@ -83,6 +83,7 @@ def test_one_small_step_of_a_linear_network_meets_the_bound_of_the_weights() -> 
     assert bound.ntk == 0  # sigma'' = 0
 
 
+@pytest.mark.slow
 def test_the_bounds_fall_with_the_powers_of_the_lemma() -> None:
     """Slopes of log bound against log n, averaged over seeds: two standard errors around the lemma's exponents."""
     sizes, seeds = (100, 200, 400, 800), 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import json
@@ -123,6 +124,7 @@ def _plain(value: Any) -> Any:
     raise InputError(f"a point or a configuration has plain values only, got {type(value).__name__}")
 
 
+@functools.cache  # for every point of an experiment
 def _code_of(function: Callable[..., Any]) -> list[str]:
     """Source of a function and of all it uses from its own module and from the experiments' package, and constants."""
     found: dict[str, str] = {}
