@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from featlearn.dashboard.plain import rounded, shrunk
 from featlearn.dashboard.store import Found, NotThereError, Store
 from featlearn.errors import InputError
 from featlearn.runs.one_tensor import read_tensor, tensor_shapes
+from featlearn.runs.overview import natural_order
 from featlearn.runs.step_files import steps_of
 
 __all__ = ["EIGENVALUES", "SIDE", "matrix", "matrix_shapes", "matrix_steps", "vector"]
@@ -35,7 +35,7 @@ def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, .
     """Names and shapes of the matrices and vectors of a step; only the head of the file is read."""
     file = _file(store, run, step)
     shapes = store.cache.get(("shapes", run.id, step), signature(file), lambda: tensor_shapes(file))
-    return dict(sorted(shapes.items(), key=lambda item: _order(item[0])))
+    return dict(sorted(shapes.items(), key=lambda item: natural_order(item[0])))
 
 
 def matrix(
@@ -99,10 +99,3 @@ def _loaded(store: Store, run: Found, step: int, name: str) -> NDArray[np.float6
         raise InputError(f"{name!r} has more than {_LARGEST} entries: open the run in Python")
     array: NDArray[np.float64] = read_tensor(_file(store, run, step), name).double().numpy()
     return array
-
-
-def _order(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isascii() and part.isdigit() and len(part) < 18 else (-1, part)
-        for part in re.split(r"([0-9]+)", name)
-    ]

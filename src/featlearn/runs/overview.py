@@ -16,7 +16,7 @@ from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.lock import being_written
 from featlearn.runs.tables import last_step
 
-__all__ = ["Curve", "Overview", "curves", "overview", "quantities", "words"]
+__all__ = ["Curve", "Overview", "curves", "natural_order", "overview", "quantities", "words"]
 
 _SMALL = 8_000_000  # bytes of a database of which every row is looked at to find the names
 _SAMPLED = 64  # steps, of those that have numbers of layers, in a larger one
@@ -117,7 +117,7 @@ def quantities(folder: Path) -> dict[str | None, list[str]]:
         else:
             pairs = _sampled_names(connection)
     found: dict[str | None, list[str]] = {}
-    for layer, name in sorted(pairs, key=lambda pair: (_natural(pair[0]), pair[1])):
+    for layer, name in sorted(pairs, key=lambda pair: (natural_order(pair[0]), pair[1])):
         found.setdefault(layer or None, []).append(name)
     return found
 
@@ -204,7 +204,7 @@ def words(folder: Path, names: tuple[str, ...]) -> dict[tuple[str | None, str], 
             stretches[-1] = (stretches[-1][0], step, value)
         else:
             stretches.append((step, step, value))
-    return dict(sorted(found.items(), key=lambda item: (_natural(item[0][0] or ""), item[0][1])))
+    return dict(sorted(found.items(), key=lambda item: (natural_order(item[0][0] or ""), item[0][1])))
 
 
 def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
@@ -212,7 +212,7 @@ def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
     for row in rows:
         grouped.setdefault(row[0], []).append(row)
     found = []
-    for layer in sorted(grouped, key=_natural):
+    for layer in sorted(grouped, key=natural_order):
         steps: list[int] = []
         values: list[float] = []
         for _, start, end, low, high, count in grouped[layer]:
@@ -270,7 +270,7 @@ def _last_words(connection: sqlite3.Connection, name: str) -> dict[str, str]:
     if row is None:
         return {}
     found = connection.execute("SELECT layer, value FROM texts WHERE step = ? AND name = ?", (row[0], name)).fetchall()
-    return {str(layer): str(word) for layer, word in sorted(found, key=lambda pair: _natural(pair[0]))}
+    return {str(layer): str(word) for layer, word in sorted(found, key=lambda pair: natural_order(pair[0]))}
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _mapping(text: str) -> dict[str, Any]:
     return found
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def natural_order(text: str) -> list[tuple[int, str]]:
     """Layers in the order in which people count: 2 before 10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() and len(part) < 18 else (-1, part)
