@@ -18,7 +18,7 @@ import featlearn as fl
 from featlearn.features import ProbeCost, probe_cost
 from featlearn.numerics.memory import readable_size
 
-SIZES = ((64, 2, 512), (128, 4, 256), (256, 8, 128), (512, 16, 64), (1024, 8, 64))
+SIZES = ((64, 2, 512), (128, 4, 256), (256, 8, 128), (512, 16, 64), (1024, 12, 64))
 """Width, blocks, and rows."""
 
 LARGE = {"7B": (4096, 11008, 32, 4096), "70B": (8192, 28672, 80, 1024)}
