@@ -117,28 +117,30 @@ def test_the_key_tells_arguments_and_code_apart() -> None:
         one.key({"seed": torch.zeros(1)})
 
 
-_MODULE = """
+_MODULE = '''
 ADDED = {{"term": {c}}}
 
 def helper(x):
     return x + {a} + ADDED["term"]
 
 def measure(seed):
+    """{words}"""  # {words}
     inner = lambda: helper(seed)
     return {{"value": inner()}}
 
 def conclude():
     return {b}
-"""
+'''
 
 
 def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     keys = {}
-    for name, a, b, c in (("one", 1, 1, 0), ("two", 2, 1, 0), ("three", 1, 2, 0), ("four", 1, 1, 5)):
-        (tmp_path / f"measured_{name}.py").write_text(_MODULE.format(a=a, b=b, c=c))
+    cases = {"one": (1, 1, 0, ""), "two": (2, 1, 0, ""), "three": (1, 2, 0, ""), "four": (1, 1, 5, "")}
+    for name, (a, b, c, words) in (cases | {"five": (1, 1, 0, "better words")}).items():
+        (tmp_path / f"measured_{name}.py").write_text(_MODULE.format(a=a, b=b, c=c, words=words))
         keys[name] = experiment(measure=importlib.import_module(f"measured_{name}").measure).key({"seed": 0})
-    assert keys["one"] == keys["three"]  # only the conclusion differs
+    assert keys["one"] == keys["three"] == keys["five"]  # only the conclusion differs; only words do
     assert keys["one"] != keys["two"]  # a helper
     assert keys["one"] != keys["four"]  # a constant
 

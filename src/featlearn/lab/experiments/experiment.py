@@ -106,7 +106,7 @@ class Experiment:
     def key(self, point: Mapping[str, Any]) -> str:
         """A name of a point's measurement; it changes with the arguments and with the code that measures.
 
-        That is ``measure`` and what it uses of its file and of the experiments' package; what the rest of the library
+        That is ``measure`` and what it uses of its file and of the experiments' package, comments and docstrings aside; what the rest of the library
         does is not looked at.
         """
         text = json.dumps([self.name, dict(point), _code_of(self.measure)], sort_keys=True, default=_plain)
@@ -126,7 +126,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache  # for every point of an experiment
 def _code_of(function: Callable[..., Any]) -> list[str]:
-    """Source of a function and of all it uses from its own module and from the experiments' package, and constants."""
+    """Code of a function and of all it uses from its own module and from the experiments' package, and constants."""
     found: dict[str, str] = {}
     waiting: list[Any] = [function]
     while waiting:
@@ -134,9 +134,11 @@ def _code_of(function: Callable[..., Any]) -> list[str]:
         name = f"{one.__module__}.{one.__qualname__}"
         if name in found:
             continue
-        found[name] = inspect.getsource(one)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+        found[name] = _without_words(tree)
         module = vars(sys.modules[one.__module__])
-        for used in sorted(_names_in(found[name])):
+        # From its text, since what decorators make of it may change while it runs.
+        for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
             value = module.get(used)
             if _is_code(value):
                 if value.__module__ == function.__module__ or value.__module__.startswith(_PACKAGE):
@@ -146,10 +148,12 @@ def _code_of(function: Callable[..., Any]) -> list[str]:
     return [found[name] for name in sorted(found)]
 
 
-def _names_in(source: str) -> set[str]:
-    """Names that a piece of code uses; from its text, since what decorators make of it may change while it runs."""
-    tree = ast.parse(textwrap.dedent(source))
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def _without_words(tree: ast.Module) -> str:
+    """Code without its comments and docstrings: better words do not make another measurement."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def _is_code(value: Any) -> bool:

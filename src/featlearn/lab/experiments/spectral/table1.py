@@ -102,7 +102,7 @@ def spectral_case(
     - At "full" size the batches of case 4 are 16, those of Adam in figure 17. With 8 or 16 the weights have a heavy
       tail (exponent 2.9); with 32, 64 and 128 (seed 0) a stretched bulk and 4 to 11 spikes.
 
-    Measured at full size (seed 0): errors .360, .385, .242, .235, lazy .290; R^2 .645, .620, .762, .767, lazy .714.
+    Measured at full size (seed 0): errors .360, .385, .242, .235, lazy .290; R^2 .645, .620, .762, .768, lazy .714.
     The lazy error over seeds 0 to 6 is .272 to .321 (mean .300, deviation .017), its R^2 .679 to .725.
 
     Args:
