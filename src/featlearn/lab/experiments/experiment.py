@@ -106,8 +106,8 @@ class Experiment:
     def key(self, point: Mapping[str, Any]) -> str:
         """A name of a point's measurement; it changes with the arguments and with the code that measures.
 
-        That is ``measure`` and what it uses of its file and of the experiments' package, comments and docstrings aside; what the rest of the library
-        does is not looked at.
+        That is ``measure`` and what it uses of its file and of the experiments' package, comments and docstrings
+        aside; what the rest of the library does is not looked at.
         """
         text = json.dumps([self.name, dict(point), _code_of(self.measure)], sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
