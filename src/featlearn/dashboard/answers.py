@@ -144,15 +144,8 @@ def ledger(store: Store) -> dict[str, Any]:
                 ]
         except FeatlearnError as error:
             troubles.append(store.told(error))
-        except (
-            OSError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # written by other hands
-            troubles.append(f"{file.name} is damaged ({store.told(error)}): remove it and run again")
+        except Exception as error:  # written by other hands
+            troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
     return {"claims": claims, "troubles": troubles}
 
 

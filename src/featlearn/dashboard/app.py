@@ -62,8 +62,7 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
                 body, status = as_json({"error": store.told(error)}), 400
             except Exception as error:  # files that others have written: one that nobody thought of ends no page
                 _LOG.warning("the dashboard could not answer %s", request.url.path, exc_info=True)
-                told = f"what was asked for cannot be read ({type(error).__name__}): its files may be damaged"
-                body, status = as_json({"error": told}), 400
+                body, status = as_json({"error": store.told(error)}), 400
             return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
         return Route(f"/api/{path}", endpoint, methods=["GET"])

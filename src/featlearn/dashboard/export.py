@@ -22,7 +22,7 @@ from featlearn.dashboard.needs import STATIC, plotly_script
 from featlearn.dashboard.plain import plain, writable
 from featlearn.dashboard.spectrum import spectrum
 from featlearn.dashboard.store import Found, Store
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import InputError
 from featlearn.numerics.files import whole_file
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.trouble import file_trouble
@@ -111,7 +111,7 @@ def _answers(store: Store) -> dict[str, Any]:
     for run in store.runs():
         try:
             found |= _answers_of(store, run)
-        except FeatlearnError as error:
+        except Exception as error:  # one run that nobody can read takes no other with it
             found[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.told(error)}
     return {address: plain(answer) for address, answer in found.items()}
 
@@ -147,7 +147,7 @@ def _matrix(store: Store, run: Found, step: int, name: str) -> dict[str, Any]:
 def _hold(store: Store, found: dict[str, Any], address: str, make: Callable[[], Any]) -> None:
     try:
         found[address] = make()
-    except FeatlearnError as error:
+    except Exception as error:
         found[address] = {"error": store.told(error)}
 
 

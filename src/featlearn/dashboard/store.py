@@ -91,7 +91,7 @@ class Store:
         """A line of the list of runs; one that cannot be read says why."""
         try:
             seen = self.overview(run)
-        except FeatlearnError as error:
+        except (FeatlearnError, OSError) as error:
             name = writable(run.path.name)
             return {"id": run.id, "name": name, "path": run.where, "status": "unreadable", "message": self.told(error)}
         return {
@@ -139,6 +139,8 @@ class Store:
 
     def told(self, error: Exception) -> str:
         """What went wrong, without the place of the folder on this machine."""
+        if not isinstance(error, FeatlearnError | OSError):  # its own words would tell nobody anything
+            return f"what was asked for cannot be read ({type(error).__name__}): its files may be damaged"
         return writable(str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "."))
 
     def _where(self, path: Path) -> str:

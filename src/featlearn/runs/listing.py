@@ -140,5 +140,5 @@ def _row(path: Path) -> dict[str, Any]:
             "seconds": run.seconds,
             **flat_settings(run.config, "config."),
         }
-    except RunStoreError as error:
+    except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}

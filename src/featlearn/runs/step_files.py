@@ -21,7 +21,7 @@ FOLDERS = ("matrices", "checkpoints", "initial")
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
 # What is half written: by `whole_file`, and by safetensors itself.
 _DRAFT = re.compile(r"\.(0|[1-9][0-9]*)\.safetensors\.[0-9a-f]{12}|\.tmp[A-Za-z0-9]{6}")
-_DATABASE_DRAFT = re.compile(r"\.run\.db\.[0-9a-f]{12}(-journal)?")
+_DATABASE_DRAFT = re.compile(r"\.run\.db\.[0-9a-f]{12}")
 
 
 def save_step(folder: Path, step: int, state: Mapping[str, Any]) -> None:
