@@ -9,7 +9,7 @@ import numpy as np
 
 from featlearn.dashboard.cache import signature
 from featlearn.dashboard.matrices import EIGENVALUES, matrix_shapes, matrix_steps
-from featlearn.dashboard.plain import rounded
+from featlearn.dashboard.plain import rounded, writable
 from featlearn.dashboard.spectrum import MEANINGS
 from featlearn.dashboard.store import Found, NotThereError, Store
 from featlearn.errors import FeatlearnError, InputError
@@ -29,7 +29,7 @@ def run_list(store: Store) -> dict[str, Any]:
     """All runs, the newest first."""
     found = [store.summary(run) for run in store.runs()]
     found.sort(key=lambda line: (-(line.get("started") or 0.0), line["path"]))
-    return {"folder": store.root.name, "runs": found, "ledger": bool(store.ledgers())}
+    return {"folder": writable(store.root.name), "runs": found, "ledger": bool(store.ledgers())}
 
 
 def details(store: Store, run: Found) -> dict[str, Any]:
@@ -144,8 +144,8 @@ def ledger(store: Store) -> dict[str, Any]:
                 ]
         except FeatlearnError as error:
             troubles.append(store.told(error))
-        except (OSError, TypeError, ValueError, LookupError, AttributeError) as error:  # written by other hands
-            troubles.append(f"{file.name} is damaged ({store.told(error)}): remove it and run again")
+        except Exception as error:  # written by other hands
+            troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
     return {"claims": claims, "troubles": troubles}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -27,6 +28,7 @@ __all__ = ["create_app"]
 
 Answer = Callable[["Request"], Any]
 _LAST_STEP = 2**63 - 1
+_LOG = logging.getLogger("featlearn")
 
 
 def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts: Iterable[str] = LOOPBACK) -> Starlette:
@@ -57,6 +59,9 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
             except NotThereError as error:
                 body, status = as_json({"error": store.told(error)}), 404
             except (FeatlearnError, OSError) as error:
+                body, status = as_json({"error": store.told(error)}), 400
+            except Exception as error:  # files that others have written: one that nobody thought of ends no page
+                _LOG.warning("the dashboard could not answer %s", request.url.path, exc_info=True)
                 body, status = as_json({"error": store.told(error)}), 400
             return Response(body, status, {"cache-control": "no-store"}, "application/json")
 

@@ -19,10 +19,10 @@ import numpy as np
 from featlearn.dashboard import answers
 from featlearn.dashboard.matrices import matrix
 from featlearn.dashboard.needs import STATIC, plotly_script
-from featlearn.dashboard.plain import plain
+from featlearn.dashboard.plain import plain, writable
 from featlearn.dashboard.spectrum import spectrum
 from featlearn.dashboard.store import Found, Store
-from featlearn.errors import FeatlearnError
+from featlearn.errors import InputError
 from featlearn.numerics.files import whole_file
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.trouble import file_trouble
@@ -46,11 +46,13 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
         root_or_run: A folder that holds runs, or the folder of one.
         path: The file, which ends in .html; one that exists is replaced.
     """
+    target = Path(path)
+    if target.suffix.lower() != ".html":
+        raise InputError(f"the dashboard is exported to a file that ends in .html, got {os.fspath(path)!r}")
     store = Store(root_or_run)
     script = plotly_script().read_text(encoding="utf-8")
     held = {"answers": _answers(store), "single": (store.root / DATABASE_FILE).is_file()}
-    target = Path(path)
-    page = _page(store.root.name, script, held)
+    page = _page(writable(store.root.name), script, held)
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(target) as draft:
@@ -109,7 +111,7 @@ def _answers(store: Store) -> dict[str, Any]:
     for run in store.runs():
         try:
             found |= _answers_of(store, run)
-        except FeatlearnError as error:
+        except Exception as error:  # one run that nobody can read takes no other with it
             found[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.told(error)}
     return {address: plain(answer) for address, answer in found.items()}
 
@@ -145,10 +147,10 @@ def _matrix(store: Store, run: Found, step: int, name: str) -> dict[str, Any]:
 def _hold(store: Store, found: dict[str, Any], address: str, make: Callable[[], Any]) -> None:
     try:
         found[address] = make()
-    except FeatlearnError as error:
+    except Exception as error:
         found[address] = {"error": store.told(error)}
 
 
 def _quoted(text: str) -> str:
     """As encodeURIComponent writes it."""
-    return quote(text, safe="!~*'()-._")
+    return quote(text, safe="!~*'()-._", errors="replace")

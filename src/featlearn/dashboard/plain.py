@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_json", "plain", "rounded", "shrunk"]
+__all__ = ["as_json", "plain", "rounded", "shrunk", "writable"]
 
 _DEEPEST = 100
 
@@ -20,6 +20,11 @@ def as_json(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     return json.dumps(plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+def writable(text: str) -> str:
+    """Names of files need not be UTF-8; a question mark stands for what is not."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def plain(value: Any, depth: int = 0) -> Any:

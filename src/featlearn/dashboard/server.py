@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from urllib.parse import quote
 
 from featlearn.dashboard.app import create_app
 from featlearn.dashboard.needs import require
@@ -36,6 +38,7 @@ def serve(
         ready: Is called with the address to open, once the server listens.
     """
     require("starlette", "uvicorn", "plotly")
+    _require_own(host)
     if not is_loopback(host) and token is None:
         raise InputError(
             f"on host {host!r} other machines can read your runs: give a token, "
@@ -68,4 +71,18 @@ def serve(
 def address(host: str, port: int, token: str | None = None) -> str:
     """The address to open in a browser."""
     shown = "127.0.0.1" if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+    return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
+
+
+def _require_own(host: str) -> None:
+    """Raise unless this machine can listen on a host, whatever the port."""
+    try:
+        family, kind, *_, place = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            probe.bind(place)
+    except (OSError, UnicodeError) as error:
+        raise InputError(
+            f"host {host!r} is no address of this machine: take 127.0.0.1, or 0.0.0.0 to be asked by other machines"
+        ) from error

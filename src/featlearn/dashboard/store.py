@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from featlearn.dashboard.cache import Cache, signature
+from featlearn.dashboard.plain import writable
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.lock import being_written
@@ -90,8 +91,8 @@ class Store:
         """A line of the list of runs; one that cannot be read says why."""
         try:
             seen = self.overview(run)
-        except FeatlearnError as error:
-            name = run.path.name
+        except (FeatlearnError, OSError) as error:
+            name = writable(run.path.name)
             return {"id": run.id, "name": name, "path": run.where, "status": "unreadable", "message": self.told(error)}
         return {
             "id": run.id,
@@ -138,7 +139,9 @@ class Store:
 
     def told(self, error: Exception) -> str:
         """What went wrong, without the place of the folder on this machine."""
-        return str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), ".")
+        if not isinstance(error, FeatlearnError | OSError):  # its own words would tell nobody anything
+            return f"what was asked for cannot be read ({type(error).__name__}): its files may be damaged"
+        return writable(str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "."))
 
     def _where(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -154,8 +157,7 @@ class Store:
                 inner.clear()
                 where = self._where(place)
                 name = hashlib.sha256(where.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-                shown = where.encode("utf-8", "replace").decode()
-                runs.append(Found(name, place, shown))
+                runs.append(Found(name, place, writable(where)))
                 if len(runs) >= _MOST_RUNS:
                     break
             # Folders that begin with a dot are not people's; links to folders are not entered by os.walk.

@@ -13,7 +13,7 @@ from featlearn.errors import RunStoreError
 from featlearn.numerics.files import whole_file
 from featlearn.runs import trouble
 from featlearn.runs.schema import create_tables, migrate, pretend_current, version_of
-from featlearn.runs.trouble import database_trouble, file_trouble
+from featlearn.runs.trouble import database_trouble, file_trouble, row_trouble
 
 __all__ = ["DATABASE_FILE", "SIDE_FILES", "Database", "create_database", "require_run", "safest_journal"]
 
@@ -66,8 +66,8 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read from."""
-        with database_trouble(self.path):
+        """A connection to read from; the block takes the rows apart, so that damaged ones are told as such."""
+        with database_trouble(self.path), row_trouble(self.path):
             if self.writes:
                 with self._guard:
                     yield self._writable()

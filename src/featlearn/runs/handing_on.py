@@ -14,7 +14,7 @@ from featlearn.numerics.files import whole_file
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.listing import RunLike, as_run
 from featlearn.runs.lock import WriterLock
-from featlearn.runs.step_files import FOLDERS, tidy
+from featlearn.runs.step_files import FOLDERS, remove_all, tidy
 from featlearn.runs.trouble import file_trouble
 from featlearn.runs.values import as_folder
 
@@ -60,7 +60,7 @@ def export(
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete a run.
 
-    Only files that belong to the run are deleted, and the folder if nothing else is in it.
+    Only files that bear the names of a run's are deleted, none through a link, and the folder if nothing else is in it.
 
     Args:
         path: Its folder; one that holds no run, or one that is being written, is refused.
@@ -72,10 +72,7 @@ def remove(path: str | os.PathLike[str]) -> None:
         tidy(folder)
         with file_trouble(folder, "removed"):
             for name in FOLDERS:
-                for file in (folder / name).glob("*.safetensors"):
-                    file.unlink(missing_ok=True)
-                with suppress(OSError):  # something else is in it, or it was never there
-                    (folder / name).rmdir()
+                remove_all(folder / name)
             # The database goes last: what is left if the process ends before is still a run, and can be removed.
             for name in (*SIDE_FILES, DATABASE_FILE):
                 (folder / name).unlink(missing_ok=True)

@@ -103,7 +103,10 @@ def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
         raise InputError("there are no runs to compare")
     opened = list({run.path.resolve(): run for run in map(as_run, several)}.values())
     times = Counter(run.name for run in opened)
-    return {run.name if times[run.name] == 1 else str(run.path): run for run in opened}
+    labels = [run.name if times[run.name] == 1 else str(run.path) for run in opened]
+    if len(set(labels)) < len(labels):  # a run may be called as the folder of another
+        labels = [str(run.path) for run in opened]
+    return dict(zip(labels, opened, strict=True))
 
 
 def _compared(flat: dict[str, Any], name: str) -> str:
@@ -137,5 +140,5 @@ def _row(path: Path) -> dict[str, Any]:
             "seconds": run.seconds,
             **flat_settings(run.config, "config."),
         }
-    except RunStoreError as error:
+    except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}

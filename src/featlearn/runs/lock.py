@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 import weakref
 from contextlib import suppress
@@ -25,6 +26,9 @@ LOCK_FILE = "run.lock"
 # A reader that asks whether there is a writer holds the lock for an instant, so that one refusal proves nothing.
 _PATIENCE = 0.5
 _PAUSE = 0.02
+
+# To open a named pipe would wait for its other end.
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 class WriterLock:
@@ -50,7 +54,10 @@ class WriterLock:
         _HELD.add(self)
 
     def _attempt(self) -> int | None:
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_WAIT, 0o666)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise RunStoreError(f"{str(self.path)!r} is no plain file, so that the run cannot be locked: remove it")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A run that was removed meanwhile took the lock's name with it: the lock of a nameless file binds nobody.
@@ -78,7 +85,7 @@ class WriterLock:
 def being_written(folder: Path) -> bool:
     """Whether a process that lives has the run open for writing."""
     try:
-        handle = os.open(folder / LOCK_FILE, os.O_RDONLY)
+        handle = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
     except FileNotFoundError:
         return False
     except OSError:

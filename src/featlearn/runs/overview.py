@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ import numpy as np
 from featlearn.errors import RunStoreError
 from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.lock import being_written
-from featlearn.runs.tables import last_step
+from featlearn.runs.tables import last_step, read_meta
+from featlearn.runs.values import stored_moment, stored_settings
 
 __all__ = ["Curve", "Overview", "curves", "natural_order", "overview", "quantities", "words"]
 
@@ -79,7 +79,7 @@ def overview(folder: Path) -> Overview:
     """Look at the run in a folder once."""
     database = Database(folder / DATABASE_FILE)
     with database.reading() as connection:
-        meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        meta = read_meta(connection)
         last = last_step(connection)
         starts = connection.execute("SELECT sum(max(seen - began, 0)), count(*) FROM starts").fetchone()
         loss = _last_loss(connection, last)
@@ -92,11 +92,11 @@ def overview(folder: Path) -> Overview:
             name=str(meta["name"]),
             status=status,
             message=str(meta.get("message", "")),
-            started=float(meta["started"]),
+            started=stored_moment(meta["started"]).timestamp(),
             seconds=float(starts[0]) if starts[1] else None,
             last_step=last,
-            config=_mapping(meta["config"]),
-            environment=_mapping(meta["environment"]),
+            config=stored_settings(meta["config"]),
+            environment=stored_settings(meta["environment"]),
             loss=loss,
             readings=readings,
         )
@@ -116,10 +116,10 @@ def quantities(folder: Path) -> dict[str | None, list[str]]:
             pairs = connection.execute("SELECT DISTINCT layer, name FROM metrics").fetchall()
         else:
             pairs = _sampled_names(connection)
-    found: dict[str | None, list[str]] = {}
-    for layer, name in sorted(pairs, key=lambda pair: (natural_order(pair[0]), pair[1])):
-        found.setdefault(layer or None, []).append(name)
-    return found
+        found: dict[str | None, list[str]] = {}
+        for layer, name in sorted(pairs, key=lambda pair: (natural_order(pair[0]), _word(pair[1]))):
+            found.setdefault(layer or None, []).append(name)
+        return found
 
 
 def curves(
@@ -169,7 +169,7 @@ def curves(
                 f"SELECT layer, step, step, value, value, 1 FROM metrics WHERE {where} ORDER BY step",
                 (least, most, *asked),
             ).fetchall()
-    return _as_curves(rows)
+        return _as_curves(rows)
 
 
 def _parts(least: int, most: int, count: int, log: bool) -> list[tuple[int, int]]:
@@ -197,14 +197,14 @@ def words(folder: Path, names: tuple[str, ...]) -> dict[tuple[str | None, str], 
         rows = connection.execute(
             f"SELECT layer, name, step, value FROM texts WHERE name IN ({marks}) ORDER BY step", names
         ).fetchall()
-    found: dict[tuple[str | None, str], list[tuple[int, int, str]]] = {}
-    for layer, name, step, value in rows:
-        stretches = found.setdefault((layer or None, name), [])
-        if stretches and stretches[-1][2] == value:
-            stretches[-1] = (stretches[-1][0], step, value)
-        else:
-            stretches.append((step, step, value))
-    return dict(sorted(found.items(), key=lambda item: (natural_order(item[0][0] or ""), item[0][1])))
+        found: dict[tuple[str | None, str], list[tuple[int, int, str]]] = {}
+        for layer, name, step, value in rows:
+            stretches = found.setdefault((layer or None, name), [])
+            if stretches and stretches[-1][2] == value:
+                stretches[-1] = (stretches[-1][0], _step(step), value)
+            else:
+                stretches.append((_step(step), _step(step), _word(value)))
+        return dict(sorted(found.items(), key=lambda item: (natural_order(item[0][0] or ""), item[0][1])))
 
 
 def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
@@ -218,10 +218,22 @@ def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
         for _, start, end, low, high, count in grouped[layer]:
             pair = ((start, low),) if count == 1 or low == high or low is None else ((start, low), (end, high))
             for step, value in pair:
-                steps.append(int(step))
+                steps.append(_step(step))
                 values.append(_number(value))
         found.append(Curve(layer or None, steps, values, sum(row[5] for row in grouped[layer])))
     return found
+
+
+def _step(value: Any) -> int:
+    if not isinstance(value, int):
+        raise RunStoreError(f"the database is damaged: it has {value!r} in the place of a step")
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise RunStoreError(f"the database is damaged: it has {value!r} in the place of a word")
+    return value
 
 
 def _number(value: Any) -> float:
@@ -273,16 +285,9 @@ def _last_words(connection: sqlite3.Connection, name: str) -> dict[str, str]:
     return {str(layer): str(word) for layer, word in sorted(found, key=lambda pair: natural_order(pair[0]))}
 
 
-def _mapping(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("settings that are no mapping")
-    return found
-
-
 def natural_order(text: str) -> list[tuple[int, str]]:
     """Layers in the order in which people count: 2 before 10."""
     return [
         (int(part), "") if part.isascii() and part.isdigit() and len(part) < 18 else (-1, part)
-        for part in re.split(r"([0-9]+)", text)
+        for part in re.split(r"([0-9]+)", _word(text))
     ]

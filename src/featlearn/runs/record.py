@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from featlearn.runs import tables
 from featlearn.runs.database import Database
 from featlearn.runs.lock import being_written
 from featlearn.runs.step_files import load_newest, load_step, steps_of
-from featlearn.runs.values import as_step, as_text
+from featlearn.runs.values import as_step, as_text, stored_moment, stored_settings
 
 __all__ = ["RunRecord"]
 
@@ -35,9 +33,9 @@ class RunRecord:
         meta = self._meta()
         try:
             self.name: str = meta["name"]
-            self.config: dict[str, Any] = json.loads(meta["config"])
-            self.environment: dict[str, Any] = json.loads(meta["environment"])
-            self.started = datetime.fromtimestamp(float(meta["started"]), UTC)
+            self.config: dict[str, Any] = stored_settings(meta["config"])
+            self.environment: dict[str, Any] = stored_settings(meta["environment"])
+            self.started = stored_moment(meta["started"])
         except (LookupError, TypeError, ValueError) as error:
             raise RunStoreError(f"the database {str(database.path)!r} lacks what a run is made of: {error}") from error
 
@@ -130,4 +128,4 @@ class RunRecord:
 
     def _meta(self) -> dict[str, str]:
         with self._database.reading() as connection:
-            return dict(connection.execute("SELECT key, value FROM meta").fetchall())
+            return tables.read_meta(connection)

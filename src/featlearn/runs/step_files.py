@@ -6,19 +6,22 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from featlearn.errors import InputError, RunStoreError
-from featlearn.numerics.files import remove_drafts
 from featlearn.runs.nested import load_nested, save_nested
 from featlearn.runs.trouble import file_trouble
 
-__all__ = ["FOLDERS", "load_newest", "load_step", "remove_older", "save_step", "steps_of", "tidy"]
+__all__ = ["FOLDERS", "load_newest", "load_step", "remove_all", "remove_older", "save_step", "steps_of", "tidy"]
 
 FOLDERS = ("matrices", "checkpoints", "initial")
 
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
+# What is half written: by `whole_file`, and by safetensors itself.
+_DRAFT = re.compile(r"\.(0|[1-9][0-9]*)\.safetensors\.[0-9a-f]{12}|\.tmp[A-Za-z0-9]{6}")
+_DATABASE_DRAFT = re.compile(r"\.run\.db\.[0-9a-f]{12}")
 
 
 def save_step(folder: Path, step: int, state: Mapping[str, Any]) -> None:
@@ -77,12 +80,30 @@ def remove_older(folder: Path, step: int, keep: int) -> None:
 
 def tidy(run: Path) -> None:
     """Remove what killed processes left half written; the caller holds the writer's lock."""
-    for folder in (run, *(run / name for name in FOLDERS)):
-        with file_trouble(folder, "tidied"):
-            remove_drafts(folder)
-            if folder != run:
-                for left in folder.glob(".tmp*"):  # drafts of safetensors itself, in folders that are all the run's own
-                    left.unlink(missing_ok=True)
+    for folder, names in ((run, _DATABASE_DRAFT), *((run / name, _DRAFT) for name in FOLDERS)):
+        if folder == run or not folder.is_symlink():
+            with file_trouble(folder, "tidied"):
+                _remove_named(folder, names)
+
+
+def remove_all(folder: Path) -> None:
+    """Remove the files of all steps, and the folder if nothing else is in it; one that is a link is left alone."""
+    if folder.is_symlink():
+        return
+    with file_trouble(folder, "removed"):
+        _remove_named(folder, _STEP_FILE)
+    with suppress(OSError):  # something else is in it, or it was never there
+        folder.rmdir()
+
+
+def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
+    try:
+        inside = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in inside:
+        if names.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False):
+            Path(entry.path).unlink(missing_ok=True)
 
 
 def _file(folder: Path, step: int) -> Path:

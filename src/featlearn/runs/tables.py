@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from featlearn.errors import InputError
+from featlearn.errors import InputError, RunStoreError
 from featlearn.numerics.globs import as_globs, pick
 
-__all__ = ["last_step", "read_series", "read_starts", "read_table", "write_rows"]
+__all__ = ["last_step", "read_meta", "read_series", "read_starts", "read_table", "write_rows"]
 
 Row = tuple[int, str, str, float | str]
 
@@ -38,6 +38,13 @@ def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
             )
 
 
+def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """What the run says of itself, word for word."""
+    found = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    _require("meta", found.values(), str)
+    return found
+
+
 def read_table(
     connection: sqlite3.Connection, table: str, names: str | Iterable[str] | None, layers: str | Iterable[str] | None
 ) -> pd.DataFrame:
@@ -54,6 +61,9 @@ def read_table(
         taken = set(pick(globs, sorted({row[1] for row in rows} - {""}), "layers", "layer of the run"))
         rows = [row for row in rows if row[1] in taken]
     steps, where, called, what = zip(*rows, strict=True) if rows else ((), (), (), ())
+    _require("step", steps, int)  # numpy would cut a step of 1.5 down to 1
+    _require("name", (*called, *where), str)
+    _require("value", what, *((int, float, type(None)) if table == "metrics" else (str,)))
     return pd.DataFrame(
         {
             "step": np.array(steps, dtype=np.int64),
@@ -78,6 +88,7 @@ def read_series(connection: sqlite3.Connection, name: str, layer: str | None) ->
             there = f"layer={near[0]!r}" if near[0] else "the run itself"
             raise InputError(f"{name!r} was not logged for layer={layer!r}, but for {there}")
         _refuse_unknown(connection, "metrics", [name], set())
+    _require("step", (step for step, _ in rows), int)
     return pd.Series(
         np.array([value for _, value in rows], dtype=np.float64),
         index=pd.Index(np.array([step for step, _ in rows], dtype=np.int64), name="step"),
@@ -90,6 +101,7 @@ def last_step(connection: sqlite3.Connection) -> int | None:
     found: int | None = connection.execute(
         "SELECT max(step) FROM (SELECT max(step) AS step FROM metrics UNION ALL SELECT max(step) FROM texts)"
     ).fetchone()[0]
+    _require("step", [found], int, type(None))
     return found
 
 
@@ -103,6 +115,12 @@ def read_starts(connection: sqlite3.Connection) -> pd.DataFrame:
         table[column] = pd.to_datetime(table[column].astype(float), unit="s", utc=True)
     table["environment"] = table["environment"].map(json.loads)
     return table.astype({"pid": "int64", "checkpoint": "Int64"})
+
+
+def _require(what: str, values: Iterable[Any], *kinds: type) -> None:
+    """SQLite keeps any kind of value in any column; refuse what no run has written."""
+    if odd := set(map(type, values)).difference(kinds):
+        raise RunStoreError(f"the database is damaged: it has {odd.pop().__name__} in the place of a {what}")
 
 
 def _refuse_unknown(connection: sqlite3.Connection, table: str, wanted: list[str], found: set[str]) -> None:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import safetensors
 
-from featlearn.errors import RunStoreError
+from featlearn.errors import FeatlearnError, RunStoreError
 
-__all__ = ["BUSY_SECONDS", "database_trouble", "file_trouble"]
+__all__ = ["BUSY_SECONDS", "database_trouble", "file_trouble", "row_trouble"]
 
 BUSY_SECONDS = 5.0
 
@@ -37,6 +37,17 @@ def database_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
         reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY)
         told = f"{reason} ({error})" if reason else str(error)
         raise RunStoreError(f"the database {os.fspath(path)!r} cannot be used: {told}") from error
+
+
+@contextmanager
+def row_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Rows that make no sense, such as a step that is a word, become a RunStoreError that names the database."""
+    try:
+        yield
+    except FeatlearnError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise RunStoreError(f"the database {os.fspath(path)!r} is damaged: {error}") from error
 
 
 @contextmanager

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,20 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["as_folder", "as_settings", "as_step", "as_text", "as_value", "flat_settings"]
+__all__ = [
+    "as_folder",
+    "as_settings",
+    "as_step",
+    "as_text",
+    "as_value",
+    "flat_settings",
+    "stored_moment",
+    "stored_settings",
+]
 
 _LAST_STEP = 2**63 - 1  # the largest integer of SQLite
+_DEEPEST = 100
+_LAST_MOMENT = 9e9  # the year 2255; pandas holds a few more
 
 
 def as_folder(folder: str | os.PathLike[str]) -> Path:
@@ -88,6 +101,35 @@ def as_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     return plain
 
 
+def stored_settings(text: str) -> dict[str, Any]:
+    """Settings as a database has them; a ValueError for what `as_settings` would not have let in."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("settings that are nested too deep") from None
+    if not isinstance(found, dict):
+        raise ValueError("settings that are no mapping")
+    layer: list[Any] = [found]
+    for _ in range(_DEEPEST + 2):
+        layer = [
+            inner
+            for nest in layer
+            for inner in (nest.values() if isinstance(nest, dict) else nest)
+            if isinstance(inner, dict | list)
+        ]
+        if not layer:
+            return found
+    raise ValueError("settings that are nested too deep")
+
+
+def stored_moment(text: str) -> datetime:
+    """A moment as a database has it, in seconds since 1970; a ValueError for one that no clock has shown."""
+    seconds = float(text)
+    if not 0 <= seconds < _LAST_MOMENT:
+        raise ValueError(f"a run that started at {text}")
+    return datetime.fromtimestamp(seconds, UTC)
+
+
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings with dotted names.
 
@@ -104,8 +146,8 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:
-    if depth > 100:
-        raise InputError(f"{path[:60]} is nested more than 100 deep: does it contain itself?")
+    if depth > _DEEPEST:
+        raise InputError(f"{path[:60]} is nested more than {_DEEPEST} deep: does it contain itself?")
     if value is None or (isinstance(value, bool | int | float) and not isinstance(value, np.generic)):
         return value
     if isinstance(value, str | Path):
