@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from featlearn.numerics.files import remove_drafts, whole_file
+from featlearn.numerics.files import whole_file
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -38,11 +38,3 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
         fail()
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_drafts_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    left, others = tmp_path / ".a.txt.0123456789ab", [tmp_path / ".a.txt.swp", tmp_path / "a.0123456789ab"]
-    for path in (left, *others):
-        path.write_text("")
-    remove_drafts(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(others)

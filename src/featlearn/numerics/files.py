@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["remove_drafts", "settle", "whole_file"]
-
-_ANY = "[0-9a-f]" * 12
+__all__ = ["settle", "whole_file"]
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A draft beside the file, to be written in the block; it takes the file's name when the block ends well.
 
-    A process killed at any instant leaves the old file or the new one. What it may leave besides is a draft, which
-    `remove_drafts` finds.
+    A process killed at any instant leaves the old file or the new one. What it may leave besides is a draft,
+    ``.NAME.<twelve hexadecimal digits>``.
 
     Example:
         >>> import tempfile
@@ -51,9 +49,3 @@ def settle(draft: Path, final: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def remove_drafts(folder: Path) -> None:
-    """Remove what killed processes have left of `whole_file`; nobody may be writing in the folder."""
-    for draft in folder.glob(f".*.{_ANY}"):
-        draft.unlink(missing_ok=True)
