@@ -131,7 +131,7 @@ def _fit(
     from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
 
     began = time.perf_counter()
-    frame = read_whole(path) if centers is None else read_frugally(path)
+    frame = read_whole(path) if centers is None else read_frugally(path, exact=target)
     X, series = split_target(frame, target, drop, path.name)
     del frame
     y, task, why = target_values(series, task)

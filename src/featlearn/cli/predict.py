@@ -48,6 +48,10 @@ def predict(
         if proba and not hasattr(pipeline["estimator"], "classes_"):
             raise InputError("--proba is for classes, and this model predicts numbers")
         target = str(about.get("target", "prediction"))
+        if proba and target in (shares := [f"P({label})" for label in pipeline["estimator"].classes_.tolist()]):
+            raise InputError(
+                f"the target is called {target}, as are probabilities of {pick_text(shares)}: without --proba"
+            )
         rows = 0
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(output) as draft:
@@ -87,7 +91,7 @@ def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.
     for part in parts_of(table, texts, used, rows):
         if not len(part):  # a header alone is one part without rows
             continue
-        yield part.assign(**{name: None for name in kinds if name not in part.columns})[list(kinds)]
+        yield part.reindex(columns=list(kinds))  # only columns that are not used can be missing here
 
 
 def _predictions(pipeline: Any, part: pd.DataFrame, target: str, proba: bool) -> pd.DataFrame:

@@ -135,8 +135,8 @@ def _probe(
     start = None if initial is None else with_weights(copy.deepcopy(made), initial)
     folder = Path(source) if Path(source).is_dir() else None
     found = load_data(
-        data, model, target=target, rows=rows, standardise=standardise, labelled=loss is not None, tokenizer=folder,
-        seed=seed,
+        data, model, target=target, rows=rows, standardise=standardise, labelled=loss is not None,
+        classes=loss == "cross_entropy", tokenizer=folder, seed=seed,
     )  # fmt: skip
     if outputs not in ("auto", "exact") and not outputs.isdigit():
         raise InputError(f"--outputs must be auto, exact or a number, got {outputs!r}")
