@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
-from featlearn.cli.outputs import check_folder, open_page, staged
+from featlearn.cli.outputs import check_folder, check_run, open_page, staged
 from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["fit"]
 
 _SHOWN = 8
-_FOLDERS = {"run": "run.db"}
+_FILES = ("model.safetensors", "features.png", "importances.csv", "run", "index.html")
 
 
 class Task(StrEnum):
@@ -110,7 +110,8 @@ def fit(
       featlearn fit large.csv --target y --centers 2000 --cv 3
     """
     with exit_codes():
-        check_folder(out, _FOLDERS)
+        check_folder(out, _FILES)
+        check_run(out / "run", {"kind": "rfm"})
         fitted = _fit(table, target, task.value, update.value, cv, tuple(drop or ()), centers, iterations, seed)
         _write(fitted, out)
         if as_json:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["probe"]
 
-_FOLDERS = {"report": "report.json"}
+_FILES = ("report", "layers.csv", "matrices.safetensors", "index.html")
 _DRAWN = 12
 _ROOM = 512 << 20  # bytes of matrices that are written out
 _CROP = 256
@@ -91,7 +91,7 @@ def probe(
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
     with exit_codes():
-        check_folder(out, _FOLDERS)
+        check_folder(out, _FILES)
         if weight_decay is not None and loss is None:
             raise InputError("--weight-decay is for FACT, which needs --loss as well")
         began = time.perf_counter()

@@ -53,7 +53,7 @@ def spectra(
     with exit_codes():
         from featlearn.spectra import weight_spectra
 
-        check_folder(out)
+        check_folder(out, ("spectra.csv", "index.html"))
         found = weight_spectra(source, layers=layers, initial=initial, max_size=max_size, progress=True)
         _write(found, out, source.name, initial)
         if as_json:

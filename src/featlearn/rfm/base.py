@@ -216,6 +216,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         return machine
 
     def _keep(self, machine: Machine) -> None:
+        machine = _laid_out(machine)
         self._machine = machine
         metric = machine.metric.cpu().double().numpy()
         self.feature_matrix_ = np.diag(metric) if metric.ndim == 1 else metric
@@ -338,6 +339,15 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     def _take_state(self, described: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+def _laid_out(machine: Machine) -> Machine:
+    """The machine with its arrays row by row, as a file gives them back: other strides are rounded otherwise."""
+    metric, centers, mean, alpha = (
+        array.clone(memory_format=torch.contiguous_format)
+        for array in (machine.metric, machine.centers, machine.mean, machine.fit.alpha)
+    )
+    return replace(machine, metric=metric, centers=centers, mean=mean, fit=replace(machine.fit, alpha=alpha))
 
 
 def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
