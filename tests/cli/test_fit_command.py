@@ -151,6 +151,11 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
         sentence = featlearn("predict", *arguments).sentence
         assert told in sentence, (arguments, sentence)
     assert (folder / "predictions.csv").read_text() == "old"
+    frame.rename(columns={"home": "P(no)"}).to_csv(folder / "named.csv", index=False)
+    assert (
+        featlearn("fit", "named.csv", "--target", "P(no)", "--drop", "day", "--cv", "0", "--iterations", "0").code == 0
+    )
+    assert "the target is called P(no)" in featlearn("predict", model, "named.csv", "--proba").sentence
 
 
 def test_ctrl_c_leaves_nothing_half_written(featlearn: Any) -> None:

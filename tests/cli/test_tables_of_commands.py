@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from featlearn.cli.data import LOSSES, load_data
-from featlearn.cli.predict import _aligned
+from featlearn.cli.models import load_weights
+from featlearn.cli.predict import _aligned, _folder_for
+from featlearn.cli.scores import splits_of
 from featlearn.cli.tables import parts_of, read_frugally, read_whole, target_values
 from featlearn.errors import InputError
 from featlearn.rfm import RFMRegressor, make_tabular
@@ -106,3 +108,42 @@ def test_labels_stay_what_they_are_and_what_is_no_target_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=told):
             labels(values, task)
+
+
+def test_data_and_weights_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "xy.NPZ", X=np.ones((3, 1)), y=np.ones(3))
+    (tmp_path / "xy.NPZ.npz").rename(tmp_path / "xy.NPZ")
+    assert load_data(str(tmp_path / "xy.NPZ"), nn.Linear(1, 1)).rows == 3
+    whole = (tmp_path / "xy.NPZ").read_bytes()
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="cannot be read"):
+        load_data(str(tmp_path / "half.npz"), nn.Linear(1, 1))
+    junk = tmp_path / "junk.pt"
+    for text in (b"\x80\x02}q\x00(X\x01\x00", b"(lp0\n", b"\x80\x05u", bytes(range(256)), b"."):
+        junk.write_bytes(text)
+        with pytest.raises(InputError, match="cannot be read as tensors alone"):
+            load_weights(junk)
+    torch.save({}, junk)
+    with pytest.raises(InputError, match="got an empty dict"):
+        load_weights(junk)
+
+
+@pytest.mark.filterwarnings("ignore:The least populated class")
+def test_folds_that_leave_one_class_are_refused() -> None:
+    labels = np.array(["usual"] * 9 + ["rare"], dtype=object)
+    with pytest.raises(InputError, match=r"'rare' has 1 row only.*--cv 0"):
+        splits_of(labels, 2, "classification", 0)
+    assert len(splits_of(np.array([0, 1] * 5), 2, "classification", 0)) == 2
+
+
+def test_a_failed_prediction_leaves_no_folder_behind(tmp_path: Path) -> None:
+    def failed() -> None:
+        with _folder_for(tmp_path / "new" / "inner" / "out.csv"):
+            raise InputError("no")
+
+    with pytest.raises(InputError):
+        failed()
+    assert not list(tmp_path.iterdir())
+    with _folder_for(tmp_path / "new" / "out.csv"):
+        pass
+    assert (tmp_path / "new").is_dir()

@@ -101,10 +101,22 @@ def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
             | {"columns": [{"kind": "number", "name": "age", "mean": 0, "scale": 0, "marked": 1}]}
         },
         {"table": header["table"] | {"feature_names": ["a", "b"]}},
+        {"table": header["table"] | {"n_features": 10**30}},
+        {"table": header["table"] | {"n_features": 10**30, "feature_names": None}},
+        {"machine": header["machine"] | {"n_features": 10**30}},
+        {"machine": header["machine"] | {"fit": header["machine"]["fit"] | {"bandwidth": float("nan")}}},
     ):
         save_file(tensors, junk, {"featlearn": json.dumps(header | change)})
         with pytest.raises(InputError):
             load_tabular(junk)
+    for name, tensor in tensors.items():
+        for wrong in (np.full_like(tensor, np.nan), tensor[:-1], tensor.astype(np.int64), tensor.astype(np.float32)):
+            save_file(tensors | {name: wrong.copy()}, junk, {"featlearn": json.dumps(header)})
+            with pytest.raises(InputError, match=f"its (alpha|{name}|metric|mean|centers)"):
+                load_tabular(junk)
+    save_file(tensors, junk, {"featlearn": "[" * 100_000})
+    with pytest.raises(InputError, match="no saved machine"):
+        load_tabular(junk)
     save_file({"x": np.zeros(2)}, junk)
     for path in (junk, tmp_path / "none"):
         with pytest.raises(InputError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,11 +142,11 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor | None]:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}")
     found: dict[str, Any]
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 found = {key: torch.from_numpy(np.ascontiguousarray(stored[key])) for key in stored.files}
-        except (ValueError, OSError, EOFError, TypeError, AttributeError) as error:
+        except (ValueError, OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path.name} cannot be read as an .npz file of numbers: {error}") from error
     else:
         from featlearn.cli.models import load_weights

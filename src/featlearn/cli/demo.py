@@ -37,7 +37,7 @@ _COLUMNS = "C/UC: share of the change in the NFC; moved: |W - W0| / |W0|"
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of data, network and rotations.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, network and rotations.")] = 0,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead.")] = False,
 ) -> None:

@@ -92,7 +92,7 @@ def fit(
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     centers: Annotated[int | None, typer.Option(help="Nystrom centres, for more than ~10,000 rows.")] = None,
     iterations: Annotated[int, typer.Option(help="Updates of the features at the most.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of folds and centres.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centres.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the report.")] = Path("fit"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,8 +54,7 @@ def predict(
                 f"the target is called {target}, as are probabilities of {pick_text(shares)}: without --proba"
             )
         rows = 0
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(output) as draft:
+        with _folder_for(output), whole_file(output) as draft:
             for part in _aligned(pipeline, table, target, chunk):
                 found = _predictions(pipeline, part, target, proba)
                 found.to_csv(draft, index=False, mode="a" if rows else "w", header=not rows)
@@ -68,6 +68,20 @@ def predict(
             console = result_console()
             console.print(f"{count(rows, 'row')}: {pick_text(columns, 8)}", markup=False, soft_wrap=True)
             print_files(console, [(output, f"predictions of {target}")])
+
+
+@contextmanager
+def _folder_for(output: Path) -> Iterator[None]:
+    """The folder of a file, which goes again if the block does not end well and it was not there before."""
+    made = [folder for folder in output.parents if not folder.exists()]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody has put something there meanwhile
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.DataFrame]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -210,7 +211,8 @@ def remove(
         if not yes:
             told = f"{run}, {opened.status}, last step {opened.last_step}"
             try:
-                agreed = typer.confirm(f"Delete the run {told}?", err=True)
+                with redirect_stdout(sys.stderr):  # a space of the question would be among results
+                    agreed = typer.confirm(f"Delete the run {told}?", err=True)
             except typer.Abort:
                 if sys.stdin.isatty():
                     raise
