@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,33 @@ def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str
         raise ZeroDivisionError("two\nlines")
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == "featlearn: ZeroDivisionError: two lines (featlearn --debug ... shows where)\n"
+    with exit_codes():
+        warnings.simplefilter("always")
+        for _ in range(3):
+            warnings.warn("y is constant", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "featlearn: y is constant\n"
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    code = """
+import sys
+class Stop:
+    def find_spec(self, name, *more):
+        if name == "featlearn.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+import featlearn.cli
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "featlearn: stopped. Nothing was written.\n")
+
+
+def test_a_stream_that_knows_no_plus_minus_shows_a_question_mark() -> None:
+    from featlearn.cli.outcome import replace_what_cannot_be_shown
+
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    replace_what_cannot_be_shown(stream)
+    stream.write("1 ± 2")
+    stream.flush()
+    assert stream.buffer.getvalue() == b"1 ? 2"  # type: ignore[attr-defined]
+    replace_what_cannot_be_shown(io.StringIO())

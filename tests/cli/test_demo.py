@@ -30,3 +30,12 @@ def test_demo_prints_the_table_and_writes_pictures_a_report_and_a_page(featlearn
 def test_demo_says_why_it_cannot_write(featlearn: Any) -> None:
     (featlearn.folder / "file").write_text("")
     assert "a file" in featlearn("demo", "--out", "file").sentence
+
+
+def test_demo_and_fit_keep_runs_that_are_not_theirs(featlearn: Any) -> None:
+    with fl.runs.Run.create(featlearn.folder / "mine" / "run", {"task": "mine"}) as run:
+        run.log(0, {"loss": 1.0})
+    (featlearn.folder / "t.csv").write_text("x,y\n" + "1,2\n" * 9)
+    for command in (("demo",), ("fit", "t.csv", "--target", "y")):
+        assert "was not written by this command" in featlearn(*command, "--out", "mine").sentence
+    assert len(fl.runs.open(featlearn.folder / "mine" / "run").metrics()) == 1

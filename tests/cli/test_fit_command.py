@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import featlearn as fl
 from featlearn.rfm import TableEncoder, load_tabular
@@ -150,6 +151,11 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
         sentence = featlearn("predict", *arguments).sentence
         assert told in sentence, (arguments, sentence)
     assert (folder / "predictions.csv").read_text() == "old"
+    frame.rename(columns={"home": "P(no)"}).to_csv(folder / "named.csv", index=False)
+    assert (
+        featlearn("fit", "named.csv", "--target", "P(no)", "--drop", "day", "--cv", "0", "--iterations", "0").code == 0
+    )
+    assert "the target is called P(no)" in featlearn("predict", model, "named.csv", "--proba").sentence
 
 
 def test_ctrl_c_leaves_nothing_half_written(featlearn: Any) -> None:
@@ -205,8 +211,7 @@ def test_a_table_in_parts_is_the_table(tmp_path: Path) -> None:
 
 
 def test_files_of_a_command_are_all_there_or_none(tmp_path: Path) -> None:
-    from featlearn.cli.outputs import check_folder, staged
-    from featlearn.errors import InputError
+    from featlearn.cli.outputs import staged
 
     out = tmp_path / "out"
 
@@ -228,6 +233,68 @@ def test_files_of_a_command_are_all_there_or_none(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert (out / "a").read_text() == "new"
-    (out / "run" / "run.db").unlink()
+
+
+def test_what_is_not_of_a_command_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from featlearn.cli.outputs import check_folder, check_run, staged
+    from featlearn.errors import InputError
+
+    with fl.runs.Run.create(tmp_path / "run", {"task": "mine"}) as run:
+        run.log(0, {"loss": 1.0})
+        run.save_matrices(0, {"M": torch.eye(2)})
+        check_folder(tmp_path, ("run",))
+        with pytest.raises(InputError, match="is being written"):
+            check_run(tmp_path / "run", {"task": "mine"})
+    check_run(tmp_path / "run", {"task": "mine"})
     with pytest.raises(InputError, match="was not written by this command"):
-        check_folder(out, {"run": "run.db"})
+        check_run(tmp_path / "run", {"kind": "rfm"})
+
+    def refused(name: str) -> None:
+        with pytest.raises(InputError, match="was not written by this command"):
+            check_folder(tmp_path, (name,))
+
+    (tmp_path / "run/checkpoints").mkdir()
+    (tmp_path / "run/checkpoints/best_model.safetensors").write_text("mine")
+    refused("run")
+    (tmp_path / "report").mkdir()
+    for name in ("report.json", "thesis.tex"):
+        (tmp_path / "report" / name).write_text("{}")
+    refused("report")
+    (tmp_path / "report/thesis.tex").unlink()
+    check_folder(tmp_path, ("report",))
+    for name in ("index.html", "model.safetensors"):
+        (tmp_path / name).write_text("mine")
+        refused(name)
+    (tmp_path / "importances.csv").mkdir()
+    refused("importances.csv")
+
+    def written_over() -> None:
+        with staged(tmp_path) as draft:
+            (draft / "a").write_text("new")
+            (draft / "index.html").write_text("new")
+
+    with pytest.raises(InputError, match="was not written"):
+        written_over()
+    assert (tmp_path / "index.html").read_text() == "mine"
+    assert not (tmp_path / "a").exists()
+
+    (tmp_path / "b").write_text("old")
+    move, moves = Path.replace, iter(range(9))
+
+    def stopped_at_the_fourth(self: Path, target: Path) -> Path:
+        if next(moves) == 3:
+            raise KeyboardInterrupt
+        return move(self, target)
+
+    def interrupted() -> None:
+        with staged(tmp_path) as draft:
+            (draft / "a").write_text("new")
+            (draft / "b").write_text("new")
+            (draft / "report").mkdir()
+            monkeypatch.setattr(Path, "replace", stopped_at_the_fourth)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (tmp_path / "b").read_text() == "old"
+    assert (tmp_path / "report/report.json").exists()
+    assert not [path.name for path in tmp_path.iterdir() if path.name == "a" or path.name.startswith(".")]

@@ -176,3 +176,19 @@ def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> Non
     ):
         assert message in featlearn("spectra", source, "--out", "never").sentence
     assert not (folder / "never").exists()
+
+
+def test_weights_without_a_number_and_wrong_options_are_one_sentence(featlearn: Any, folder: Path) -> None:
+    save_file({"w": torch.full((20, 20), float("nan"))}, folder / "nan.safetensors")
+    assert (
+        "no weight matrix of nan.safetensors could be measured: w (" in featlearn("spectra", "nan.safetensors").sentence
+    )
+    assert not (folder / "spectra").exists()
+    assert "--outputs must be" in featlearn("probe", "model.py:net", "--data", "digits", "--outputs", "²").sentence
+    assert featlearn("fit", "table.csv", "--target", "y", "--seed", "-1").code == 2
+    (folder / "model.py").write_text(
+        CODE + "net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten(0))"
+    )
+    np.savez(folder / "xy.npz", X=np.random.default_rng(0).normal(size=(9, 3)), y=np.arange(9.0))
+    done = featlearn("probe", "model.py:net", "--data", "xy.npz", "--loss", "mse", "--rows", "5", "--json")
+    assert len(done.json["layers"]) == 2

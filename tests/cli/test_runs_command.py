@@ -52,8 +52,20 @@ def test_runs_are_listed_shown_compared_exported_and_removed(featlearn: Any) -> 
 
     refused = featlearn("runs", "remove", "runs/a", stdin="n\n")
     assert refused.code == 1
+    assert "pass --yes" in featlearn("runs", "remove", "runs/a", "--json").sentence
     assert (folder / "runs/a/run.db").exists()
     assert featlearn("runs", "remove", "runs/a", stdin="y\n").code == 0
     assert featlearn("runs", "remove", "runs/b", "--yes", "--json").json == {"removed": "runs/b"}
     assert not (folder / "runs/b").exists()
     assert "runs/a" in featlearn("runs", "remove", "runs/a", "--yes").sentence
+
+
+def test_numbers_of_runs_with_long_names_stand_under_their_run(featlearn: Any) -> None:
+    names = [f"{letter}{'-the-same-long-ending' * 2}" for letter in "ab"]
+    for number, name in enumerate(names):
+        with Run.create(featlearn.folder / name, {"lr": number}) as run:
+            run.log(0, {"loss": 10.0 + number})
+    told = featlearn("runs", "compare", *names).out
+    row = next(line for line in told.splitlines() if "loss" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")][1:] == ["10", "11"]
+    assert f": {names[0]}" in told

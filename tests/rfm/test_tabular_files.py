@@ -67,7 +67,19 @@ def test_a_regressor_on_an_array_predicts_the_same_bits(tmp_path: Path) -> None:
     X, y = rng.normal(size=(60, 3)), rng.normal(size=60)
     model = make_tabular(RFMRegressor(n_iter=1, centers=20)).fit(X, y)
     save_tabular(tmp_path / "model.safetensors", model)
-    np.testing.assert_array_equal(load_tabular(tmp_path / "model.safetensors")[0].predict(X), model.predict(X))
+    again = load_tabular(tmp_path / "model.safetensors")[0]
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_one_row_is_predicted_to_the_same_bits(outputs: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(90, 4)), rng.normal(size=(90, outputs))
+    model = RFMRegressor(n_iter=1).fit(X, y)
+    model.save(tmp_path / "model.safetensors")
+    again = RFMRegressor.load(tmp_path / "model.safetensors")
+    for row in X:
+        np.testing.assert_array_equal(again.predict(row[None]), model.predict(row[None]))
 
 
 def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -89,10 +101,22 @@ def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
             | {"columns": [{"kind": "number", "name": "age", "mean": 0, "scale": 0, "marked": 1}]}
         },
         {"table": header["table"] | {"feature_names": ["a", "b"]}},
+        {"table": header["table"] | {"n_features": 10**30}},
+        {"table": header["table"] | {"n_features": 10**30, "feature_names": None}},
+        {"machine": header["machine"] | {"n_features": 10**30}},
+        {"machine": header["machine"] | {"fit": header["machine"]["fit"] | {"bandwidth": float("nan")}}},
     ):
         save_file(tensors, junk, {"featlearn": json.dumps(header | change)})
         with pytest.raises(InputError):
             load_tabular(junk)
+    for name, tensor in tensors.items():
+        for wrong in (np.full_like(tensor, np.nan), tensor[:-1], tensor.astype(np.int64), tensor.astype(np.float32)):
+            save_file(tensors | {name: wrong.copy()}, junk, {"featlearn": json.dumps(header)})
+            with pytest.raises(InputError, match=f"its (alpha|{name}|metric|mean|centers)"):
+                load_tabular(junk)
+    save_file(tensors, junk, {"featlearn": "[" * 100_000})
+    with pytest.raises(InputError, match="no saved machine"):
+        load_tabular(junk)
     save_file({"x": np.zeros(2)}, junk)
     for path in (junk, tmp_path / "none"):
         with pytest.raises(InputError):

@@ -5,6 +5,7 @@ Parts import the library when they are called: ``--help`` and the completion of 
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from featlearn.cli.dashboard import dashboard
 from featlearn.cli.demo import demo
 from featlearn.cli.fit import fit
-from featlearn.cli.outcome import show_tracebacks
+from featlearn.cli.outcome import replace_what_cannot_be_shown, show_tracebacks
 from featlearn.cli.predict import predict
 from featlearn.cli.probe import probe
 from featlearn.cli.reproduce import reproduce
@@ -61,3 +62,4 @@ def main(
       featlearn fit --help
     """
     show_tracebacks(debug)
+    replace_what_cannot_be_shown(sys.stdout)

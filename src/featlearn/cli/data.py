@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,6 +15,10 @@ from torch import Tensor, nn
 from featlearn.cli.models import is_hugging_face
 from featlearn.cli.printing import count, pick_text
 from featlearn.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
 
 __all__ = ["LOSSES", "Data", "load_data"]
 
@@ -44,6 +50,7 @@ def load_data(
     rows: int | None = None,
     standardise: bool = False,
     labelled: bool = False,
+    classes: bool = False,
     tokenizer: Path | None = None,
     seed: int = 0,
 ) -> Data:
@@ -57,6 +64,7 @@ def load_data(
         rows: So many at the most, drawn at random.
         standardise: Whether each column or pixel gets mean 0 and standard deviation 1.
         labelled: Whether a loss is measured, so that a target is needed.
+        classes: Whether that loss is one of classes, which are whole numbers.
         tokenizer: Folder of a tokenizer, for text.
         seed: Of the draw.
     """
@@ -78,6 +86,10 @@ def load_data(
             f"data are a .csv, .tsv, .parquet, .npz, .safetensors or .txt file, or one of "
             f"{', '.join((*_IMAGES, *_TABLES))}; got {name!r}"
         )
+    if classes and y is not None and y.is_floating_point():
+        if not bool((y == y.round()).all()):
+            raise InputError(f"cross_entropy needs classes, and the target of {name} holds numbers that are not whole")
+        y = y.long()
     if labelled and y is None:
         raise InputError(f"--loss needs a target, and {name} has none: pass --target, or a y beside X")
     if y is not None and len(y) != len(X):
@@ -95,9 +107,9 @@ def load_data(
 
 def _mean_squares(output: Tensor, target: Tensor) -> Tensor:
     """Mean over outputs of squared differences, as torch.nn.MSELoss takes it; classes are one-hot."""
-    if not target.is_floating_point() and output.ndim == 2 and output.shape[1] > 1:
+    if not target.is_floating_point() and target.ndim == 1 and output.ndim == 2 and output.shape[1] > 1:
         target = nn.functional.one_hot(target.long(), output.shape[1])
-    return (output - target.to(output.dtype).reshape(output.shape)).square().flatten(1).mean(1)
+    return (output - target.to(output.dtype).reshape(output.shape)).square().reshape(len(output), -1).mean(1)
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -130,11 +142,11 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor | None]:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}")
     found: dict[str, Any]
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 found = {key: torch.from_numpy(np.ascontiguousarray(stored[key])) for key in stored.files}
-        except (ValueError, OSError, EOFError, TypeError, AttributeError) as error:
+        except (ValueError, OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path.name} cannot be read as an .npz file of numbers: {error}") from error
     else:
         from featlearn.cli.models import load_weights
@@ -148,16 +160,13 @@ def _arrays(path: Path) -> tuple[Tensor, Tensor | None]:
 def _table(path: Path, target: str | None) -> tuple[Tensor, Tensor | None]:
     import pandas as pd
 
-    from featlearn.cli.tables import read_whole, split_target, target_values
+    from featlearn.cli.tables import read_whole, split_target
 
     frame = read_whole(path)
     y = None
     if target is not None:
         frame, series = split_target(frame, target, (), path.name)
-        values, task, _ = target_values(series, "auto")
-        if task == "classification":
-            values = np.unique(values, return_inverse=True)[1]
-        y = torch.from_numpy(values.copy())
+        y = torch.from_numpy(_numbers(series))
     texts = [str(name) for name, column in frame.items() if not pd.api.types.is_numeric_dtype(column.dtype)]
     if texts:
         raise InputError(
@@ -167,7 +176,23 @@ def _table(path: Path, target: str | None) -> tuple[Tensor, Tensor | None]:
     gaps = [str(name) for name, column in frame.items() if column.isna().any()]
     if gaps:
         raise InputError(f"columns of {path.name} have gaps: {pick_text(gaps)}; fill them as in training")
-    return torch.from_numpy(frame.to_numpy(dtype=np.float64)), y
+    return torch.from_numpy(frame.to_numpy(dtype=np.float64, copy=True)), y
+
+
+def _numbers(series: pd.Series[Any]) -> NDArray[Any]:
+    """Targets as they are; only texts are numbered, in their order."""
+    import pandas as pd
+
+    from featlearn.cli.tables import target_values
+
+    if not pd.api.types.is_numeric_dtype(series.dtype) or pd.api.types.is_bool_dtype(series.dtype):
+        values, task, _ = target_values(series, "auto")
+        return values if task == "regression" else np.unique(values, return_inverse=True)[1]
+    values = series.to_numpy(dtype=np.float64, copy=True)
+    if not np.isfinite(values).all():
+        raise InputError(f"{series.name!r} holds an infinite number: leave its row out")
+    whole = (values % 1 == 0).all() and np.abs(values).max() < 2**53
+    return values.astype(np.int64) if whole else values
 
 
 def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None, labelled: bool) -> Data:

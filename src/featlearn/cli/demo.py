@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
-from featlearn.cli.outputs import check_folder, open_page
+from featlearn.cli.outputs import check_folder, check_run, open_page
 from featlearn.cli.printing import print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
@@ -28,12 +28,16 @@ __all__ = ["demo"]
 _CHAIN = "The chain monomial", "y = x1 x2 + x2 x3 + ... + x5 x1, in 32 dimensions"
 _STUDENT = "A two-layer network and its teacher", "y = s(x . b) + noise, by SGD at a large rate"
 _WINES = "A table of wines", "three cultivars told apart by a recursive feature machine"
+_RUN = {"task": "chain monomial", "lr": 0.1}
+_FILES = (
+    "run", "report", "features.png", "layers.png", "evolution.png", "spectrum.png", "wine.png", "index.html",
+)  # fmt: skip
 _COLUMNS = "C/UC: share of the change in the NFC; moved: |W - W0| / |W0|"
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(help="Seed of data, network and rotations.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, network and rotations.")] = 0,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead.")] = False,
 ) -> None:
@@ -54,10 +58,11 @@ def demo(
         from featlearn.runs import Run, remove
         from featlearn.training import evolution
 
-        check_folder(out)
-        if (out / "run").exists():
+        check_folder(out, _FILES)
+        check_run(out / "run", _RUN)
+        if (out / "run" / "run.db").exists():
             remove(out / "run")  # of the demo before
-        with Run.create(out / "run", {"task": "chain monomial", "lr": 0.1}, seed=seed) as run:
+        with Run.create(out / "run", _RUN, seed=seed) as run:
             chain = chain_alignment(seed=seed, run=run, progress=True)
         student = spectral_case(3, (500, 375, 250), lr=18.0, seed=seed, progress=True)
         wines = wine_features(seed=seed)

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
-from featlearn.cli.outputs import check_folder, open_page, staged
+from featlearn.cli.outputs import check_folder, check_run, open_page, staged
 from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["fit"]
 
 _SHOWN = 8
-_FOLDERS = {"run": "run.db"}
+_FILES = ("model.safetensors", "features.png", "importances.csv", "run", "index.html")
 
 
 class Task(StrEnum):
@@ -92,7 +92,7 @@ def fit(
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
     centers: Annotated[int | None, typer.Option(help="Nystrom centres, for more than ~10,000 rows.")] = None,
     iterations: Annotated[int, typer.Option(help="Updates of the features at the most.")] = 5,
-    seed: Annotated[int, typer.Option(help="Seed of folds and centres.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centres.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the report.")] = Path("fit"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,
@@ -110,7 +110,8 @@ def fit(
       featlearn fit large.csv --target y --centers 2000 --cv 3
     """
     with exit_codes():
-        check_folder(out, _FOLDERS)
+        check_folder(out, _FILES)
+        check_run(out / "run", {"kind": "rfm"})
         fitted = _fit(table, target, task.value, update.value, cv, tuple(drop or ()), centers, iterations, seed)
         _write(fitted, out)
         if as_json:
@@ -131,7 +132,7 @@ def _fit(
     from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
 
     began = time.perf_counter()
-    frame = read_whole(path) if centers is None else read_frugally(path)
+    frame = read_whole(path) if centers is None else read_frugally(path, exact=target)
     X, series = split_target(frame, target, drop, path.name)
     del frame
     y, task, why = target_values(series, task)

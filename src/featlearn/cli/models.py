@@ -57,7 +57,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r}")
     state: Mapping[str, Any]
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         import safetensors
         import safetensors.torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 import warnings
@@ -13,7 +14,7 @@ import typer
 
 from featlearn.errors import FeatlearnError
 
-__all__ = ["FAILED", "INTERRUPTED", "exit_codes", "remark", "show_tracebacks"]
+__all__ = ["FAILED", "INTERRUPTED", "exit_codes", "remark", "replace_what_cannot_be_shown", "show_tracebacks"]
 
 FAILED = 1
 INTERRUPTED = 130
@@ -27,6 +28,12 @@ def show_tracebacks(asked: bool) -> None:
     """Whether trouble shows where it happened, for the rest of the process (``featlearn --debug``)."""
     global _tracebacks
     _tracebacks = asked
+
+
+def replace_what_cannot_be_shown(stream: TextIO) -> None:
+    """Let a terminal or a pipe that knows no ± or é show a question mark; results are written by then."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def remark(text: str) -> None:
@@ -45,7 +52,7 @@ def exit_codes(kept: str | Callable[[], str] = _NOTHING) -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn
+            warnings.showwarning = _once()
             yield
     except KeyboardInterrupt:
         _end(f"stopped. {kept() if callable(kept) else kept}", INTERRUPTED)
@@ -68,6 +75,18 @@ def _end(sentence: str, code: int) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _once() -> Callable[..., None]:
+    """Shows each warning once: fits of several folds would say the same."""
+    told: set[tuple[type[Warning], str]] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if (category, str(message)) not in told:
+            told.add((category, str(message)))
+            _warn(message, category, *where, **more)
+
+    return show
 
 
 def _warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,9 +49,12 @@ def predict(
         if proba and not hasattr(pipeline["estimator"], "classes_"):
             raise InputError("--proba is for classes, and this model predicts numbers")
         target = str(about.get("target", "prediction"))
+        if proba and target in (shares := [f"P({label})" for label in pipeline["estimator"].classes_.tolist()]):
+            raise InputError(
+                f"the target is called {target}, as are probabilities of {pick_text(shares)}: without --proba"
+            )
         rows = 0
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(output) as draft:
+        with _folder_for(output), whole_file(output) as draft:
             for part in _aligned(pipeline, table, target, chunk):
                 found = _predictions(pipeline, part, target, proba)
                 found.to_csv(draft, index=False, mode="a" if rows else "w", header=not rows)
@@ -64,6 +68,20 @@ def predict(
             console = result_console()
             console.print(f"{count(rows, 'row')}: {pick_text(columns, 8)}", markup=False, soft_wrap=True)
             print_files(console, [(output, f"predictions of {target}")])
+
+
+@contextmanager
+def _folder_for(output: Path) -> Iterator[None]:
+    """The folder of a file, which goes again if the block does not end well and it was not there before."""
+    made = [folder for folder in output.parents if not folder.exists()]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # somebody has put something there meanwhile
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.DataFrame]:
@@ -87,7 +105,7 @@ def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.
     for part in parts_of(table, texts, used, rows):
         if not len(part):  # a header alone is one part without rows
             continue
-        yield part.assign(**{name: None for name in kinds if name not in part.columns})[list(kinds)]
+        yield part.reindex(columns=list(kinds))  # only columns that are not used can be missing here
 
 
 def _predictions(pipeline: Any, part: pd.DataFrame, target: str, proba: bool) -> pd.DataFrame:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["probe"]
 
-_FOLDERS = {"report": "report.json"}
+_FILES = ("report", "layers.csv", "matrices.safetensors", "index.html")
 _DRAWN = 12
 _ROOM = 512 << 20  # bytes of matrices that are written out
 _CROP = 256
@@ -71,7 +71,7 @@ def probe(
     standardise: Annotated[bool, typer.Option("--standardise", help="Inputs to mean 0, deviation 1.")] = False,
     layers: Annotated[list[str] | None, typer.Option(help="Only layers that match a glob; may be repeated.")] = None,
     outputs: Annotated[str, typer.Option(help="auto, exact, or a number of random output vectors.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of rows and output vectors.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of rows and output vectors.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for report, matrices and page.")] = Path("probe"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON instead.")] = False,
@@ -91,7 +91,7 @@ def probe(
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
     with exit_codes():
-        check_folder(out, _FOLDERS)
+        check_folder(out, _FILES)
         if weight_decay is not None and loss is None:
             raise InputError("--weight-decay is for FACT, which needs --loss as well")
         began = time.perf_counter()
@@ -135,10 +135,11 @@ def _probe(
     start = None if initial is None else with_weights(copy.deepcopy(made), initial)
     folder = Path(source) if Path(source).is_dir() else None
     found = load_data(
-        data, model, target=target, rows=rows, standardise=standardise, labelled=loss is not None, tokenizer=folder,
-        seed=seed,
+        data, model, target=target, rows=rows, standardise=standardise, labelled=loss is not None,
+        classes=loss == "cross_entropy", tokenizer=folder, seed=seed,
     )  # fmt: skip
-    if outputs not in ("auto", "exact") and not outputs.isdigit():
+    drawn = outputs.isascii() and outputs.isdigit()
+    if outputs not in ("auto", "exact") and not drawn:
         raise InputError(f"--outputs must be auto, exact or a number, got {outputs!r}")
     try:
         report = measure(
@@ -148,7 +149,7 @@ def _probe(
             loss=None if loss is None else LOSSES[loss],
             weight_decay=decay,
             layers=layers,
-            outputs=int(outputs) if outputs.isdigit() else outputs,
+            outputs=int(outputs) if drawn else outputs,
             generator=seed,
             progress=True,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -150,7 +152,8 @@ def compare(
             print_json({"settings": settings.to_dict(orient="index"), "last": last})
             return
         console = result_console()
-        titles = {shorten(str(label), 24): "right" for label in settings.columns}
+        labels = [str(label) for label in settings.columns]
+        titles = dict.fromkeys(_titles(labels), "right")
         if len(settings):
             rows = [(name, *(_value(value) for value in row)) for name, *row in settings.itertuples()]
             console.print(text_table({"setting": "left"} | dict.fromkeys(titles, "fold"), rows))
@@ -158,6 +161,9 @@ def compare(
             console.print("their settings are the same")
         numbers = [(name, *(own.get(name) for own in last.values())) for name in names]
         console.print(text_table({"last value": "left"} | titles, numbers))
+        for title, label in zip(titles, labels, strict=True):
+            if title != label:
+                console.print(f"{title}: {label}", markup=False, soft_wrap=True)
 
 
 @runs.command()
@@ -204,12 +210,29 @@ def remove(
         opened = open_run(run)
         if not yes:
             told = f"{run}, {opened.status}, last step {opened.last_step}"
-            typer.confirm(f"Delete the run {told}?", abort=True, err=True)
+            try:
+                with redirect_stdout(sys.stderr):  # a space of the question would be among results
+                    agreed = typer.confirm(f"Delete the run {told}?", err=True)
+            except typer.Abort:
+                if sys.stdin.isatty():
+                    raise
+                typer.echo(err=True)  # ends the line of the question
+                raise InputError("nobody is there to be asked: pass --yes to remove the run") from None
+            if not agreed:
+                raise typer.Abort
         delete(run)
         if as_json:
             print_json({"removed": str(run)})
         else:
             print(f"removed {run}")
+
+
+def _titles(labels: list[str]) -> list[str]:
+    """A title a run, short, and none of them twice: a table has a column a title."""
+    short = [shorten(label, 24) for label in labels]
+    if len({*short, "setting", "last value"}) < len(short) + 2:
+        short = [f"{number}. {shorten(label, 20)}" for number, label in enumerate(labels, 1)]
+    return short
 
 
 def _described(run: Run) -> dict[str, Any]:

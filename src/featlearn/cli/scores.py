@@ -67,7 +67,15 @@ def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[N
     kind = StratifiedKFold if task == "classification" else KFold
     if task == "classification" and folds > (most := int(np.unique(y, return_counts=True)[1].max())):
         raise InputError(f"no class has as many as {folds} rows: pass --cv {max(most, 2)} or 0")
-    return list(kind(folds, shuffle=True, random_state=seed).split(np.zeros(len(y)), y))
+    splits = list(kind(folds, shuffle=True, random_state=seed).split(np.zeros(len(y)), y))
+    if task == "classification" and any(len(np.unique(y[train])) < 2 for train, _ in splits):
+        labels, rows = np.unique(y, return_counts=True)
+        rare = int(rows.argmin())
+        raise InputError(
+            f"the class {labels.tolist()[rare]!r} has {count(int(rows[rare]), 'row')} only, and without it there is "
+            "nothing to tell apart: pass --cv 0"
+        )
+    return splits
 
 
 def cross_validate(

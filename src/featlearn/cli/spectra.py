@@ -9,7 +9,8 @@ import typer
 
 from featlearn.cli.outcome import exit_codes
 from featlearn.cli.outputs import check_folder, open_page, staged
-from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
+from featlearn.cli.printing import count, pick_text, print_files, print_json, result_console, text_table
+from featlearn.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,8 +54,11 @@ def spectra(
     with exit_codes():
         from featlearn.spectra import weight_spectra
 
-        check_folder(out)
+        check_folder(out, ("spectra.csv", "index.html"))
         found = weight_spectra(source, layers=layers, initial=initial, max_size=max_size, progress=True)
+        if not len(found):
+            reasons = [f"{row['parameter']} ({row['reason']})" for _, row in found.skipped.iterrows()]
+            raise InputError(f"no weight matrix of {source.name} could be measured: {pick_text(reasons, 3)}")
         _write(found, out, source.name, initial)
         if as_json:
             print_json(_numbers(found, out))

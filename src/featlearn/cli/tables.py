@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,8 @@ __all__ = ["header_of", "parts_of", "read_frugally", "read_whole", "split_target
 _PART = 50_000
 _CLASSES = 10
 _EXACT = 2.0**24  # whole numbers up to here are exact in float32
+_ROUNDING = 1e-6  # of a column's range; float32 does better where numbers are not far from zero, for their range
+_MOMENTS = ("date", "time", "period", "interval")
 
 
 def read_whole(path: Path) -> pd.DataFrame:
@@ -34,7 +38,7 @@ def read_whole(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_frugally(path: Path, rows: int = _PART) -> pd.DataFrame:
+def read_frugally(path: Path, rows: int = _PART, exact: str | None = None) -> pd.DataFrame:
     """The same in parts: numbers as float32 where that is exact enough, texts as categories.
 
     A .csv file is read twice: what a column holds is known when all of it has been seen.
@@ -42,23 +46,25 @@ def read_frugally(path: Path, rows: int = _PART) -> pd.DataFrame:
     Args:
         path: The file.
         rows: Of a part.
+        exact: A column of numbers that are not to be rounded: labels are names.
     """
     if not _is_csv(path):
         return read_whole(path)
     header_of(path)  # says what is wrong with a file that is no table
     seen: dict[str, set[str]] = {}
-    large: set[str] = set()
+    ranges: dict[str, _Range] = {}
     for part in parts_of(path, rows=rows):
         for name, column in part.items():
             held = seen.setdefault(str(name), set())
             if column.notna().any():
                 held.add(_held(column))
-                if held == {"number"} and (column.abs() > _EXACT).any():
-                    large.add(str(name))
+                if held == {"number"}:
+                    ranges.setdefault(str(name), _Range()).widen(column)
     kinds: dict[str, Any] = {}
     for name, held in seen.items():
         if held == {"number"}:
-            kinds[name] = np.float64 if name in large else np.float32
+            if name != exact:
+                kinds[name] = np.float32 if ranges[name].is_kept_by_float32 else np.float64
         elif held and held != {"boolean"}:
             kinds[name] = str
     parts = list(parts_of(path, kinds, rows=rows))
@@ -70,6 +76,7 @@ def read_frugally(path: Path, rows: int = _PART) -> pd.DataFrame:
 def header_of(path: Path) -> list[str]:
     """Names of the columns of a table."""
     from featlearn.lab.tasks import read_table
+    from featlearn.lab.tasks.tables import check_fields
 
     if not _is_csv(path):
         if path.suffix.lower() == ".parquet" and path.is_file():
@@ -79,6 +86,7 @@ def header_of(path: Path) -> list[str]:
     if not path.is_file() or path.stat().st_size == 0:
         read_table(path)  # raises what there is to say
     with _NoTable(path):
+        check_fields(path, _separator(path))
         return [str(name) for name in pd.read_csv(path, nrows=0, sep=_separator(path)).columns]
 
 
@@ -93,20 +101,19 @@ def parts_of(
         columns: Only these.
         rows: Of a part.
     """
+    from featlearn.lab.tasks.tables import check_fields
+
     with _NoTable(path):
         if _is_csv(path):
-            yield from pd.read_csv(
-                path,
-                sep=_separator(path),
-                chunksize=rows,
-                dtype=kinds,
-                usecols=None if columns is None else list(columns),
-                low_memory=False,
-            )
+            check_fields(path, _separator(path))
+            # All columns are read, for usecols would hide lines that have too many fields.
+            with pd.read_csv(path, sep=_separator(path), chunksize=rows, dtype=kinds, low_memory=False) as read:
+                for part in read:
+                    yield part if columns is None else part[list(columns)]
         else:
             with _parquet(path).ParquetFile(path) as stored:
                 for batch in stored.iter_batches(batch_size=rows, columns=columns):
-                    yield batch.to_pandas()
+                    yield batch.to_pandas(ignore_metadata=True)  # or a column might become the index, and be missed
 
 
 def split_target(
@@ -140,8 +147,11 @@ def target_values(y: pd.Series[Any], task: str) -> tuple[NDArray[Any], str, str]
         task: ``"regression"``, ``"classification"``, or ``"auto"``: texts, booleans and a few different whole numbers
             are classes.
     """
-    numeric = pd.api.types.is_numeric_dtype(y.dtype) and not pd.api.types.is_bool_dtype(y.dtype)
     held = pd.api.types.infer_dtype(y)
+    if held == "decimal":
+        y = y.astype(np.float64)
+    _check_target(y, held)
+    numeric = pd.api.types.is_numeric_dtype(y.dtype) and not pd.api.types.is_bool_dtype(y.dtype)
     different = int(y.nunique())
     whole = numeric and bool((y % 1 == 0).all())
     why = "asked for"
@@ -163,10 +173,55 @@ def target_values(y: pd.Series[Any], task: str) -> tuple[NDArray[Any], str, str]
     if different > max(1000, len(y) // 2):
         raise InputError(f"{y.name!r} holds {different:,} different values, too many for classes: --task regression")
     if whole:
-        return y.to_numpy(dtype=np.int64), task, why
-    if numeric or held == "boolean":
-        return y.to_numpy(dtype=bool if held == "boolean" else np.float64), task, why
+        return _whole(y), task, why
+    if numeric:
+        broken = next(value for value in y if value % 1)
+        raise InputError(f"{y.name!r} holds {broken}, which is no name of a class: pass --task regression")
+    if held == "boolean":
+        return y.to_numpy(dtype=bool), task, why
     return np.array([str(value) for value in y], dtype=object), task, why
+
+
+def _check_target(y: pd.Series[Any], held: str) -> None:
+    """Refuse what is neither a number nor a name."""
+    if len(y) < 2:
+        raise InputError(f"there is one row only with a value of {y.name!r}: nothing can be learnt from it")
+    if any(moment in held for moment in _MOMENTS):
+        raise InputError(f"{y.name!r} holds moments, such as {y.iloc[0]}: make a number of them, such as days")
+    if any(isinstance(value, list | dict | set | np.ndarray) for value in y):
+        raise InputError(f"{y.name!r} holds several values a row: a target is one number or one text")
+    if pd.api.types.is_float_dtype(y.dtype) and not np.isfinite(y.to_numpy(dtype=np.float64)).all():
+        raise InputError(f"{y.name!r} holds an infinite number: leave its row out, or empty its field")
+
+
+def _whole(y: pd.Series[Any]) -> NDArray[Any]:
+    """Labels that are whole numbers, none of them changed."""
+    if y.min() >= -(2**63) and y.max() < 2**63:
+        return y.to_numpy(dtype=np.int64)
+    return y.to_numpy(dtype=np.uint64 if pd.api.types.is_integer_dtype(y.dtype) else np.float64)
+
+
+class _Range:
+    """What is known of a column of numbers, of which parts have been seen."""
+
+    def __init__(self) -> None:
+        self.least, self.most, self.error = np.inf, -np.inf, 0.0
+
+    def widen(self, column: pd.Series[Any]) -> None:
+        """See another part."""
+        values = column.to_numpy(dtype=np.float64)
+        values = values[np.isfinite(values)]
+        if len(values):
+            with np.errstate(over="ignore", under="ignore"):
+                error = np.abs(values.astype(np.float32) - values).max()
+            self.error = max(self.error, float(error))
+            self.least, self.most = min(self.least, float(values.min())), max(self.most, float(values.max()))
+
+    @property
+    def is_kept_by_float32(self) -> bool:
+        """Whether rounding is small beside the range, and whole numbers stay what they are."""
+        small = self.least >= -_EXACT and self.most <= _EXACT
+        return small and self.error <= _ROUNDING * (self.most - self.least)
 
 
 def _held(column: pd.Series[Any]) -> str:
@@ -193,7 +248,9 @@ class _NoTable:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ValueError | EOFError) and not isinstance(error, InputError):
+        if isinstance(error, ValueError | EOFError | zlib.error | gzip.BadGzipFile) and not isinstance(
+            error, InputError
+        ):
             reason = str(error).strip().split("\n")[0]
             raise InputError(f"{self.path.name} cannot be read as a table: {reason}") from error
 

@@ -35,7 +35,7 @@ from featlearn.rfm.fitting import Fit
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.machine import Iteration, Machine, learn
 from featlearn.rfm.problem import HeldOut, Problem, merge_rows, some_rows
-from featlearn.rfm.saving import load_machine, save_machine
+from featlearn.rfm.saving import check_arrays, load_machine, save_machine
 from featlearn.rfm.updates import root_of, transform
 
 __all__ = ["FeatureMachine"]
@@ -216,6 +216,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         return machine
 
     def _keep(self, machine: Machine) -> None:
+        machine = _laid_out(machine)
         self._machine = machine
         metric = machine.metric.cpu().double().numpy()
         self.feature_matrix_ = np.diag(metric) if metric.ndim == 1 else metric
@@ -311,18 +312,23 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         tensors, described = load_machine(path, cls.__name__)
         try:
             return cls._restored(tensors, described)
-        except (KeyError, TypeError, InputError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
 
     @classmethod
     def _restored(cls, tensors: dict[str, Tensor], described: dict[str, Any]) -> Self:
         self = cls(**described["parameters"])
         device = resolve_device(self.device)
+        check_arrays(tensors, described["n_features"])
+        if not 0 < described["fit"]["bandwidth"] < float("inf"):
+            raise InputError(f"its bandwidth is {described['fit']['bandwidth']}")
         fit = Fit(tensors["alpha"].to(device), **described["fit"])
         history = tuple(Iteration(**line) for line in described["history"])
         self.n_features_in_ = described["n_features"]
         if described["feature_names"] is not None:
-            self.feature_names_in_ = np.array(described["feature_names"], dtype=object)
+            self.feature_names_in_ = np.array([str(name) for name in described["feature_names"]], dtype=object)
+            if len(self.feature_names_in_) != self.n_features_in_:
+                raise InputError(f"it has {self.n_features_in_} features and {len(self.feature_names_in_)} names")
         self._center = tensors["origin"].numpy()
         machine = Machine(
             tensors["metric"].to(device), tensors["centers"].to(device), fit, tensors["mean"].to(device),
@@ -338,6 +344,15 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     def _take_state(self, described: dict[str, Any]) -> None:
         raise NotImplementedError
+
+
+def _laid_out(machine: Machine) -> Machine:
+    """The machine with its arrays row by row, as a file gives them back: other strides are rounded otherwise."""
+    metric, centers, mean, alpha = (
+        array.clone(memory_format=torch.contiguous_format)
+        for array in (machine.metric, machine.centers, machine.mean, machine.fit.alpha)
+    )
+    return replace(machine, metric=metric, centers=centers, mean=mean, fit=replace(machine.fit, alpha=alpha))
 
 
 def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -327,3 +327,5 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
     def _take_state(self, described: dict[str, Any]) -> None:
         self.classes_ = np.array(described["classes"], dtype=np.dtype(described["labels"]))
         self.sharpness_ = float(described["sharpness"])
+        if len(self.classes_) - 1 != len(self.intercept_):
+            raise InputError(f"it has {len(self.classes_)} classes and {len(self.intercept_)} outputs")

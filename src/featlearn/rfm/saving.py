@@ -10,12 +10,13 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.numerics.files import whole_file
 
-__all__ = ["SCHEMA_VERSION", "load_machine", "save_machine"]
+__all__ = ["SCHEMA_VERSION", "check_arrays", "load_machine", "save_machine"]
 
 SCHEMA_VERSION = 1
 
@@ -46,7 +47,7 @@ def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
             described = json.loads((stored.metadata() or {})["featlearn"])
             # Copies: tensors that lie in the file's memory are aligned otherwise, and rounded otherwise.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
     if not isinstance(described, dict):
         raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged")
@@ -57,3 +58,21 @@ def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     if described.get("kind") != kind:
         raise InputError(f"{str(path)!r} holds a {described.get('kind')}, not a {kind}")
     return tensors, described
+
+
+def check_arrays(tensors: Mapping[str, Tensor], features: Any) -> None:
+    """Refuse arrays that do not fit together, or that no fit would give.
+
+    Args:
+        tensors: As a machine stores them.
+        features: How many features the machine says it has.
+    """
+    alpha, centers, metric = tensors["alpha"], tensors["centers"], tensors["metric"]
+    n, d, c = len(centers), features, tensors["mean"].numel()
+    wanted = {"alpha": (n, c), "centers": (n, d), "mean": (c,), "origin": (d,), "metric": (d, d)[: metric.ndim]}
+    for name, shape in wanted.items():
+        found = tensors[name]
+        if found.shape != shape or found.dtype != (torch.float64 if name == "origin" else alpha.dtype):
+            raise InputError(f"its {name} is of shape {tuple(found.shape)} and {found.dtype}, which fits nothing else")
+        if not found.is_floating_point() or not bool(found.isfinite().all()):
+            raise InputError(f"its {name} holds something else than finite numbers")

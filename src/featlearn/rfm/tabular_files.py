@@ -21,6 +21,7 @@ from featlearn.rfm.tables import TableEncoder, _Category, _Number
 __all__ = ["column_kinds", "load_tabular", "save_tabular"]
 
 _KIND = "tabular"
+_COLUMNS = 10_000_000  # of a table without names, which a damaged file must not make endless
 _MACHINES: dict[str, type[FeatureMachine]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}
 
 
@@ -63,7 +64,7 @@ def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]
         if len(encoder.get_feature_names_out()) != machine.n_features_in_:
             raise InputError("its table and its machine do not fit together")
         about = dict(described["about"])
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
         raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
     return Pipeline([("table", encoder), ("estimator", machine)]), about
 
@@ -95,9 +96,12 @@ def _kind_of(column: _Number | _Category) -> str:
 
 def _restored_encoder(table: Mapping[str, Any]) -> TableEncoder:
     encoder = TableEncoder(max_categories=int(table["max_categories"]))
-    encoder.n_features_in_ = int(table["n_features"])
-    if table["feature_names"] is not None:
-        encoder.feature_names_in_ = np.array([str(name) for name in table["feature_names"]], dtype=object)
+    named, columns = table["feature_names"], int(table["n_features"])
+    if not 0 < columns <= _COLUMNS or (named is not None and len(named) != columns):
+        raise InputError(f"its table has {columns} columns, and not as many names")
+    encoder.n_features_in_ = columns
+    if named is not None:
+        encoder.feature_names_in_ = np.array([str(name) for name in named], dtype=object)
     encoder._columns = [_restored_column(dict(column)) for column in table["columns"]]
     names = set(getattr(encoder, "feature_names_in_", [f"x{i}" for i in range(encoder.n_features_in_)]))
     if not {column.name for column in encoder._columns} <= names:

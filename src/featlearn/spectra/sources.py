@@ -110,7 +110,7 @@ def _indexed_tensors(index: Path, reader: CheckpointReader) -> list[StoredTensor
     try:
         shard_of = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(shard_of.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{index.name} is no index of weights: {type(error).__name__}: {error}") from error
     for shard in shards:
         if not isinstance(shard, str) or Path(shard).name != shard:

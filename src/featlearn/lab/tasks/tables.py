@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 import zlib
 from collections.abc import Iterable
@@ -12,7 +14,7 @@ import pandas as pd
 
 from featlearn.errors import InputError
 
-__all__ = ["read_table"]
+__all__ = ["check_fields", "read_table"]
 
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 _ENDINGS = (*_SEPARATORS, ".parquet")
@@ -58,6 +60,7 @@ def _read(path: Path, ending: str) -> pd.DataFrame:
     try:
         if ending == ".parquet":
             return pd.read_parquet(path, engine="pyarrow")
+        check_fields(path, _SEPARATORS[ending])
         # All at once: in parts, "01" would be a number in one of them and a text in the next.
         return pd.read_csv(path, sep=_SEPARATORS[ending], low_memory=False)
     except ImportError as error:
@@ -65,11 +68,45 @@ def _read(path: Path, ending: str) -> pd.DataFrame:
             f"reading {path.name} needs pyarrow, which is not installed: "
             "call pip install 'featlearn[tables]', or save the table as .csv"
         ) from error
+    except InputError:
+        raise
     except pd.errors.EmptyDataError:
         raise InputError(f"{path.name} is empty: a table starts with a line of column names") from None
     except (ValueError, OSError, EOFError, zlib.error) as error:  # pandas' and pyarrow's own errors are among them
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"{path.name} cannot be read as a {ending} table: {reason}") from error
+
+
+def check_fields(path: Path, separator: str) -> None:
+    """Refuse a file whose lines have more fields than its header, for then nobody knows which belongs to what.
+
+    Pandas takes the first field of such lines as a name of the row. That is right for tables that R has written, where
+    every line has one field more than the header; a separator at the end of every line looks the same but for its
+    last field, which is empty.
+    """
+    with (
+        gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+        if path.name.lower().endswith(".gz")
+        else open(path, encoding="utf-8-sig", newline="") as lines
+    ):
+        rows = (row for row in csv.reader(lines, delimiter=separator) if row)
+        try:
+            wide, first = len(next(rows, ())), next(rows, [])
+            if len(first) <= wide:
+                return
+            last = first[-1]
+            named = len(first) == wide + 1
+            for row in rows:
+                named = named and len(row) == wide + 1
+                last = last or row[-1]
+        except csv.Error:  # pandas says what is wrong, if it is wrong for pandas as well
+            return
+    if not named or not last.strip():
+        why = "their last field is empty: remove the separator at the end of each line" if named else "not all the same"
+        raise InputError(
+            f"{path.name} has lines with more fields than its header, which has {wide}; {why}"
+            f"{'' if named else ': give each line as many as the header'}"
+        )
 
 
 def _tables_in(folder: Path) -> str:
