@@ -92,40 +92,8 @@ __all__ = [  # noqa: RUF022  # grouped by use
 
 __version__ = version("featlearn")
 
-_OWNERS = {
-    name: module
-    for module, names in {
-        "featlearn.adaptive": ("AdaptiveTangentRegressor",),
-        "featlearn.features": ("FeatureAccumulator", "LayerFeatures", "NotMeasuredError", "Report", "egop", "probe"),
-        "featlearn.kernels": (
-            "AverageKernel",
-            "LazyRegressor",
-            "average_ntk",
-            "centred_alignment",
-            "ck",
-            "kernel_target_alignment",
-            "label_kernel",
-            "ntk",
-            "ntk_operator",
-            "ptk",
-        ),
-        "featlearn.numerics": (
-            "corrupt",
-            "cosine",
-            "frobenius_norm",
-            "hutchpp_trace",
-            "pearson",
-            "principal_angles",
-            "psd_power",
-            "top_eigenpairs",
-        ),
-        "featlearn.optim": ("SLO", "AdaptiveSLO"),
-        "featlearn.rfm": ("RFMClassifier", "RFMRegressor", "load_tabular", "make_tabular", "save_tabular"),
-        "featlearn.spectra": ("weight_spectra",),
-        "featlearn.training": ("Monitor",),
-    }.items()
-    for name in names
-}
+# Whose public names are ours as well.
+_OWNERS = ("features", "kernels", "numerics", "optim", "rfm", "spectra", "training", "adaptive")
 _PACKAGES = (
     "adaptive", "capture", "dashboard", "features", "html", "kernels", "lab", "layers", "numerics", "optim", "plots",
     "rfm", "runs", "spectra", "theory", "training",
@@ -136,11 +104,14 @@ def __getattr__(name: str) -> Any:
     """Import a public name, or a package, when it is first used: ``featlearn --help`` need not wait for torch."""
     if name in _PACKAGES:
         return importlib.import_module(f"featlearn.{name}")
-    if name not in _OWNERS:
-        raise AttributeError(f"module 'featlearn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_OWNERS[name]), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for owner in _OWNERS:
+            module = importlib.import_module(f"featlearn.{owner}")
+            if name in module.__all__:
+                value = getattr(module, name)
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module 'featlearn' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featlearn.dashboard import answers
-from featlearn.dashboard.asked import asked_identifiers, asked_number, asked_step, asked_text, only
+from featlearn.dashboard.asked import LAST_STEP, asked_identifiers, asked_number, asked_step, asked_text, only
 from featlearn.dashboard.cache import signature
 from featlearn.dashboard.matrices import SIDE, matrix
 from featlearn.dashboard.needs import STATIC, plotly_script, require
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["create_app"]
 
 Answer = Callable[["Request"], Any]
-_LAST_STEP = 2**63 - 1
 _LOG = logging.getLogger("featlearn")
 
 
@@ -110,8 +109,8 @@ def _data(store: Store) -> dict[str, Answer]:
             asked_text(values, "name", needed=True) or "",
             asked_text(values, "layer"),
             asked_number(values, "width", 10, 4000, 800) or 800,
-            asked_number(values, "from", 0, _LAST_STEP, None),
-            asked_number(values, "to", 0, _LAST_STEP, None),
+            asked_number(values, "from", 0, LAST_STEP, None),
+            asked_number(values, "to", 0, LAST_STEP, None),
             bool(asked_number(values, "log", 0, 1, 0)),
         )
         # The text itself is kept: to write twenty long curves as JSON takes longer than to read a short one.

@@ -11,10 +11,10 @@ from featlearn.errors import InputError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["asked_identifiers", "asked_number", "asked_step", "asked_text", "only"]
+__all__ = ["LAST_STEP", "asked_identifiers", "asked_number", "asked_step", "asked_text", "only"]
 
 _LONGEST = 500
-_LAST_STEP = 2**63 - 1
+LAST_STEP = 2**63 - 1
 
 
 def only(request: Request, *names: str) -> Mapping[str, str]:
@@ -54,7 +54,7 @@ def asked_number(values: Mapping[str, str], name: str, least: int, most: int, de
 
 def asked_step(value: str, name: str = "step") -> int:
     """A step."""
-    found = asked_number({name: value}, name, 0, _LAST_STEP, None)
+    found = asked_number({name: value}, name, 0, LAST_STEP, None)
     if found is None:
         raise InputError(f"{name} is missing")
     return found
