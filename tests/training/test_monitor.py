@@ -181,6 +181,17 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert found.layers["4"]["weight_change"] > 0
 
 
+def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
+    with Monitor(net(), (X, Y), run=tmp_path / "run", config={"lr": 0.1}, measure="weights"):
+        pass
+    run = Run.open(tmp_path / "run")
+    assert (run.config, run.status) == ({"lr": 0.1}, "finished")
+    with Run.create(tmp_path / "own", {"lr": 0.2}) as own, pytest.raises(InputError, match="give it a folder as run"):
+        Monitor(net(), (X, Y), run=own, config={"lr": 0.1})
+    with pytest.raises(InputError, match="give it a folder as run"):
+        Monitor(net(), (X, Y), config={"lr": 0.1})
+
+
 def test_spectra_are_kept_unless_they_are_not_wanted(tmp_path) -> None:
     model = net(width=16)
     with Monitor(model, (X, Y), run=tmp_path / "run", every=2, kernel_samples=12) as monitor:

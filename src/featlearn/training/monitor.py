@@ -53,7 +53,11 @@ class Monitor:
         data: Rows to measure on, as `featlearn.probe` takes them; the first ``samples`` are kept, and are the same
             each time.
         run: Where to write: a `featlearn.runs.Run`, or a folder, in which a run is opened or made; None keeps numbers
-            in memory only. A run that is opened again has the initial weights of its first start.
+            in memory only. A run that is opened again has the initial weights of its first start. A run that the
+            monitor has opened is finished by `close`, or at the end of a ``with`` block; otherwise it counts as
+            interrupted.
+        config: Settings of the run that is made in the folder ``run``, such as ``{"lr": 0.1}``: the dashboard shows
+            them, and tells runs apart by them.
         every: Steps between measurements, ``"log"`` for about eight a decade, or a list of steps.
         budget: Share of the training time that measuring may take, such as 0.05; see `featlearn.training.Budget`.
         measure: Of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``; None takes all four.
@@ -106,6 +110,7 @@ class Monitor:
         data: Any,
         *,
         run: Run | str | os.PathLike[str] | None = None,
+        config: Mapping[str, Any] | None = None,
         every: Every = "log",
         budget: float | None = None,
         measure: str | Iterable[str] | None = None,
@@ -146,7 +151,7 @@ class Monitor:
         self._initial = self._start_model(initial, run if self._writes else None)
         if self._writes:
             owns = not isinstance(run, Run)
-            self._recorder = Recorder(self._opened(run, owns), owns, trackers, on_error)
+            self._recorder = Recorder(self._opened(run, owns, config), owns, trackers, on_error)
         self._start: measuring.Start | None = None
         self.latest: Snapshot | None = None
         self._next, self._last = 0, -1
@@ -330,10 +335,16 @@ class Monitor:
 
     # -- the start ----------------------------------------------------------------------------------------------------
 
-    def _opened(self, run: Run | str | os.PathLike[str] | None, owns: bool) -> Run | None:
+    def _opened(
+        self, run: Run | str | os.PathLike[str] | None, owns: bool, config: Mapping[str, Any] | None
+    ) -> Run | None:
+        if config is not None and (run is None or isinstance(run, Run)):
+            raise InputError(
+                "config belongs to a run that the monitor makes: give it a folder as run, or leave config out"
+            )
         if run is None:
             return None
-        opened = run if isinstance(run, Run) else Run.at(run)
+        opened = run if isinstance(run, Run) else Run.at(run, config)
         try:
             if opened.initial() is None:
                 opened.save_initial(dict(self._initial.state_dict()))

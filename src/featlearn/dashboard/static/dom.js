@@ -72,3 +72,9 @@ export function card(title, ...children) {
 export function definitions(pairs) {
   return el("dl", {}, pairs.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
+
+// Numbers with their names above them, in a row; names are texts, or pairs of a text and what to say of it.
+export function numberRow(pairs) {
+  const name = (one) => (Array.isArray(one) ? el("dt", { title: one[1] }, one[0]) : el("dt", {}, one));
+  return el("dl", { class: "numbers" }, pairs.map(([one, value]) => el("div", {}, name(one), el("dd", {}, value))));
+}

@@ -63,7 +63,7 @@ export async function runPage(main, alive, [id, wanted]) {
 
 async function settingsTab(body, run) {
   const pairs = (found) => definitions(Object.entries(found ?? {}).map(([name, value]) => [name, plainValue(value)]));
-  const listed = Object.keys(run.settings ?? {}).length ? pairs(run.settings) : note("This run was made without settings: hand them over as config=... to keep them.");
+  const listed = Object.keys(run.settings ?? {}).length ? pairs(run.settings) : note("This run was made without settings: hand them to featlearn.Monitor as config={\"lr\": 0.1, ...} to see them here, and to tell runs apart by them.");
   fill(body, el("div", { class: "grid" }, card("Settings", listed), card("Environment", pairs(run.environment))));
   return null;
 }

@@ -1,11 +1,13 @@
 // A recursive feature machine: its feature matrix, what it looks at, and how it came to it.
 
 import { barChart, curveChart, heatChart } from "./charts.js";
-import { card, el, fill, note, slider } from "./dom.js";
+import { card, el, fill, note, numberRow, slider } from "./dom.js";
 import { short, titleOf } from "./format.js";
 import { getMatrix, getSeries } from "./source.js";
 
 const MOST_BARS = 25;
+
+const changes = ([, curves]) => new Set(curves.flatMap((curve) => curve.values)).size > 1;
 
 export async function featuresTab(body, run, alive) {
   let steps = run.matrix_steps ?? [];
@@ -15,6 +17,7 @@ export async function featuresTab(body, run, alive) {
   const bars = el("div", { class: "figure bars" });
   const head = el("div", { class: "controls" });
   const history = el("div", { class: "grid three" });
+  const constants = el("div");
   const task = run.settings?.task ? `${run.settings.task} of ${run.settings.target ?? "the target"} from ${run.features.length} features` : `${run.features.length} features`;
 
   const drawMatrix = async () => {
@@ -41,21 +44,24 @@ export async function featuresTab(body, run, alive) {
     const names = (now.quantities ?? []).filter((name) => !name.startsWith("monitor."));
     const found = await Promise.all(names.map((name) => getSeries(run.id, name, { layer: "", width: 400 })));
     if (!alive()) return;
-    const figures = names.map((name, index) => [name, found[index], el("div", { class: "figure small" })]);
-    fill(history, figures.map(([name, curves, figure]) => {
-      const last = curves.curves[0]?.values.at(-1);
-      return el("section", { class: "card" }, el("h3", {}, titleOf(name), " ", el("span", { class: "soft" }, short(last))), figure);
-    }));
-    for (const [name, curves, figure] of figures) {
-      await curveChart(figure, `${name} over the iterations`, curves.curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
+    const all = names.map((name, index) => [name, found[index].curves, el("div", { class: "figure small" })]);
+    // A number that was the same at every iteration is told, and needs no picture.
+    const [moved, same] = [all.filter(changes), all.filter((one) => !changes(one))];
+    const last = (curves) => short(curves[0]?.values.at(-1));
+    fill(history, moved.map(([name, curves, figure]) => (
+      el("section", { class: "card" }, el("h3", {}, titleOf(name), " ", el("span", { class: "soft" }, last(curves))), figure)
+    )));
+    fill(constants, same.length ? numberRow(same.map(([name, curves]) => [titleOf(name), last(curves)])) : null);
+    for (const [name, curves, figure] of moved) {
+      await curveChart(figure, `${name} over the iterations`, curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
     }
   };
-  const top = () => fill(head, slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
+  const top = () => fill(head, steps.length < 2 ? note(`Kept at iteration ${steps[0] ?? "–"}`) : slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
   top();
   fill(
     body, note(task, "lead"),
     el("div", { class: "grid" }, card("Feature matrix", head, heat, words), card("What it looks at", bars)),
-    card("Over the iterations", history),
+    card("Over the iterations", history, constants),
   );
   await Promise.all([drawMatrix(), drawBars()]);
   await drawHistory(run);

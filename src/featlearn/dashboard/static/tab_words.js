@@ -1,6 +1,6 @@
 // What the numbers of every layer say, in words.
 
-import { card, el, fill, note } from "./dom.js";
+import { card, el, fill, note, numberRow } from "./dom.js";
 import { layerTitle, looksLogarithmic, sentence, short, titleOf } from "./format.js";
 import { chip, strips } from "./strips.js";
 import { get, getSeries } from "./source.js";
@@ -28,7 +28,7 @@ export async function wordsTab(body, run, alive) {
       return el(
         "article", { class: "card layer" }, el("h2", {}, layerTitle(line.layer), " ", chip(word)),
         note(sentence(found.meanings[word]), ""), reason ? note(sentence(reason), "soft small") : null,
-        el("dl", { class: "numbers" }, numbers.map(([name, curve]) => el("div", {}, el("dt", { title: titleOf(name) }, shortTitle(name)), el("dd", {}, short(curve.values.at(-1)))))),
+        numberRow(numbers.map(([name, curve]) => [[shortTitle(name), titleOf(name)], short(curve.values.at(-1))])),
       );
     });
     fill(body, el("div", { class: "grid three" }, blocks), card("Readings along the training", strips(readings, "Readings of the layers", looksLogarithmic(now.matrix_steps ?? []))));
