@@ -54,6 +54,72 @@ def evolution() -> None:
     save_figure(monitor.plot(), IMAGES / "evolution.png", dpi=110)
 
 
+def quantities() -> None:
+    """The matrices and the numbers of the page of quantities, for its network."""
+    task = chain_monomial_task(n=256, d=16, generator=0)
+    model = mlp([16, 64, 64, 1], activation="gelu", scales={"0": 0.1}, generator=0)
+    data, decay = (task.X, task.y), 0.01
+    with fl.Monitor(
+        model, data, measure="features", layers="0", loss=nn.MSELoss(), weight_decay=decay, matrices=()
+    ) as monitor:
+        start = copy.deepcopy(model)
+        fit(model, data, lr=0.05, momentum=0.9, steps=1500, schedule="cosine", weight_decay=decay, monitor=monitor)
+    f = fl.probe(model, data, initial=start, loss=nn.MSELoss(), weight_decay=decay)["0"]
+    W = f.weights["W"][0].double()
+    inputs = {"NFM": f.nfm, "AGOP": f.agop, "eNFA": f.enfa, "FACT": f.fact, "EGOP": chain_monomial_egop(16)}
+    outputs = {"$W W^T$": W @ W.T, "K (backward AGOP)": f.ptk_covariance, "backward eNFA": f.benfa}
+    outputs["backward FACT"] = f.bfact
+    units = W.norm(dim=1).argsort(descending=True)
+    outputs = {name: matrix[units][:, units] for name, matrix in outputs.items()}
+    for name, matrices in (("inputs", inputs), ("outputs", outputs)):
+        first, *others = matrices
+        subtitles = {other: f"cosine {fl.cosine(matrices[first], matrices[other]):.2f}" for other in others}
+        save_figure(matrix_row(matrices, subtitles=subtitles, crop=16), IMAGES / f"quantities-{name}.png", dpi=110)
+    _correlations(monitor)
+
+
+def _correlations(monitor: fl.Monitor) -> None:
+    """NFC and its relatives, FACT and relgrad along a training."""
+    panels = {
+        "correlations": {"nfc": "NFC", "centered_nfc": "centred", "double_centered_nfc": "double-centred",
+                         "ptk_centered_nfc": "PTK-centred", "centered_ratio": "C/UC ratio"},
+        "FACT": {"fact": "cosine of FACT", "fact_symmetric": "symmetrised", "relgrad": "relgrad"},
+    }  # fmt: skip
+    with style():
+        fig = new_figure(8.4, 3.0)
+        for ax, (title, names) in zip(fig.subplots(1, 2), panels.items(), strict=True):
+            for (name, label), colour in zip(names.items(), PALETTE, strict=False):
+                series = monitor.series(name, "0")
+                line = "--" if name in ("centered_ratio", "relgrad") else "-"
+                ax.plot(series.index + 1, series, label=label, color=colour, linestyle=line)
+            ax.set_xscale("log")
+            ax.set_ylim(top=1.3)
+            ax.set_title(title)
+            ax.set_xlabel("step + 1")
+            ax.grid()
+            ax.legend(fontsize=7)
+    save_figure(fig, IMAGES / "quantities-steps.png", dpi=110)
+
+
+def kernels() -> None:
+    """Kernels of the network of the page of kernels before and after training, rows sorted by label."""
+    task = chain_monomial_task(n=200, d=16, generator=0)
+    model = mlp([16, 64, 64, 1], scales={"0": 0.1}, generator=0)
+    order = task.y.flatten().argsort()
+    X, y = task.X[order], task.y[order]
+    rows: dict[str, Tensor] = {}
+    for when in ("before", "after"):
+        rows |= {f"NTK {when}": fl.ntk(model, X), f"CK {when}": fl.ck(model, X)}
+        if when == "before":
+            fit(model, (task.X, task.y), lr=0.1, steps=1000, stop_loss=1e-5)
+    rows = {name: rows[name] for name in ("NTK before", "NTK after", "CK before", "CK after")}
+    aligned = {name: f"KTA {fl.kernel_target_alignment(k, y):.2f}" for name, k in rows.items()}
+    # Means of ten samples with neighbouring labels: a sample more or less would hide what the kernel sees.
+    means = {name: k.unflatten(1, (20, 10)).mean(2).unflatten(0, (20, 10)).mean(1) for name, k in rows.items()}
+    means["labels"] = fl.label_kernel(y.unflatten(0, (20, 10)).mean(1))
+    save_figure(matrix_row(means, subtitles=aligned), IMAGES / "kernels.png", dpi=110)
+
+
 def theory() -> None:
     """Predicted and observed rho over the decay of the data's spectrum."""
     decays = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
@@ -280,6 +346,8 @@ if __name__ == "__main__":
     flow()
     figure_1()
     evolution()
+    quantities()
+    kernels()
     theory()
     penalties()
     adapted_kernels()
