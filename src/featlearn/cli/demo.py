@@ -12,6 +12,7 @@ from rich.text import Text
 from featlearn.cli.outcome import exit_codes
 from featlearn.cli.outputs import check_folder, check_run, open_page
 from featlearn.cli.printing import print_files, print_json, result_console, text_table
+from featlearn.cli.threads import use_one_core
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,17 +53,13 @@ def demo(
     """
     began = time.perf_counter()
     with exit_codes(f"What is in {out} may be of this demo and of the one before."):
-        import torch
-
         from featlearn.html import write_report
         from featlearn.lab.experiments import chain_alignment, spectral_case, wine_features
         from featlearn.plots import save_figure
         from featlearn.runs import Run, remove
         from featlearn.training import evolution
 
-        # Small matrices gain nothing from a second core, and on a busy machine its threads wait for each other: 18
-        # seconds became eight minutes.
-        torch.set_num_threads(1)
+        use_one_core()
         check_folder(out, _FILES)
         check_run(out / "run", _RUN)
         if (out / "run" / "run.db").exists():

@@ -14,6 +14,7 @@ from rich.text import Text
 from featlearn.cli.outcome import exit_codes
 from featlearn.cli.outputs import check_folder, check_run, open_page, staged
 from featlearn.cli.printing import count, print_files, print_json, result_console, text_table
+from featlearn.cli.threads import ONE_CORE_ROWS, use_one_core
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,6 +138,8 @@ def _fit(
     del frame
     y, task, why = target_values(series, task)
     splits = splits_of(y, cv, task, seed)
+    if len(y) <= ONE_CORE_ROWS:
+        use_one_core()
     kind = RFMClassifier if task == "classification" else RFMRegressor
 
     def make(how: str) -> Any:
