@@ -17,8 +17,8 @@ def require(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise InputError(
-            f"the dashboard needs {', '.join(missing)}: install with `pip install 'featlearn[dashboard]'`, or in a clone "
-            "with `pip install -c constraints.txt -e '.[dashboard]'`"
+            f"the dashboard needs {', '.join(missing)}: install with `pip install 'featlearn[dashboard]'`, or in a "
+            "clone with `pip install -c constraints.txt -e '.[dashboard]'`"
         )
 
 
