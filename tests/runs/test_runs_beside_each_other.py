@@ -169,3 +169,10 @@ def test_the_names_of_the_module() -> None:
     assert runs.list is runs.list_runs
     for name in runs.__all__:
         assert hasattr(runs, name)
+
+
+def test_large_whole_numbers_are_compared_exactly(tmp_path: Path) -> None:
+    for name, value in (("a", 10**400), ("b", 10**400 + 1), ("c", 10**400)):
+        Run.create(tmp_path / name, {"large": value, "one": 1.0 if name == "a" else 1}).close()
+    assert list(runs.compare_configs([tmp_path / "a", tmp_path / "b"]).index) == ["large"]
+    assert runs.compare_configs([tmp_path / "a", tmp_path / "c"]).empty

@@ -113,10 +113,9 @@ def _compared(flat: dict[str, Any], name: str) -> str:
     if name not in flat:
         return ""
     value = flat[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return json.dumps(
-        float(value) if number else value, sort_keys=True
-    )  # 1 and 1.0 are one setting, 1 and true are not
+    # 1 and 1.0 are one setting, 1 and true are not; integers may be larger than any float.
+    whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if whole else value, sort_keys=True)
 
 
 def _find(top: Path) -> Iterable[Path]:
