@@ -79,7 +79,7 @@ def test_an_error_that_nobody_thought_of_is_a_sentence(tmp_path: Path, monkeypat
     monkeypatch.setattr("featlearn.dashboard.answers.run_list", broken)
     with client_of(tmp_path) as client:
         answer = client.get("/api/runs")
-    assert (answer.status_code, "cannot be read (ZeroDivisionError)" in answer.json()["error"]) == (400, True)
+    assert (answer.status_code, "cannot be read (ZeroDivisionError)" in answer.json()["error"]) == (500, True)
 
 
 def test_names_that_collide_or_are_no_text(tmp_path: Path) -> None:

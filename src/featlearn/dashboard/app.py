@@ -59,9 +59,9 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
                 body, status = as_json({"error": store.told(error)}), 404
             except (FeatlearnError, OSError) as error:
                 body, status = as_json({"error": store.told(error)}), 400
-            except Exception as error:  # files that others have written: one that nobody thought of ends no page
+            except Exception as error:  # a mistake of ours: the page tells it in a sentence, and the log where it is
                 _LOG.warning("the dashboard could not answer %s", request.url.path, exc_info=True)
-                body, status = as_json({"error": store.told(error)}), 400
+                body, status = as_json({"error": store.told(error)}), 500
             return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
         return Route(f"/api/{path}", endpoint, methods=["GET"])
