@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from featlearn.features import LayerFeatures, Report, probe
 from featlearn.lab.nets import mlp
 from featlearn.lab.tasks import image_task, one_hot_labels
+from featlearn.lab.tasks.images import Standardise
 from featlearn.training import History, fit
 
 __all__ = ["BACKWARD", "FORWARD", "correlations", "decayed_network", "decayed_report", "image_data", "network_for"]
@@ -37,9 +38,9 @@ BACKWARD = {
 """Those to be compared with ``W W^T`` (appendix A)."""
 
 
-def image_data(name: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images with pixels from 0 to 1, and their one-hot labels."""
-    task = image_task(name, n, 0, generator=seed)
+def image_data(name: str, n: int, seed: int, standardise: Standardise | None = None) -> tuple[Tensor, Tensor]:
+    """Images with pixels from 0 to 1, or standardised as `image_task` does it, and their one-hot labels."""
+    task = image_task(name, n, 0, standardise=standardise, generator=seed)
     return task.X, one_hot_labels(task.y, task.classes)
 
 

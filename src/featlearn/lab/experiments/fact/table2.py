@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from featlearn.lab.experiments.fact.networks import (
     image_data,
     network_for,
 )
+from featlearn.lab.tasks.images import Standardise
 from featlearn.plots import MARKERS, PALETTE, new_figure, style
 
 __all__ = ["EXPERIMENT", "Config"]
@@ -40,11 +41,14 @@ TRIED = (
     "epochs .594 and with 800 .785. What comes near is a decay of 1e-3: see the claims at that decay"
 )
 
-OTHER_DECAY = 1e-3
-"""Of the nine settings of `TRIED` the one nearest to the published column for 1,000 MNIST images."""
+TRIED_CIFAR = (
+    "; with pixels from 0 to 1 FACT comes to .59 and √AGOP to .94 after 100 epochs at a decay of 1e-3, with "
+    "standardised channels to .71 and .85, at width 512 to .75 and .81, and after 300 epochs to .88 and .83 (one seed "
+    "each): published are .830 and .793"
+)
 
-ENOUGH = 0.95
-"""Of the initial ``W^T W`` to be forgotten before a run counts as one near a critical point."""
+NEAR = 0.5
+"""Relative gradient of a run near a critical point. ``|FACT - W^T W|`` is at most that times ``|W|^2``."""
 
 PAPER_EPOCHS = 200
 
@@ -52,26 +56,73 @@ NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
 
 @dataclass(frozen=True)
-class Config:
-    """Networks of two hidden layers ("depth 3").
+class Case:
+    """A column of the table: a network of two hidden layers ("depth 3").
 
     Attributes:
-        cases: Set, images, width, weight decay, epochs and number of seeds.
+        data: Set of images.
+        n: Number of them.
+        width: Of the hidden layers.
+        weight_decay: That of the training.
+        epochs: Passes over the images.
+        seeds: How many networks are trained.
+        standardise: What of the images gets mean 0 and deviation 1; None leaves pixels from 0 to 1.
     """
 
-    cases: tuple[tuple[str, int, int, float, int, int], ...]
+    data: str
+    n: int
+    width: int
+    weight_decay: float
+    epochs: int
+    seeds: int = 3
+    standardise: Standardise | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of its measurements, but for the seed."""
+        found = {k: v for k, v in asdict(self).items() if k not in ("seeds", "standardise")}
+        return found | ({"standardise": self.standardise} if self.standardise else {})
+
+    @property
+    def as_published(self) -> bool:
+        """Whether the paper has this width and these epochs."""
+        return self.width == 1024 and self.epochs == PAPER_EPOCHS
+
+    @property
+    def column(self) -> tuple[str, int, float]:
+        """The column of the table that it stands for, by set, images and weight decay."""
+        if self.data == "cifar10":
+            return ("cifar10", 50000, self.weight_decay)
+        there = ("mnist", self.n, 1e-4)
+        return there if self.data == "mnist" and there in PUBLISHED else ("mnist", 5000, 1e-4)
+
+    @property
+    def title(self) -> str:
+        """Set, images and weight decay, for people."""
+        return _titled(self.data, self.n, self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which columns to train for."""
+
+    cases: tuple[Case, ...]
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"data": data, "n": n, "width": width, "weight_decay": decay, "epochs": epochs, "seed": seed}
-        for data, n, width, decay, epochs, seeds in config.cases
-        for seed in range(seeds)
-    ]
+    return [{**case.settings, "seed": seed} for case in config.cases for seed in range(case.seeds)]
 
 
-def _measure(data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int) -> Mapping[str, Any]:
-    rows = image_data(data, n, seed)
+def _measure(
+    data: str,
+    n: int,
+    width: int,
+    weight_decay: float,
+    epochs: int,
+    seed: int,
+    standardise: Standardise | None = None,
+) -> Mapping[str, Any]:
+    rows = image_data(data, n, seed, standardise)
     model = network_for(rows, width, 2, seed)
     history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed)
     first = decayed_report(model, rows, weight_decay, layers="0")["0"]
@@ -89,24 +140,25 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
          for point, found in outcomes]
     )  # fmt: skip
     claims: list[Claim] = []
-    for case in config.cases:
-        claims += _case_claims(case, _rows_of(frame, case))
-    tried = {(data, n, decay) for data, n, width, decay, epochs, _ in config.cases if _as_published(width, epochs)}
-    for (data, n, decay), numbers in PUBLISHED.items():
-        if (data, n, decay) not in tried:
+    by_case = {case: _rows_of(frame, case) for case in config.cases}
+    for case, rows in by_case.items():
+        claims += _case_claims(case, rows)
+    tried = {case.column for case in config.cases if case.as_published and case.n == case.column[1]}
+    for column, numbers in PUBLISHED.items():
+        if column not in tried:
             claims.append(
-                not_tried(f"Pearson correlation of FACT with the NFM, {_titled(data, n, decay)}", "table 2", numbers[0],
+                not_tried(f"Pearson correlation of FACT with the NFM, {_titled(*column)}", "table 2", numbers[0],
                           "the paper's size, 1024 wide for 200 epochs")
             )  # fmt: skip
-    frame["forgotten"] = _forgotten(frame["steps"], frame["weight_decay"])
-    enough = frame[frame["forgotten"] > ENOUGH]
-    if len(enough):
+    near = frame["relgrad"] < NEAR
+    ahead = frame[["FACT", "symmetrised FACT"]].min(axis=1) > frame[["√AGOP", "√eNFA"]].max(axis=1)
+    if near.any():
         claims.append(
             holds(
-                "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2",
-                enough[["FACT", "symmetrised FACT"]].min(axis=1) > enough[["√AGOP", "√eNFA"]].max(axis=1),
-                note=f"the {len(enough)} runs long enough for weight decay to leave less than 5% of the initial W^T W; "
-                "the paper excepts MNIST with 1,000 images",
+                "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2", ahead[near],
+                note=f"the {near.sum()} runs with a relative gradient below {NEAR}; of the other {(~near).sum()}, too "
+                f"far from a critical point for the theorem to say much, {ahead[~near].sum()}. The paper excepts MNIST "
+                "with 1,000 images",
             )
         )  # fmt: skip
     claims.append(
@@ -130,61 +182,46 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _forgotten(steps: pd.Series, decay: pd.Series) -> pd.Series:
-    """Share of the initial ``W^T W`` that weight decay alone takes away, at the rates of `decayed_network`."""
-    mean_rate = 0.05  # of a cosine schedule from .1
-    left: pd.Series = np.exp(-2 * steps * mean_rate * decay / 0.1)
-    return 1.0 - left
-
-
-def _rows_of(frame: pd.DataFrame, case: tuple[Any, ...]) -> pd.DataFrame:
-    data, n, width, decay, epochs, _ = case
-    chosen = (frame["data"] == data) & (frame["n"] == n) & (frame["width"] == width)
-    found: pd.DataFrame = frame[chosen & (frame["weight_decay"] == decay) & (frame["epochs"] == epochs)]
+def _rows_of(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+    chosen = pd.Series(True, index=frame.index)
+    for name, value in case.settings.items():
+        chosen &= frame[name] == value
+    if case.standardise is None and "standardise" in frame:
+        chosen &= frame["standardise"].isna()
+    found: pd.DataFrame = frame[chosen]
     return found
 
 
-def _case_claims(case: tuple[Any, ...], rows: pd.DataFrame) -> list[Claim]:
-    data, n, width, decay, epochs, _ = case
-    title = _titled(data, n, decay)
-    guessed = data == "mnist" and decay == OTHER_DECAY
-    column = (data, n, 1e-4 if guessed else decay)
-    if column in PUBLISHED and _as_published(width, epochs):
-        how = f"relative gradient {rows['relgrad'].mean():.2f} after {rows['steps'].iloc[0]:,} steps"
+def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
+    published = PUBLISHED[case.column]
+    how = f"relative gradient {rows['relgrad'].mean():.2f} after {rows['steps'].iloc[0]:,} steps"
+    if case.as_published and case.n == case.column[1]:
+        guessed = case.weight_decay != case.column[2]
         guess = (
             "; the table says a decay of 1e-4. This one was picked after the fact, by one column and one seed, and "
             "then held against the other columns"
         )
         return [
             about(
-                f"Pearson correlation of {name} with the NFM, {title}{' in place of 0.0001' if guessed else ''}",
+                f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
                 "table 2", number, rows[name],
                 max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
                 "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
                 "images, the scale of pixels and biases, which it does not tell",
                 note=how + (guess if guessed else TRIED),
             )
-            for name, number in zip(COMPARED, PUBLISHED[column], strict=True)
+            for name, number in zip(COMPARED, published, strict=True)
         ]  # fmt: skip
-    model = {
-        "digits": ("mnist", 5000, 1e-4),
-        "mnist": ("mnist", n, 1e-4) if ("mnist", n, 1e-4) in PUBLISHED else ("mnist", 5000, 1e-4),
-        "cifar10": ("cifar10", 50000, decay),
-    }[data]
     return [
         at_least(
-            f"Pearson correlation of {name} with the NFM, {title}", "table 2", PUBLISHED[model][i], rows[name],
-            0.01 if data != "cifar10" else 0.1,
+            f"Pearson correlation of {name} with the NFM, {case.title}", "table 2", number, rows[name],
+            0.1 if case.data == "cifar10" else 0.01,
             "what lies between the published columns for 2,000 and 5,000 images, or between two decays of CIFAR-10",
-            note=f"stands in for {_titled(*model)}: width {width}, {epochs} epochs, {rows['steps'].iloc[0]:,} steps, "
-            f"relative gradient {rows['relgrad'].mean():.2f}",
+            note=f"stands in for {_titled(*case.column)}: width {case.width}, {case.epochs} epochs; {how}"
+            + (TRIED_CIFAR if case.data == "cifar10" else ""),
         )
-        for i, name in enumerate(COMPARED[:2])
+        for name, number in list(zip(COMPARED, published, strict=True))[:2]
     ]  # fmt: skip
-
-
-def _as_published(width: int, epochs: int) -> bool:
-    return width == 1024 and epochs == PAPER_EPOCHS
 
 
 def _titled(data: str, n: int, decay: float) -> str:
@@ -198,8 +235,7 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
         ax = fig.subplots()
         for i, case in enumerate(config.cases):
             rows = _rows_of(frame, case)
-            column = (case[0], case[1], 1e-4 if case[0] == "mnist" else case[3])  # MNIST was trained at one decay
-            published = PUBLISHED.get(column) if _as_published(case[2], case[4]) else None
+            published = PUBLISHED[case.column] if case.as_published and case.n == case.column[1] else None
             for j, name in enumerate(COMPARED):
                 x = i + 0.2 * (j - 1.5)
                 if published is not None:
@@ -210,7 +246,10 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
                 )  # fmt: skip
         ax.set_xticks(
             range(len(config.cases)),
-            [f"{NAMES[c[0]]}\n{c[1]:,} images\nwidth {c[2]}\ndecay {c[3]:g}\n{c[4]} epochs" for c in config.cases],
+            [
+                f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs} epochs"
+                for c in config.cases
+            ],
         )
         ax.set_xlim(-0.5, len(config.cases) - 0.5)
         lowest = float(frame[list(COMPARED)].min().min())
@@ -226,21 +265,20 @@ EXPERIMENT = Experiment(
     title="FACT, AGOP and eNFA against the first layer of trained networks",
     covers=("table 1", "table 2"),
     scales={
-        "smoke": Config(cases=(("digits", 120, 16, 1e-2, 10, 1),)),
-        "quick": Config(
-            cases=(("digits", 1500, 256, 1e-3, 200, 3), ("mnist", 1000, 256, 1e-3, 200, 3))
-        ),
+        "smoke": Config((Case("digits", 120, 16, 1e-2, 10, seeds=1),)),
+        "quick": Config((Case("digits", 1500, 256, 1e-3, 200), Case("mnist", 1000, 256, 1e-3, 200))),
         "full": Config(
-            cases=(
-                ("mnist", 1000, 1024, 1e-4, 200, 3),
-                ("mnist", 2000, 1024, 1e-4, 200, 3),
-                ("mnist", 5000, 1024, 1e-4, 200, 3),
-                ("mnist", 5000, 1024, 1e-4, 1000, 3),
-                ("mnist", 1000, 1024, 1e-3, 200, 3),
-                ("mnist", 2000, 1024, 1e-3, 200, 3),
-                ("mnist", 5000, 1024, 1e-3, 200, 3),
-                ("cifar10", 10000, 256, 1e-3, 100, 3),
-                ("cifar10", 10000, 256, 1e-4, 200, 3),
+            (
+                Case("mnist", 1000, 1024, 1e-4, 200),
+                Case("mnist", 2000, 1024, 1e-4, 200),
+                Case("mnist", 5000, 1024, 1e-4, 200),
+                Case("mnist", 5000, 1024, 1e-4, 1000),
+                Case("mnist", 1000, 1024, 1e-3, 200),
+                Case("mnist", 2000, 1024, 1e-3, 200),
+                Case("mnist", 5000, 1024, 1e-3, 200),
+                Case("cifar10", 10000, 256, 1e-3, 100),
+                Case("cifar10", 10000, 256, 1e-3, 300, standardise="channels"),
+                Case("cifar10", 10000, 256, 1e-4, 200, standardise="channels"),
             )
         ),
     },
