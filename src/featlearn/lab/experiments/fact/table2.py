@@ -278,7 +278,6 @@ EXPERIMENT = Experiment(
                 Case("mnist", 5000, 1024, 1e-3, 200),
                 Case("cifar10", 10000, 256, 1e-3, 100),
                 Case("cifar10", 10000, 256, 1e-3, 300, standardise="channels"),
-                Case("cifar10", 10000, 256, 1e-4, 200, standardise="channels"),
             )
         ),
     },

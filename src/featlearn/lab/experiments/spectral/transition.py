@@ -224,9 +224,7 @@ EXPERIMENT = Experiment(
     scales={
         "smoke": Config((80, 60, 40), (2.0, 4.0), (2.0,), gd_steps=5, epochs=2, seeds=(0,)),
         "quick": Config(seeds=(0,)),
-        "full": Config(
-            (2000, 1500, 1000), (10.0, 14.0, 18.0, 20.0, 22.0, 24.0), (5.0, 40.0, 80.0, 120.0, 160.0, 220.0)
-        ),
+        "full": Config((2000, 1500, 1000), (10.0, 14.0, 18.0, 20.0, 22.0, 24.0), (5.0, 40.0, 80.0, 120.0)),
     },
     points=_points,
     measure=_measure,

@@ -27,9 +27,12 @@ __all__ = [
     "SpectralEvolution",
     "Student",
     "Watch",
+    "draw_student",
     "hidden_weight",
     "new_student",
+    "squared_error",
     "train_student",
+    "watched_fit",
 ]
 
 Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
@@ -38,7 +41,7 @@ Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
 _HIDDEN, READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
 
 
-def new_student(
+def draw_student(
     n: int,
     h: int,
     d: int,
@@ -52,8 +55,8 @@ def new_student(
     n_test: int = 2000,
     seed: Seed = None,
     dtype: torch.dtype | None = None,
-) -> Student:
-    """Draw a task and a two-layer network (spectral paper, equation 7), and measure the network as it is.
+) -> tuple[TeacherTask, nn.Sequential]:
+    """Draw a task and a two-layer network (spectral paper, equation 7).
 
     Args:
         n: Training points.
@@ -82,7 +85,19 @@ def new_student(
         generator=generator,
         dtype=dtype,
     )
-    model = ntk_mlp([d, h, 1], activation=activation, generator=generator, dtype=dtype)
+    return task, ntk_mlp([d, h, 1], activation=activation, generator=generator, dtype=dtype)
+
+
+def new_student(n: int, h: int, d: int, **drawing: Any) -> Student:
+    """Draw a task and a network, and measure the network as it is: O(n^3), for the eigenvectors of its kernels.
+
+    Args:
+        n: Training points.
+        h: Width of the hidden layer.
+        d: Input coordinates.
+        drawing: Further arguments of `draw_student`.
+    """
+    task, model = draw_student(n, h, d, **drawing)
     return Student(task, model, _measure(model, task), _lazy_error(model, task))
 
 
@@ -102,19 +117,10 @@ def train_student(
     model = copy.deepcopy(student.model)
     if frozen_readout:
         model.get_parameter(READOUT).requires_grad_(False)
-    watched: list[dict[str, float]] = []
-    due = step_rule(every)
-
-    def look(step: int, loss: float) -> None:
-        if watch is not None and due(step):
-            watched.append({"step": step, "loss": loss, **watch(model, task)})
-
-    history = fit(model, (task.X, task.y), callback=look, **training)
-    if watch is not None:
-        watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model, task)})
+    history, watched = watched_fit(model, task, watch, every, **training)
     after = _measure(model, task)
     with torch.no_grad():
-        error = _squared_error(model(task.X_test), task)
+        error = squared_error(model(task.X_test), task)
     variance = float(task.y_test.double().var(correction=0))
     return SpectralEvolution(
         model=model,
@@ -128,8 +134,36 @@ def train_student(
         ck=_evolution(before.ck, after.ck),
         ntk=_evolution(before.ntk, after.ntk),
         readout_change=float((after.readout - before.readout).norm()),
-        watched=pd.DataFrame(watched),
+        watched=watched,
     )
+
+
+def watched_fit(
+    model: nn.Module, task: TeacherTask, watch: Watch | None, every: Every = "log", **training: Any
+) -> tuple[History, pd.DataFrame]:
+    """Train a network with `featlearn.training.fit`, looking at it now and then.
+
+    Args:
+        model: The network, trained in place.
+        task: What it is trained on.
+        watch: As in `train_student`.
+        every: As in `train_student`.
+        training: Arguments of `fit` other than model, data and callback.
+
+    Returns:
+        The training, and what was watched, a row a step.
+    """
+    watched: list[dict[str, float]] = []
+    due = step_rule(every)
+
+    def look(step: int, loss: float) -> None:
+        if watch is not None and due(step):
+            watched.append({"step": step, "loss": loss, **watch(model, task)})
+
+    history = fit(model, (task.X, task.y), callback=look, **training)
+    if watch is not None:
+        watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model, task)})
+    return history, pd.DataFrame(watched)
 
 
 def hidden_weight(model: nn.Module) -> Tensor:
@@ -137,14 +171,15 @@ def hidden_weight(model: nn.Module) -> Tensor:
     return model.get_parameter(_HIDDEN).detach().double().clone()
 
 
-def _squared_error(prediction: Tensor, task: TeacherTask) -> float:
+def squared_error(prediction: Tensor, task: TeacherTask) -> float:
+    """Mean squared error of predictions for the test points, on labels without noise."""
     return float((prediction.double() - task.y_test.double()).square().mean())
 
 
 def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
     """Test error of lazy training, ``f_0(x) + K(x, X) K(X, X)^-1 (y - f_0(X))`` (spectral paper, equation 6)."""
     lazy = LazyRegressor(model).fit(task.X.double().numpy(), task.y.double().numpy())
-    return _squared_error(torch.from_numpy(lazy.predict(task.X_test.double().numpy())), task)
+    return squared_error(torch.from_numpy(lazy.predict(task.X_test.double().numpy())), task)
 
 
 def _measure(model: nn.Module, task: TeacherTask) -> _State:
