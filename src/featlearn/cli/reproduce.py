@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["reproduce"]
 
 _COLOURS = {"reproduced": "green", "differs": "red"}
+_SHORT = {"not tried at this size": "not tried", "data not present": "no data"}
+_ROOMY = 100  # columns of a terminal that has room for places in the papers
 
 
 def reproduce(
@@ -86,7 +88,7 @@ def reproduce(
         if as_json:
             print_json({"claims": _claims(done), "page": str(page)})
             return
-        console.print(_ledger(done))
+        console.print(_ledger(done, console.width))
         console.print(_summary(done))
         console.print(f"  {page} [dim]all claims, with figures[/dim]")
 
@@ -138,21 +140,23 @@ def _listing(experiments: list[Experiment]) -> Table:
     return table
 
 
-def _ledger(done: list[Reproduction]) -> Table:
+def _ledger(done: list[Reproduction], width: int) -> Table:
+    """All claims, with a line for each experiment; places in the papers where there is room for them."""
+    roomy = width >= _ROOMY
     table = Table(header_style="bold")
-    for column in ("experiment", "claim", "place", "published", "here", "verdict"):
-        table.add_column(column)
+    table.add_column("claim", ratio=3)
+    if roomy:
+        table.add_column("place", ratio=1)
+    for column in ("published", "here", "verdict"):
+        table.add_column(column, no_wrap=True)
     for found in done:
+        if found.claims:
+            table.add_row(Text(found.experiment.name, "bold"))
         for i, claim in enumerate(found.claims):
-            table.add_row(
-                found.experiment.name if i == 0 else "",
-                Text(claim.text),
-                Text(claim.where),
-                Text(claim.published_text),
-                Text(claim.measured_text),
-                Text(claim.verdict, style=_COLOURS.get(claim.verdict, "dim")),
-                end_section=i == len(found.claims) - 1,
-            )
+            verdict = Text(_SHORT.get(claim.verdict, claim.verdict), style=_COLOURS.get(claim.verdict, "dim"))
+            place = [Text(claim.where)] if roomy else []
+            numbers = (Text(claim.published_text), Text(claim.measured_text))
+            table.add_row(Text(claim.text), *place, *numbers, verdict, end_section=i == len(found.claims) - 1)
     return table
 
 

@@ -214,10 +214,11 @@ def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
         ]  # fmt: skip
     return [
         at_least(
-            f"Pearson correlation of {name} with the NFM, {case.title}", "table 2", number, rows[name],
+            f"Pearson correlation of {name} with the NFM, {case.title}, {case.epochs:,} epochs"
+            + (f", standardised {case.standardise}" if case.standardise else ""), "table 2", number, rows[name],
             0.1 if case.data == "cifar10" else 0.01,
             "what lies between the published columns for 2,000 and 5,000 images, or between two decays of CIFAR-10",
-            note=f"stands in for {_titled(*case.column)}: width {case.width}, {case.epochs} epochs; {how}"
+            note=f"stands in for {_titled(*case.column)}: width {case.width}; {how}"
             + (TRIED_CIFAR if case.data == "cifar10" else ""),
         )
         for name, number in list(zip(COMPARED, published, strict=True))[:2]
@@ -247,7 +248,8 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
         ax.set_xticks(
             range(len(config.cases)),
             [
-                f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs} epochs"
+                f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs:,} epochs"
+                + ("\nstandardised" if c.standardise else "")
                 for c in config.cases
             ],
         )
