@@ -125,8 +125,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     }
     return Result(
         tuple(claims), {"by method and seed": pd.DataFrame(rows)}, figures,
-        "Noise of .3, which the captions do not tell: with it GD's error comes out as published. Angles are to the "
-        "leading tenth of directions, 100 of 1000 in the paper. Adam has a cosine schedule. " + _size_remark(config),
+        "Noise of .3, which the captions do not tell. Angles are to the leading tenth of directions, 100 of 1000 in "
+        "the paper. Adam has a cosine schedule. " + _size_remark(config),
     )  # fmt: skip
 
 
@@ -137,8 +137,8 @@ def _size_remark(config: Config) -> str:
             "training loss of 1e-5."
         )
     return (
-        "n/h/d are in the paper's ratios. At a fifth of its size SGD at 7.25 diverges, and Adam at .007 hardly moves "
-        "the spectrum: their rates are 4.5 and .05 there."
+        "With that noise GD's error comes out as published. n/h/d are in the paper's ratios. At a fifth of its size "
+        "SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: their rates are 4.5 and .05 there."
     )
 
 
