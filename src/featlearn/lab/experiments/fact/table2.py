@@ -156,9 +156,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims.append(
             holds(
                 "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2", ahead[near],
-                note=f"the {near.sum()} runs with a relative gradient below {NEAR}; of the other {(~near).sum()}, too "
-                f"far from a critical point for the theorem to say much, {ahead[~near].sum()}. The paper excepts MNIST "
-                "with 1,000 images",
+                note=f"the {near.sum()} runs with a relative gradient below {NEAR}, a bound that was set when the runs "
+                f"had been seen; of the other {(~near).sum()}, farther from a critical point, {ahead[~near].sum()}. "
+                "The paper excepts MNIST with 1,000 images",
             )
         )  # fmt: skip
     claims.append(
