@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from featlearn.cli.outcome import exit_codes
-from featlearn.cli.printing import print_json, result_console
+from featlearn.cli.printing import count, print_json, result_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -165,4 +165,4 @@ def _summary(done: list[Reproduction]) -> str:
 
     counts = Counter(claim.verdict for found in done for claim in found.claims)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-    return f"{sum(counts.values())} claims: {told or 'none'}"
+    return f"{count(sum(counts.values()), 'claim')}: {told or 'none'}"
