@@ -41,6 +41,11 @@ class Config:
     steps: int = 1500
     seeds: tuple[int, ...] = (0, 1, 2)
 
+    @property
+    def as_published(self) -> bool:
+        """Whether it has the paper's size."""
+        return tuple(self.size) == _PAPER_SIZE
+
 
 def _points(config: Config) -> list[dict[str, Any]]:
     trained = [
@@ -131,7 +136,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 
 def _size_remark(config: Config) -> str:
-    if tuple(config.size) == _PAPER_SIZE:
+    if config.as_published:
         return (
             f"The paper's sizes and rates; {config.steps} steps of GD and {config.epochs} epochs of the others, or a "
             "training loss of 1e-5."
@@ -143,7 +148,7 @@ def _size_remark(config: Config) -> str:
 
 
 def _error_claims(config: Config, by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
-    own = tuple(config.size) == _PAPER_SIZE
+    own = config.as_published
     reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
     notes = (
