@@ -208,7 +208,7 @@ def test_columns_follow_the_arguments() -> None:
     with_loss = list(report(initial=None, weight_decay=None).table("all").columns)
     assert {"enfa", "benfa"} == set(with_loss) - set(always)
     with_decay = list(report(initial=None).table("all").columns)
-    facts = {"fact", "fact_symmetric", "bfact", "bfact_symmetric", "relgrad"}
+    facts = {"fact", "fact_symmetric", "bfact", "bfact_symmetric", "relgrad", "relgrad_noise"}
     assert facts == set(with_decay) - set(with_loss)
     with_initial = list(report(loss=None, weight_decay=None).table("all").columns)
     assert set(with_initial) - set(always) == {

@@ -20,7 +20,6 @@ __all__ = [
     "as_tensors",
     "batches",
     "few_rows",
-    "first_rows",
     "map_tensors",
     "preserved_loader",
     "rows_of",
@@ -52,6 +51,21 @@ class Batch:
         """Some of the samples."""
         raw, inputs, target = (_slice(part, start, stop) for part in (self.raw, self.inputs, self.target))
         return Batch(raw, inputs, target, stop - start)
+
+    def samples(self, start: int, stop: int, n: int, raw: bool) -> Batch | None:
+        """Return some of the n samples, to be run by themselves; None where a tensor has not one row per sample.
+
+        Args:
+            start: First sample.
+            stop: Sample after the last.
+            n: Number of samples of the batch.
+            raw: Whether the whole batch is handed to the user's forward function, rather than its inputs to the model.
+        """
+        part = self.raw if raw else self.inputs
+        if set(_sizes(part)) != {n}:
+            return None
+        part = _slice(part, start, stop)
+        return Batch(part, part, None, stop - start)
 
     def own_target(self) -> Any:
         """A copy of the target: a loss may write into it, and the batch is the user's data."""
@@ -183,15 +197,6 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
         return result[0]
     return result
-
-
-def first_rows(batch: Batch, n: int) -> Batch | None:
-    """The first one or two of a batch's n samples, without a target; None where that cannot be told."""
-    if n < 2 or set(_sizes(batch.inputs)) != {n}:
-        return None
-    rows = 2 if n > 2 else 1
-    inputs = _slice(batch.inputs, 0, rows)
-    return Batch(inputs, inputs, None, rows)
 
 
 def few_rows(batch: Batch) -> Batch:

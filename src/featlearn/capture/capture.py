@@ -6,7 +6,7 @@ the outputs then gives ``J`` for every layer together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -50,6 +50,9 @@ class Trace:
         calls: The calls of each layer that gradients can reach.
         weights: The weight tensor each called layer used (the computed one of a parametrised weight).
         blocked: Layers that were called where autograd was off.
+        shared: Layers in which a row acts on several samples. `gradients` leaves them out, `gradients_by_sample` gives
+            them sample by sample.
+        alone: Function that traces one sample of the batch by itself; None where the model takes whole batches only.
     """
 
     layers: Sequence[Layer]
@@ -57,6 +60,9 @@ class Trace:
     calls: dict[str, list[Call]]
     weights: dict[str, Tensor]
     blocked: set[str] = field(default_factory=set)
+    shared: frozenset[str] = frozenset()
+    alone: Callable[[int], Trace] | None = None
+    _alone: dict[int, Trace] = field(default_factory=dict, repr=False)
 
     def inputs(self, layer: Layer) -> Tensor:
         """Inputs x of a layer as (samples, positions, groups, k_in); its calls are further positions."""
@@ -68,31 +74,69 @@ class Trace:
 
         Returns:
             For each layer one tensor a call, ``(samples, positions, groups, k_out)``; none where ``of``
-            depends on no call of the layer.
+            depends on no call of the layer, and for layers with shared rows.
         """
-        return self._pull(of, cotangent, {})[0]
+        return self._pull(of, cotangent, {}, self._own)[0]
+
+    def gradients_by_sample(self, cotangent: Tensor) -> Iterator[dict[str, list[Tensor]]]:
+        """Yield, sample after sample, the gradients of ``<output_a, cotangent_a>`` in the layers with shared rows.
+
+        Args:
+            cotangent: Shaped like the output.
+
+        Yields:
+            For each layer with shared rows one tensor per call, as `gradients` does.
+
+        Time: one backward pass per sample, of a batch of one sample where the model takes such, otherwise of the whole
+        batch. Memory: the graphs of all samples, as large as that of the batch.
+        """
+        layers = [layer for layer in self.layers if layer.name in self.shared]
+        for a in range(len(self.output) if layers else 0):
+            if self.alone is None:
+                of, v = self, torch.zeros_like(cotangent)
+                v[a] = cotangent[a]
+            else:
+                if a not in self._alone:
+                    self._alone[a] = self.alone(a)
+                of, v = self._alone[a], cotangent[a : a + 1]
+            yield of._pull(of.output, v, {}, layers)[0]
+
+    @property
+    def _own(self) -> list[Layer]:
+        return [layer for layer in self.layers if layer.name not in self.shared]
 
     def gradients_and_weight_gradients(self, of: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
         """As `gradients` of a scalar, and its *total* gradient with respect to each weight tensor.
 
-        The total counts every use of a tied weight, as an optimiser does.
+        The total counts every use of a tied weight, as an optimizer does.
         """
+        rows, totals = self._pull(of, None, self._trained, self._own)
+        return rows, self._by_layer(totals)
+
+    def weight_gradients(self, cotangent: Tensor) -> dict[str, Tensor]:
+        """Return the total gradient of ``<output, cotangent>`` with respect to each layer's weight tensor."""
+        return self._by_layer(self._pull(self.output, cotangent, self._trained, ())[1])
+
+    @property
+    def _trained(self) -> dict[int, Tensor]:
         # Tied layers share a tensor, and autograd returns the total for it: ask once.
-        rows, totals = self._pull(of, None, {id(w): w for w in self.weights.values() if w.requires_grad})
-        return rows, {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
+        return {id(w): w for w in self.weights.values() if w.requires_grad}
+
+    def _by_layer(self, totals: Mapping[int, Tensor | None]) -> dict[str, Tensor]:
+        return {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
 
     def gradients_and_totals(
         self, of: Tensor, cotangent: Tensor, tensors: Sequence[Tensor]
     ) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
         """As `gradients`, and in the same pass the gradient with respect to each of some tensors, zeros where none."""
-        rows, totals = self._pull(of, cotangent, {id(t): t for t in tensors})
+        rows, totals = self._pull(of, cotangent, {id(t): t for t in tensors}, self._own)
         found = [totals.get(id(t)) for t in tensors]
         return rows, [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
 
     def _pull(
-        self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor]
+        self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor], layers: Sequence[Layer]
     ) -> tuple[dict[str, list[Tensor]], dict[int, Tensor | None]]:
-        places = [(layer, call) for layer in self.layers for call in self.calls.get(layer.name, ())]
+        places = [(layer, call) for layer in layers for call in self.calls.get(layer.name, ())]
         wanted: list[Any] = [call.edge for _, call in places] + list(leaves.values())
         rows: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
         if not of.requires_grad or not wanted:
@@ -335,6 +379,10 @@ class Capture:
 
     def _record(self, layer: Layer, x: Tensor, h: Tensor) -> Tensor:
         assert self._trace is not None
+        if h.is_complex():
+            raise UnsupportedModelError(
+                f"complex weights are not supported: layer {layer.name!r} gives {h.dtype}. Leave it out with layers="
+            )
         if not torch.is_grad_enabled():
             self._trace.blocked.add(layer.name)
             return h

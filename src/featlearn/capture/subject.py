@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.batches import Batch, Forward, as_batch, batches, first_rows, run_forward
-from featlearn.capture.capture import Capture, Trace
+from featlearn.capture.batches import Batch, Forward, as_batch, batches, run_forward
+from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
 from featlearn.capture.products import forward_products
+from featlearn.capture.samples import shared_rows
 from featlearn.capture.state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
@@ -22,6 +23,7 @@ from featlearn.layers import find_layers, select_layers, unwrap
 __all__ = ["Subject"]
 
 _EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
+_FEW = 8  # samples that are looked at by themselves
 
 
 class Subject:
@@ -41,6 +43,9 @@ class Subject:
         original: The user's model, unwrapped.
         model: What is run: the same, or the copy.
         layers: The layers of ``model`` that are watched.
+        shared: Names of the layers in which a row acts on several samples, known after the first trace of two or more.
+        unscaled: Names of the layers whose number of rows does not follow the number of samples.
+        alone: Whether a sample gives the same output in a batch of its own; None before that is known.
     """
 
     def __init__(
@@ -71,7 +76,10 @@ class Subject:
         # A copy would not follow what is done to the original.
         self._original_mark = [] if self.model is self.original else _mark(self.original)
         self._capture: Capture | None = None
-        self._known_apart = False
+        self.shared: frozenset[str] = frozenset()
+        self.unscaled: frozenset[str] = frozenset()
+        self.alone: bool | None = None
+        self._known = False
 
     def before_training(self, initial: nn.Module | Mapping[str, Tensor]) -> Subject:
         """The same model before training, given as a module or a state_dict, with the same layers."""
@@ -132,14 +140,28 @@ class Subject:
         return batch
 
     def trace(self, batch: Batch) -> Trace:
-        """Run the model on a batch and trace it; its output has samples first and none acts on another."""
+        """Run the model on a batch and trace it; its output has samples first and none acts on another.
+
+        The first batch of two or more samples is also looked at for layers whose rows are shared by samples.
+        """
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
         self._check_samples(trace, batch)
-        if not self._known_apart:
-            self._check_apart(trace.output, batch)
-            self._known_apart = True
+        n = trace.output.shape[0]
+        if not self._known and n > 1:
+            self._look_at_samples(trace, batch)
+            self._known = True
+        trace.shared = self.shared
+        if self.alone and self._samples(batch, 0, 1, n) is not None:
+            trace.alone = lambda a: self._alone(self._samples(batch, a, a + 1, n))
         return trace
+
+    def _samples(self, batch: Batch, start: int, stop: int, n: int) -> Batch | None:
+        return batch.samples(start, stop, n, raw=self._forward is not None)
+
+    def _alone(self, sample: Batch | None) -> Trace:
+        assert self._capture is not None and sample is not None
+        return self._capture.forward(lambda: self._call(sample), 1)
 
     def outputs(self, batch: Batch) -> Tensor:
         """The model's output for a batch, without gradients and hooks; the model must not be open."""
@@ -258,32 +280,67 @@ class Subject:
                 "pass forward= to rearrange"
             )
 
-    def _check_apart(self, output: Tensor, batch: Batch) -> None:
-        """Refuse a model whose samples act on each other, by its output for the first rows of the batch alone.
+    def _look_at_samples(self, trace: Trace, batch: Batch) -> None:
+        """Find out whether samples act on each other, and which layers have rows that several samples share.
 
-        The gradient of an output summed over samples is then not the gradient of each sample: batch statistics,
-        or a model that expects samples in its second dimension. A forward function of the user's is trusted.
+        Without ``forward`` a model whose samples act on each other is refused: the gradient of an output summed over
+        samples is not the gradient of each sample (batch statistics, or a model that expects samples in its second
+        dimension). With ``forward`` they may be meant to, as the nodes of a graph are.
         """
-        first = None if self._forward is not None else first_rows(batch, output.shape[0])
-        if first is None:
-            return
-        state = torch.get_rng_state()
-        try:
-            alone = run_forward(self.model, first, None)
-        except (RuntimeError, ValueError):
-            return  # the model takes no batch of this size
-        if not isinstance(alone, Tensor) or not torch.equal(state, torch.get_rng_state()):
-            return
-        expected = output.detach()[: alone.shape[0] if alone.ndim else 1]
-        if alone.shape != expected.shape:
-            return
-        error = float((alone.detach().double() - expected.double()).norm())
-        if error > math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm()):
+        n = trace.output.shape[0]
+        few = self._few(batch, n)
+        apart = None if few is None else self._same_output(trace.output, few.output)
+        if apart is False and self._forward is None:
             raise UnsupportedModelError(
                 "the samples of a batch act on each other: the first outputs change when the rest of the batch is "
                 "left out, so that gradients per sample have no meaning (batch statistics, or samples in another "
-                "than the first dimension?); if they are meant to, pass forward=, which is not checked"
+                "than the first dimension?); if they are meant to, pass forward=, and each sample is measured by a "
+                "backward pass of its own"
             )
+        if few is not None:
+            rows = len(few.output)
+            self.unscaled = frozenset(
+                name
+                for name, calls in few.calls.items()
+                if name in trace.calls and _leading(calls) == _leading(trace.calls[name]) and rows != n
+            )
+        if few is None or not apart or len(few.output) < 2:
+            shared, _ = shared_rows(trace)
+        else:
+            shared, unknown = shared_rows(few)
+            if unknown & set(trace.calls):
+                shared |= shared_rows(trace)[0]
+        self.shared = frozenset(shared)
+        if self.shared:
+            single = self._few(batch, n, 1) if apart else None
+            self.alone = single is not None and self._same_output(trace.output, single.output) is True
+
+    def _few(self, batch: Batch, n: int, rows: int | None = None) -> Trace | None:
+        """Trace the first samples of a batch by themselves; None where the model or the batch does not allow it."""
+        assert self._capture is not None
+        rows = min(n - 1, _FEW) if rows is None else rows
+        first = self._samples(batch, 0, rows, n)
+        if first is None:
+            return None
+        state = torch.get_rng_state()
+        try:
+            trace = self._capture.forward(lambda: self._call(first), rows)
+        except Exception:  # whatever a model says to a batch of another size than it was made for
+            return None
+        drawn = not torch.equal(state, torch.get_rng_state())
+        return None if drawn or trace.output.ndim == 0 or len(trace.output) != rows else trace
+
+    def _same_output(self, output: Tensor, first: Tensor) -> bool | None:
+        """Whether the first samples by themselves give what they give in the batch; None where shapes differ."""
+        expected = output.detach()[: len(first)]
+        if first.shape != expected.shape:
+            return None
+        error = float((first.detach().double() - expected.double()).norm())
+        return error <= math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm())
+
+
+def _leading(calls: Sequence[Call]) -> list[int]:
+    return [call.shape[0] if call.shape else 1 for call in calls]
 
 
 def _mark(model: nn.Module) -> list[tuple[int, float]]:

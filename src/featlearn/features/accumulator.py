@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ from featlearn.numerics.memory import parse_memory
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator"]
+
+Rows = dict[str, list[Tensor]]
+
+_LOST = "its gradients are NaN, infinite or so small that their squares are lost; pass dtype=torch.float64"
 
 
 class FeatureAccumulator:
@@ -180,64 +186,113 @@ class FeatureAccumulator:
         samples = trace.output.shape[0]
         count = trace.output.numel() // samples
         plan = replace(self._totals.outputs or plan_outputs(self._outputs_argument, count), count=count)
-        new = self._batch_sums(plan, torch.float64 if trace.output.dtype == torch.float64 else torch.float32)
-        if self._wanted & {"K", "Kb"}:
-            self._add_output_gradients(plan, trace, batch, new)
+        initial = self._initial_trace(trace, batch)
+        total = None
         if self._loss is not None:
             total = summed_loss(self._loss, trace.output, batch.own_target(), samples, self._loss_reduction)
-            self._add_loss_gradients(total, trace, new)
-        _check_range(trace, new)
+        drawn = self._generator.get_state()
+        new = self._batch_sums(plan, torch.float64 if trace.output.dtype == torch.float64 else torch.float32)
+        half = self._add_batch(plan, trace, initial, total, new)
+        lost: set[str] = set()
+        if out := _out_of_range(trace, new):
+            # Their squares leave the range of single precision: these layers once more, in double.
+            self._generator.set_state(drawn)
+            wide = {name: self._empty(name, plan, torch.float64) for name in out}
+            self._add_batch(plan, trace, initial, total, wide)
+            new = {**new, **wide}
+            lost = _out_of_range(trace, wide)
+            if lost >= set(trace.calls):
+                raise InputError(
+                    f"the gradients of every layer, such as {min(lost)!r}, are NaN, infinite or too small to be "
+                    "squared on this batch: scale the output, or pass dtype=torch.float64"
+                )
         outside = self._subject.used_outside(trace)
         # From here on nothing fails: the batch is added as a whole.
+        self._totals.lost |= lost
         self._totals.add_batch(plan, samples, new)
+        self._totals.half += half
         self._totals.seen |= set(trace.calls)
+        self._totals.shared |= trace.shared & set(trace.calls)
         self._totals.blocked |= trace.blocked
         self._totals.outside |= outside
+
+    def _add_batch(
+        self, plan: Outputs, trace: Trace, initial: Trace | None, total: Tensor | None, new: Mapping[str, BatchSums]
+    ) -> int:
+        """Add all gradients of a batch to the sums of some layers; return how many samples half of it are."""
+        if self._wanted & {"K", "Kb"}:
+            self._add_output_gradients(plan, trace, initial, new)
+        return 0 if total is None else self._add_loss_gradients(total, trace, new)
+
+    def _initial_trace(self, trace: Trace, batch: Batch) -> Trace | None:
+        if self._initial is None or not self._initial.is_open:
+            return None
+        initial = self._initial.trace(batch)
+        if initial.output.shape != trace.output.shape:
+            raise InputError(
+                f"the initial model gives outputs {tuple(initial.output.shape)}, the model {tuple(trace.output.shape)}"
+            )
+        # What is shared in one of the two is taken sample by sample in both.
+        trace.shared = initial.shared = trace.shared | initial.shared
+        return initial
+
+    def _empty(self, name: str, plan: Outputs, dtype: torch.dtype) -> BatchSums:
+        return BatchSums(self._totals.plans[name], plan.groups, self._weights[name], dtype)
 
     def _batch_sums(self, plan: Outputs, dtype: torch.dtype) -> dict[str, BatchSums]:
         """Empty sums for a batch, in the memory of the last one where it fits."""
         key = (plan.groups, dtype)
         if self._spare is None or self._spare[0] != key:
-            sums = {
-                name: BatchSums(sums_plan, plan.groups, self._weights[name], dtype)
-                for name, sums_plan in self._totals.plans.items()
-            }
-            self._spare = (key, sums)
+            self._spare = (key, {name: self._empty(name, plan, dtype) for name in self._totals.plans})
         else:
             for part in self._spare[1].values():
                 part.clear()
         return self._spare[1]
 
-    def _add_output_gradients(self, plan: Outputs, trace: Trace, batch: Batch, new: Mapping[str, BatchSums]) -> None:
-        initial = None
-        if self._initial is not None and self._initial.is_open:
-            initial = self._initial.trace(batch)
-            if initial.output.shape != trace.output.shape:
-                raise InputError(
-                    f"the initial model gives outputs {tuple(initial.output.shape)}, "
-                    f"the model {tuple(trace.output.shape)}"
-                )
+    def _add_output_gradients(
+        self, plan: Outputs, trace: Trace, initial: Trace | None, new: Mapping[str, BatchSums]
+    ) -> None:
         for group, v in cotangents(plan, trace.output, self._generator):
-            rows = trace.gradients(trace.output, v)
-            initial_rows = None if initial is None else initial.gradients(initial.output, v.to(initial.output.dtype))
-            for layer in self._subject.layers:
-                found = rows.pop(layer.name)
-                start: list[Tensor | None] = [None] * len(found)
-                if initial_rows is not None:
-                    found, start = _paired(layer, found, initial_rows.pop(layer.name))
-                for j, j0 in zip(found, start, strict=True):
-                    new[layer.name].add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
+            rows, by_sample = trace.gradients(trace.output, v), trace.gradients_by_sample(v)
+            start: Iterable[Rows | None] = repeat(None)
+            if initial is not None:
+                v = v.to(initial.output.dtype)
+                start = chain([initial.gradients(initial.output, v)], initial.gradients_by_sample(v))
+            for now, before in zip(chain([rows], by_sample), start, strict=False):
+                self._add_rows(group, now, before, new)
 
-    def _add_loss_gradients(self, total: Tensor, trace: Trace, new: Mapping[str, BatchSums]) -> None:
+    def _add_rows(self, group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums]) -> None:
+        for name, sums in new.items():
+            found = now.pop(name)
+            start: list[Tensor | None] = [None] * len(found)
+            if before is not None:
+                found, start = _paired(name, found, before.pop(name))
+            for j, j0 in zip(found, start, strict=True):
+                sums.add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
+
+    def _add_loss_gradients(self, total: Tensor, trace: Trace, new: Mapping[str, BatchSums]) -> int:
+        """Add the gradients of the summed losses; return how many samples are in the sums of half of them."""
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
+            self._add_weight_gradients("D", gradients, new)
         else:
-            rows, gradients = trace.gradients(total), {}
+            rows = trace.gradients(total)
+        (v,) = torch.autograd.grad(total, trace.output, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for part in chain([rows], trace.gradients_by_sample(v) if "B" in self._wanted else ()):
+            for name, sums in new.items():
+                for g in part.pop(name):
+                    sums.add_loss_gradients(_flat(g))
+        if "D" not in self._wanted:
+            return 0
+        half = _half_of(len(v), self.samples)
+        mask = half.to(v.device, v.dtype).reshape(-1, *[1] * (v.ndim - 1))
+        self._add_weight_gradients("D_half", trace.weight_gradients(v * mask), new)
+        return int(half.sum())
+
+    def _add_weight_gradients(self, kind: str, gradients: Mapping[str, Tensor], new: Mapping[str, BatchSums]) -> None:
         for layer in self._subject.layers:
-            for g in rows.pop(layer.name):
-                new[layer.name].add_loss_gradients(_flat(g))
-            if layer.name in gradients:
-                new[layer.name].add_weight_gradient(layer.matrix(gradients[layer.name]))
+            if layer.name in gradients and layer.name in new:
+                new[layer.name].add_weight_gradient(kind, layer.matrix(gradients[layer.name]))
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -270,11 +325,17 @@ class FeatureAccumulator:
         totals = self._totals
         averages = {}
         for key, value in totals.sums[layer.name].items():
+            if layer.name in totals.lost:
+                continue
             if key == "D":
                 averages[key] = value / (totals.samples if self._loss_reduction == "mean" else 1)
-            else:
+            elif key != "D_half":
                 averages[key] = mirrored(value) / (totals.samples * (outputs.scale(1) if value.ndim == 4 else 1.0))
         flags = [layer.note] if layer.note else []
+        if layer.name in totals.lost:
+            flags.append(f"not measured: {_LOST}")
+        if layer.name in totals.shared:
+            flags.append("rows shared by samples: measured sample by sample")
         if layer.name not in totals.seen:
             off = layer.name in totals.blocked
             flags.append("called with autograd off" if off else "not called in the forward pass")
@@ -288,7 +349,27 @@ class FeatureAccumulator:
         if outputs.sketches and outputs.groups == 1:
             flags.append("sketched in one group")
         weights, decay = self._weights[layer.name], self._decay.get(layer.name)
-        return LayerFeatures(layer.name, layer.kind, layer.shape, weights, averages, decay, tuple(flags))
+        noise = self._noise(**totals.sums[layer.name]) if "D" in averages else None
+        return LayerFeatures(layer.name, layer.kind, layer.shape, weights, averages, decay, tuple(flags), noise)
+
+    def _noise(self, D: Tensor, D_half: Tensor, **_: Tensor) -> float | None:
+        """Estimate how far the gradient in W is from its mean, if the samples were drawn from many more.
+
+        With means D1 and D2 over n1 and n2 samples it is ``|D1 - D2| (n1 n2)^{1/2} / n``: half of the difference of
+        two halves.
+        """
+        n, one = self._totals.samples, self._totals.half
+        two = n - one
+        if not one or not two:
+            return None
+        difference = float((D_half / one - (D - D_half) / two).norm()) * math.sqrt(one * two) / n
+        return difference if self._loss_reduction == "mean" else difference * n
+
+
+def _half_of(samples: int, first: int) -> Tensor:
+    """Choose half of some samples by their number, evenly and in no period: the same ones however batches are cut."""
+    numbers = torch.arange(first, first + samples, dtype=torch.float64)
+    return (numbers * ((5**0.5 - 1) / 2)) % 1 < 0.5
 
 
 def _flat(rows: Tensor) -> Tensor:
@@ -296,7 +377,7 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.flatten(0, 1)
 
 
-def _paired(layer: Layer, rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+def _paired(name: str, rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
     """Match the gradients at initialisation with those now; one that is missing is zero."""
     if not rows:
         return [torch.zeros_like(j0) for j0 in initial], list(initial)
@@ -304,30 +385,21 @@ def _paired(layer: Layer, rows: list[Tensor], initial: list[Tensor]) -> tuple[li
         return rows, [torch.zeros_like(j) for j in rows]
     if [j.shape for j in rows] != [j.shape for j in initial]:
         raise InputError(
-            f"layer {layer.name!r} is called on other rows in the initial model, so J - J0 has no meaning: "
+            f"layer {name!r} is called on other rows in the initial model, so J - J0 has no meaning: "
             "leave double_centered_nfc and ptk_centered_nfc out of measure="
         )
     return rows, list(initial)
 
 
-def _check_range(trace: Trace, new: Mapping[str, BatchSums]) -> None:
-    """Refuse gradients whose squares leave the range of their precision, at either end."""
-    for name, sums in new.items():
-        if not sums.finite():
-            raise InputError(
-                f"the gradients of layer {name!r}, or their squares, are NaN or infinite on this batch; if they "
-                "are only large, pass dtype=torch.float64"
-            )
-    small = [name for name in trace.calls if new[name].tiny()]
+def _out_of_range(trace: Trace, new: Mapping[str, BatchSums]) -> set[str]:
+    """Layers whose gradients, or their squares, leave the range of the precision of the sums, at either end."""
+    out = {name for name, sums in new.items() if not sums.finite()}
+    small = {name for name in trace.calls if name in new and new[name].tiny(trace.output.dtype)} - out
     if not small:
-        return
-    signs = torch.ones_like(trace.output)
+        return out
+    signs = torch.ones(trace.output.shape, dtype=trace.output.dtype, device=trace.output.device)
     signs.view(-1)[::2] = -1
-    rows = trace.gradients(trace.output, signs)
-    for name in small:
-        largest = max((float(j.abs().max()) for j in rows[name] if j.numel()), default=0.0)
-        if largest > 0:
-            raise InputError(
-                f"the gradients of layer {name!r} are of size {largest:.1g}, so that their squares are lost in "
-                f"{str(new[name].dtype).removeprefix('torch.')}: pass dtype=torch.float64, or scale the output"
-            )
+    for rows in chain([trace.gradients(trace.output, signs)], trace.gradients_by_sample(signs)):
+        # A layer that no gradient reaches is dead, not out of range.
+        out |= {name for name in small if any(bool(j.any()) for j in rows[name])}
+    return out

@@ -85,6 +85,7 @@ class LayerFeatures:
         sums: Averages over the data; those of output gradients have a leading dimension of sketch groups.
         weight_decay: Lambda of FACT, or None.
         flags: What a reader should know: no dependence, ties, parametrisation.
+        gradient_noise: Sampling noise of the gradient of the loss in W, in the Frobenius norm; None if not measured.
     """
 
     name: str
@@ -94,6 +95,7 @@ class LayerFeatures:
     sums: Mapping[str, Tensor] = field(repr=False)
     weight_decay: float | None = None
     flags: tuple[str, ...] = ()
+    gradient_noise: float | None = None
 
     # --- factors and products -----------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class LayerFeatures:
 
     def _core(self, name: str) -> Tensor:
         if name not in self.sums:
+            if lost := next((flag for flag in self.flags if flag.startswith("not measured")), None):
+                raise NotMeasuredError(f"layer {self.name!r} was {lost}")
             projected = any(key in self.sums for (_, core), key in _PROJECTED.items() if core == name)
             detail = (
                 f"its {self.shape[1]} x {self.shape[1]} matrix is large, so only its projection on the inputs "
@@ -348,8 +352,24 @@ class LayerFeatures:
 
     @cached_property
     def relgrad(self) -> float:
-        """``|dL/dW + lambda W| / (lambda |W|)``: how far from the critical point where FACT = NFM."""
+        """``|dL/dW + lambda W| / (lambda |W|)``: how far from the critical point where FACT = NFM.
+
+        The theorem is about the loss of all training rows: on a part of them see `relgrad_noise`.
+        """
         return ratio(float((self._factor("W").tensor - self._factor("D").tensor).norm()), self._norm("W"))
+
+    @cached_property
+    def relgrad_noise(self) -> float:
+        """Sampling noise of `relgrad`: ``|D - E D| / (lambda |W|)`` of ``D = dL/dW``, from halves of the rows.
+
+        Theorem 3.1 of the FACT paper is about the loss of *all* training rows. On a part of them D has noise of this
+        size, and relgrad is at least about as large even at a critical point: it says nothing about convergence
+        unless it is well above the noise, or the noise is small. On all training rows the noise plays no role.
+        """
+        self._factor("D")  # raises with what is missing
+        if self.gradient_noise is None or self.weight_decay is None:
+            return math.nan
+        return ratio(self.gradient_noise, self.weight_decay * self._norm("W"))
 
     @property
     def sketched(self) -> bool:

@@ -9,7 +9,7 @@ from featlearn.errors import InputError
 from featlearn.layers import Layer
 from featlearn.numerics.memory import readable_size
 
-__all__ = ["QUANTITIES", "Plan", "plan_sums", "resolve_measure", "sums_bytes"]
+__all__ = ["QUANTITIES", "UNGROUPED", "Plan", "plan_sums", "resolve_measure", "sums_bytes"]
 
 # Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
 # (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
@@ -33,7 +33,11 @@ QUANTITIES: Mapping[str, frozenset[str]] = {
     "fact_symmetric": frozenset({"D", "decay"}),
     "bfact_symmetric": frozenset({"D", "decay"}),
     "relgrad": frozenset({"D", "decay"}),
+    "relgrad_noise": frozenset({"D", "decay"}),
 }
+
+UNGROUPED = ("B", "D", "D_half", "enfa")
+"""Sums of loss gradients, which are not sketched; those of output gradients have a dimension of sketch groups."""
 
 # What a need is met by.
 _ARGUMENTS = {
@@ -126,7 +130,7 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
         kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
     sums = {name: square for need, name in kinds.items() if need in wanted}
     if "D" in wanted:
-        sums["D"] = layer.shape
+        sums |= {"D": layer.shape, "D_half": layer.shape}  # of all samples, and of half of them
     return sums
 
 
@@ -134,6 +138,6 @@ def sums_bytes(plan: Plan, groups: int) -> int:
     """Bytes of a layer's float64 sums and of the batch's own, half as wide."""
     total = 0
     for name, (blocks, rows, columns) in plan.sums.items():
-        copies = groups if name not in ("B", "D", "enfa") else 1
+        copies = groups if name not in UNGROUPED else 1
         total += copies * blocks * rows * columns * (8 + 4)
     return total

@@ -33,7 +33,14 @@ _CORRELATIONS = {
     "bfact_symmetric": "bfact_symmetric",
     "benfa": "benfa",
 }
-_NUMBERS = ("centered_ratio", "double_centered_ratio", "weight_change", "weight_change_relative", "relgrad")
+_NUMBERS = (
+    "centered_ratio",
+    "double_centered_ratio",
+    "weight_change",
+    "weight_change_relative",
+    "relgrad",
+    "relgrad_noise",
+)
 # What a table shows unless more is asked for: enough to read a line, nothing that needs a decomposition.
 _USUAL = (
     "nfc",
@@ -46,6 +53,7 @@ _USUAL = (
     "centered_ratio",
     "weight_change",
     "relgrad",
+    "relgrad_noise",
 )
 # The text of a report must fit a terminal.
 _SHOWN = ("nfc", "nfc_se", "centered_nfc", "fact", "enfa", "relgrad")

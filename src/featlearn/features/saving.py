@@ -52,6 +52,7 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
                 "shape": features.shape,
                 "weight_decay": features.weight_decay,
                 "flags": features.flags,
+                "gradient_noise": features.gradient_noise,
             }
         )
     mark = uuid.uuid4().hex[:12]
@@ -120,6 +121,7 @@ def _read(described: dict[str, Any], folder: Path) -> Report:
             parts["sums"],
             layer["weight_decay"],
             tuple(layer["flags"]),
+            layer.get("gradient_noise"),
         )
     rows = [
         ParameterCoverage(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from featlearn.features.measures import Plan
+from featlearn.features.measures import UNGROUPED, Plan
 
 __all__ = ["BatchSums", "add_gram", "empty_sums", "mirrored"]
 
@@ -44,7 +44,7 @@ def mirrored(total: Tensor) -> Tensor:
 def empty_sums(plan: Plan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Zeros for the sums of a layer; those of J with a leading dimension of sketch groups."""
     return {
-        name: torch.zeros(shape if name in ("B", "D", "enfa") else (groups, *shape), dtype=dtype, device=device)
+        name: torch.zeros(shape if name in UNGROUPED else (groups, *shape), dtype=dtype, device=device)
         for name, shape in plan.sums.items()
     }
 
@@ -100,9 +100,14 @@ class BatchSums:
             if name in self.sums:
                 add_gram(self.sums[name], self._project(name, rows.to(self.dtype)))
 
-    def add_weight_gradient(self, matrix: Tensor) -> None:
-        """Add the gradient of the summed losses with respect to W, (blocks, k_out, k_in)."""
-        self.sums["D"] += matrix.to(self.dtype)
+    def add_weight_gradient(self, name: str, matrix: Tensor) -> None:
+        """Add the gradient of the summed losses with respect to W.
+
+        Args:
+            name: ``"D"`` for all samples, ``"D_half"`` for half of them.
+            matrix: The gradient, (blocks, k_out, k_in).
+        """
+        self.sums[name] += matrix.to(self.dtype)
 
     def fold_into(self, sums: Mapping[str, Tensor]) -> None:
         """Add to the float64 sums of the layer; of squares, too, only the upper triangle is meant."""
@@ -113,9 +118,15 @@ class BatchSums:
         """Whether no sum overflowed."""
         return all(bool(torch.isfinite(value.sum())) for value in self.sums.values())
 
-    def tiny(self) -> bool:
-        """Whether a sum of gradients is zero, or so small that its entries have lost digits."""
+    def tiny(self, given: torch.dtype) -> bool:
+        """Whether a sum of squares is zero, or so small that its entries, or the gradients, have lost digits.
+
+        Args:
+            given: Precision of the gradients.
+        """
+        precision = torch.promote_types(given, torch.float32)
         limit = torch.finfo(self.dtype).tiny / torch.finfo(self.dtype).eps
+        limit = max(limit, (100 * torch.finfo(precision).tiny) ** 2)
         sums = [value for name, value in self.sums.items() if name in ("K", "agop")]
         return any(float(value.diagonal(dim1=-2, dim2=-1).amax()) < limit for value in sums if value.numel())
 

@@ -16,6 +16,7 @@ from featlearn.features.sums import BatchSums, empty_sums
 
 __all__ = ["Totals", "in_processes"]
 
+_SETS = ("seen", "blocked", "outside", "shared", "lost")
 _NONE = -(2**62)  # below every value that processes compare
 
 
@@ -32,6 +33,9 @@ class Totals:
         seen: Layers that were called.
         blocked: Layers that were called with autograd off.
         outside: Layers whose weight is used without calling the module.
+        shared: Layers in which a row acts on several samples.
+        lost: Layers whose gradients left the range of their precision.
+        half: Number of samples in the sums of half of the samples.
     """
 
     plans: Mapping[str, Plan]
@@ -42,6 +46,9 @@ class Totals:
     seen: set[str] = field(default_factory=set)
     blocked: set[str] = field(default_factory=set)
     outside: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    half: int = 0
 
     def start(self, outputs: Outputs) -> None:
         """Make room for sums of outputs taken in this way, or check that it is the way they were taken."""
@@ -57,7 +64,8 @@ class Totals:
         """Add the sums of a batch that has been measured as a whole."""
         self.start(outputs)
         for name, part in new.items():
-            part.fold_into(self.sums[name])
+            if name not in self.lost:
+                part.fold_into(self.sums[name])
         self.samples += samples
 
     def add(self, other: Totals) -> None:
@@ -69,19 +77,18 @@ class Totals:
             for key, value in sums.items():
                 value += other.sums[name][key].to(value.device)
         self.samples += other.samples
-        self.seen |= other.seen
-        self.blocked |= other.blocked
-        self.outside |= other.outside
+        self.half += other.half
+        for kind in _SETS:
+            getattr(self, kind).update(getattr(other, kind))
 
     def reduce(self, settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Add up the totals of all processes, which must have the same settings and weights."""
         self._agree(_fingerprint(settings, weights))
-        samples = torch.tensor([self.samples], device=self.device)
-        torch.distributed.all_reduce(samples)
-        self.samples = int(samples)
-        self.seen, self.blocked, self.outside = (
-            self._union(found) for found in (self.seen, self.blocked, self.outside)
-        )
+        counts = torch.tensor([self.samples, self.half], device=self.device)
+        torch.distributed.all_reduce(counts)
+        self.samples, self.half = counts.tolist()
+        for kind in _SETS:
+            setattr(self, kind, self._union(getattr(self, kind)))
         for sums in self.sums.values():
             for value in sums.values():
                 torch.distributed.all_reduce(value)

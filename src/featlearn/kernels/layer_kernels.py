@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Forward, Subject, Trace, batches, sliceable
-from featlearn.errors import InputError
+from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.outputs import Outputs, cotangents
 from featlearn.layers import Layer, find_layers, unwrap
 
@@ -67,7 +67,7 @@ def ck_by_layer(
 ) -> dict[str, Tensor]:
     """The conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
 
-    Layers that the forward pass does not call are left out.
+    Layers that the forward pass does not call, or whose rows are not samples, are left out.
 
     Args:
         model: Any module.
@@ -125,6 +125,16 @@ def ptk(
         plan = Outputs(trace.output.numel() // n)
         # Every output by itself, so that no generator is asked.
         for _, v in cotangents(plan, trace.output, torch.Generator()):
+            if chosen.name in trace.shared:
+                if trace.alone is None:
+                    raise UnsupportedModelError(
+                        f"layer {chosen.name!r} has rows that several samples of a batch share, and the model does not "
+                        "take one sample by itself: a pre-activation tangent kernel is of samples apart"
+                    )
+                # Each sample's own gradient at all rows of the layer.
+                samples = trace.gradients_by_sample(v)
+                yield torch.stack([torch.cat([j.flatten() for j in one[chosen.name]]) for one in samples])
+                continue
             rows = trace.gradients(trace.output, v)[chosen.name]
             width = sum(layer_call.shape.numel() for layer_call in trace.calls[chosen.name]) // n
             yield torch.cat([_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
@@ -156,10 +166,10 @@ def _subject(
 def _kernels(
     subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
 ) -> dict[str, Tensor]:
-    """The kernel of each layer; one that is not called is an error, or left out if not ``strict``."""
+    """The kernel of each layer; one that is not called, or not on samples, is an error, or left out if not strict."""
     with subject.open(inputs=inputs):
-        left = _stacked(subject, X, features, batch_size, strict)
-        right = left if Z is None else _stacked(subject, Z, features, batch_size, strict)
+        left = _stacked(subject, X, features, batch_size, inputs, strict)
+        right = left if Z is None else _stacked(subject, Z, features, batch_size, inputs, strict)
     kernels = {}
     for name, rows in left.items():
         if rows.shape[1] != right[name].shape[1]:
@@ -171,7 +181,9 @@ def _kernels(
     return kernels
 
 
-def _stacked(subject: Subject, data: Any, features: Features, batch_size: int, strict: bool) -> dict[str, Tensor]:
+def _stacked(
+    subject: Subject, data: Any, features: Features, batch_size: int, inputs: bool, strict: bool
+) -> dict[str, Tensor]:
     """The features of all samples for each layer, (n, k), outputs side by side."""
     blocks: dict[str, list[Tensor]] = {}
     for raw in batches(data, batch_size if sliceable(data) else None):
@@ -183,9 +195,12 @@ def _stacked(subject: Subject, data: Any, features: Features, batch_size: int, s
                     raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
                 continue
             rows = torch.cat(list(features(trace, layer)), dim=1).detach()
-            if rows.shape[0] != n:
+            if rows.shape[0] != n or (inputs and layer.name in subject.unscaled):
+                if not strict:
+                    continue
                 raise InputError(
-                    f"layer {layer.name!r} sees {rows.shape[0]} rows for {n} samples: samples must come first in it"
+                    f"layer {layer.name!r} has {rows.shape[0]} rows for {n} samples, and they are not samples: these "
+                    "must come first in it"
                 )
             if not torch.isfinite(rows).all():
                 raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")

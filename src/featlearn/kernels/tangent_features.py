@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows
-from featlearn.errors import InputError
+from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
 from featlearn.numerics.globs import as_globs, pick
@@ -87,6 +87,11 @@ class TangentFeatures:
         """Learn from a first batch whose the parameters are, and what a sample takes; ``samples`` come in all."""
         # Two samples tell, unless a gradient is zero on both.
         trace = self._subject.trace(few_rows(batch))
+        if self._subject.shared and not self._subject.alone:
+            raise UnsupportedModelError(
+                "the samples of a batch act on each other, so that a tangent kernel of samples by themselves has no "
+                "meaning; featlearn.kernels.ntk_operator differentiates whole batches"
+            )
         self._measure(trace, samples)
         if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
             self._sort(self._subject.trace(batch))
@@ -279,10 +284,15 @@ def called_by_some(name: str) -> InputError:
 
 def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, Tensor]:
     """The parameters whose names match the globs, or all."""
-    named = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
-    if patterns is None:
-        return dict(named)
-    picked = pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
+    picked = (
+        named if patterns is None else pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+    )
+    for name in picked:
+        if named[name].is_complex():
+            raise UnsupportedModelError(
+                f"complex parameters are not supported: {name!r} is {named[name].dtype}. Leave it out with parameters="
+            )
     return {name: named[name] for name in picked}
 
 
