@@ -83,6 +83,9 @@ def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> Non
     told = [key for key in a.index if not key[2].startswith("monitor.") and key[2] != "loss"]
     assert len(told) > 250
     for key in told:
+        if key[2] == "relgrad_noise":  # an estimate from halves, which are others for two shards
+            assert 0.2 * a[key] < b[key] < 5 * a[key]
+            continue
         assert b[key] == pytest.approx(a[key], rel=1e-7, abs=1e-9, nan_ok=True), key
     assert one.texts().equals(two.texts())
     torch.testing.assert_close(two.matrices(STEPS)["0/agop"], one.matrices(STEPS)["0/agop"], rtol=1e-9, atol=1e-12)

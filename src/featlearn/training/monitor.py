@@ -73,7 +73,9 @@ class Monitor:
             ``"ck"``, ``"ntk"``. ``"spectra"`` keeps the eigenvalues that are measured anyway, as the vectors
             ``"net.0/w.eigenvalues"``, ``"net.0/ck.eigenvalues"`` and ``"ntk.eigenvalues"``: eight bytes for each of
             the smaller side of W and of ``kernel_samples``, a layer.
-        samples: Rows for feature matrices, of each process; None takes all the data.
+        samples: Rows for feature matrices, of each process; None takes all the data. FACT and relgrad are about the
+            loss of *all* training rows (FACT paper, theorem 3.1): on a part of them ``relgrad_noise`` is the noise
+            that this causes, and no layer is called converged, or not converged, where the noise does not allow it.
         kernel_samples: Rows for kernels.
         batch_size: Rows a batch, for data given as tensors.
         forward: As in `featlearn.probe`.
@@ -316,7 +318,9 @@ class Monitor:
             phases |= of
             matrices |= measuring.wanted_of(kept, self._matrices)
         numbers = {name: values for name, values in numbers.items() if values}
-        return Snapshot(step, numbers, whole, measuring.read(layers, numbers, phases), phases, matrices)
+        return Snapshot(
+            step, numbers, whole, measuring.read(layers, numbers, phases, self._rows.part), phases, matrices
+        )
 
     def _layers(self, model: nn.Module) -> dict[str, Layer]:
         return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}

@@ -25,12 +25,14 @@ class ProbeRows:
         kernel_batches: Raw batches of the kernels: the first rows, of all processes, of one shape.
         kernel_targets: Their labels, ``(n,)`` or ``(n, c)``; None where there are none, or no one-per-row labels.
         samples: Rows in ``batches``.
+        part: Whether the data has more rows than were kept.
     """
 
     batches: list[Any]
     kernel_batches: list[Any]
     kernel_targets: Tensor | None
     samples: int
+    part: bool
 
 
 def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: int | None) -> ProbeRows:
@@ -49,17 +51,20 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
     if kernel_samples < 2:
         raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}")
     kept: list[Any] = []
-    count = 0
+    count, part = 0, False
     # Not under inference mode, whose tensors cannot be differentiated through.
     with preserved_rng(), preserved_loader(data), torch.inference_mode(False):
         for raw in batches(data, batch_size or 256):
+            if count == samples:
+                part = True
+                break
             raw = as_tensors(raw)
             rows = _rows(raw)
             if samples is not None and count + rows > samples:
-                raw, rows = _first(raw, samples - count), samples - count
+                raw, rows, part = _first(raw, samples - count), samples - count, True
             kept.append(map_tensors(raw, lambda t: t.detach().clone()))
             count += rows
-            if samples is not None and count >= samples:
+            if part:
                 break
     shared = _alike(_of_all_processes(kept, kernel_samples))
     few, left = [], kernel_samples
@@ -69,7 +74,7 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         left -= rows
         if not left:
             break
-    return ProbeRows(kept, few, _targets(few), count)
+    return ProbeRows(kept, few, _targets(few), count, part)
 
 
 def _alike(raws: list[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ WORDS = {
     "aligned": "the weights and the gradients through them look at the same directions, and training made it so",
     "learning": "the features are changing",
     "lazy": "the weights have hardly moved: the layer works with the features that it started from",
+    "undecided": "the rows that were measured are too few to tell a layer that is learning from one that has converged",
 }
 """Each word and its meaning, in the order in which they are tried."""
 
@@ -42,7 +43,9 @@ class Reading:
         return f"{self.word}: {self.text}"
 
 
-def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: bool = False) -> Reading:
+def read_layer(
+    numbers: Mapping[str, float], phase: str | None = None, trivial: bool = False, part: bool = False
+) -> Reading:
     """Read the numbers of a layer.
 
     The rule, in this order; what was not measured decides nothing:
@@ -55,13 +58,20 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
     4. **heavy-tailed**: the spectrum of W is in the phase "heavy tail".
     5. **aligned**: NFC at least 0.8, of which at least half is due to the change of the weights (C/UC ratio).
     6. **lazy**: the weights moved by less than a tenth, and the C/UC ratio is below a tenth.
-    7. **learning**: otherwise.
+    7. **undecided**: relgrad is what sampling noise alone gives: at most twice ``relgrad_noise``, which is above 0.1.
+    8. **learning**: otherwise.
+
+    The theorem of rule 3 is about the loss of all training rows. On a part of them relgrad is about ``relgrad_noise``
+    at a critical point as well, so that such a layer is not called "at convergence" either. A relgrad below half of the
+    noise shows that the model was trained on just these rows, unless they are known to be a part of the data.
 
     Args:
         numbers: As a `featlearn.training.Snapshot` has them: ``nfc``, ``centered_ratio``, ``weight_change``,
-            ``weight_norm``, ``fact``, ``relgrad``, ``w.effective_rank``, ``w.initial_effective_rank``, ``w.alpha``.
+            ``weight_norm``, ``fact``, ``relgrad``, ``relgrad_noise``, ``w.effective_rank``,
+            ``w.initial_effective_rank``, ``w.alpha``.
         phase: Of the spectrum of W.
         trivial: Whether the layer has one output: its NFC is 1 whatever it does.
+        part: Whether the rows are known to be only a part of the training data.
 
     >>> read_layer({"nfc": 0.95, "centered_ratio": 0.9, "weight_change": 2.0}).word
     'aligned'
@@ -77,7 +87,9 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
         return Reading("collapsed", "no gradient of the outputs passes the layer: it is dead or cut off")
     if phase == "rank collapse" or rank < _COLLAPSED * initial_rank:
         return Reading("collapsed", f"its effective rank went from {initial_rank:.1f} to {rank:.1f}")
-    if relgrad <= _CONVERGED and fact >= _FACT:
+    noise = numbers.get("relgrad_noise", math.nan)
+    noisy = noise > _CONVERGED and (0 if part else noise / 2) <= relgrad <= 2 * noise
+    if relgrad <= _CONVERGED and fact >= _FACT and not noisy:
         return Reading(
             "at convergence",
             f"what is left of the gradient is {relgrad:.1%} of the weight decay, and FACT matches W^T W (cosine "
@@ -92,6 +104,12 @@ def read_layer(numbers: Mapping[str, float], phase: str | None = None, trivial: 
     moving = f"the weights have moved by {moved:.0%} of their start" if known else "the weights have moved from zero"
     if moved < _MOVED and not share >= _SHARE:
         return Reading("lazy", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
+    if noisy:
+        return Reading(
+            "undecided",
+            f"relgrad {relgrad:.2g} is what the sampling noise of these rows gives ({noise:.2g}), also at a critical "
+            "point: measure on all training rows (samples=None)",
+        )
     return Reading("learning", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
 
 

@@ -216,14 +216,18 @@ def kernel_numbers(
 
 
 def read(
-    layers: Mapping[str, Layer], numbers: Mapping[str, Numbers], phases: Mapping[tuple[str | None, str], Phase]
+    layers: Mapping[str, Layer],
+    numbers: Mapping[str, Numbers],
+    phases: Mapping[tuple[str | None, str], Phase],
+    part: bool,
 ) -> dict[str, Reading]:
-    """A reading for each layer whose change is known."""
+    """A reading for each layer whose change is known; ``part``: of a part of the training data."""
     return {
         name: read_layer(
             found,
             phases[name, "w"].name if (name, "w") in phases else None,
             trivial=layers[name].groups * layers[name].k_out == 1,
+            part=part,
         )
         for name, found in numbers.items()
         if "weight_change" in found
