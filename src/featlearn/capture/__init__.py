@@ -16,13 +16,14 @@ from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import VectorisationError
 from featlearn.capture.models import copied, initial_model, matching_layers
 from featlearn.capture.state import at_rest, check_shaped, check_training_mode, preserved_rng
-from featlearn.capture.subject import Subject
+from featlearn.capture.subject import Sizes, Subject
 
 __all__ = [
     "Batch",
     "Call",
     "Capture",
     "Forward",
+    "Sizes",
     "Subject",
     "Trace",
     "VectorisationError",

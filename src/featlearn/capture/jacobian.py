@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.capture.batches import Batch, Forward, map_tensors, run_forward
 
@@ -23,12 +24,19 @@ def sample_jacobian(
     batch: Batch,
     forward: Forward | None,
     names: Sequence[str],
-    output: int | None = None,
+    directions: Tensor | None = None,
 ) -> Tensor:
-    """``df_c(x_a)/dtheta`` for every sample a and output c (or one output), (n, c, numbers), by vmap.
+    """``d<f(x_a), v_c>/dtheta`` for every sample a and direction c, (n, c, numbers), by vmap.
 
     For parameters that no layer's ``x`` and ``J`` give: those used in a module's own code, tied across kinds of
     modules, or behind a parametrisation.
+
+    Args:
+        model: The model, without hooks.
+        batch: What it is called on.
+        forward: As in `featlearn.probe`.
+        names: Names of the parameters.
+        directions: Vectors v_c in the outputs of a sample, (c, outputs); None takes each output by itself.
 
     Raises:
         VectorisationError: vmap cannot take the model: it looks at the values of tensors, or uses what has no
@@ -47,14 +55,14 @@ def sample_jacobian(
             return found
 
         values, pull = vjp(outputs, parameters)[:2]
-        vectors = torch.eye(values.shape[0], dtype=values.dtype, device=values.device)
-        if output is not None:
-            vectors = vectors[output : output + 1]
-        (pulled,) = vmap(pull)(vectors)
+        vectors = torch.eye(values.shape[0]) if directions is None else directions
+        (pulled,) = vmap(pull)(vectors.to(values))
         return torch.cat([pulled[name].flatten(1) for name in order], dim=1)
 
     try:
-        found: Tensor = vmap(gradients)(batch.raw, batch.inputs)
+        # The fused attention has no batching rule: torch would take sample after sample, and warn.
+        with sdpa_kernel(SDPBackend.MATH):
+            found: Tensor = vmap(gradients)(batch.raw, batch.inputs)
     except Exception as error:
         # vmap raises errors of many kinds, and so does what a model does with tensors it cannot look into.
         raise VectorisationError(str(error)) from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.batches import Batch, Forward, as_batch, batches, run_forward
+from featlearn.capture.batches import Batch, Forward, as_batch, run_forward
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
@@ -20,10 +21,35 @@ from featlearn.capture.state import check_parameters, eager, preserved, preserve
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
 
-__all__ = ["Subject"]
+__all__ = ["Sizes", "Subject"]
 
 _EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
 _FEW = 8  # samples that are looked at by themselves
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What one sample takes in a forward pass.
+
+    Attributes:
+        outputs: Number of outputs.
+        numbers: Number of pre-activations of all layers, or of outputs if those are more.
+        bytes: Memory of these numbers. A graph takes about four times as much: activations, what lies between
+            layers, and gradients.
+        positions: Number of rows of each layer.
+        inputs: Number of inputs of each layer, where inputs are kept.
+    """
+
+    outputs: int
+    numbers: float
+    bytes: float
+    positions: Mapping[str, float]
+    inputs: Mapping[str, float]
+
+    @property
+    def graph(self) -> float:
+        """Estimate of the bytes that one sample's graph takes while it is measured."""
+        return 4 * self.bytes
 
 
 class Subject:
@@ -174,7 +200,7 @@ class Subject:
             raise InputError(f"the forward pass must give a tensor, got {type(output).__name__}: pass forward=")
         return output
 
-    def jacobian(self, batch: Batch, names: Sequence[str], output: int | None = None) -> Tensor:
+    def jacobian(self, batch: Batch, names: Sequence[str], directions: Tensor | None = None) -> Tensor:
         """Gradients of each sample's outputs in the named parameters; see `sample_jacobian`.
 
         Without hooks: the model must not be open.
@@ -183,7 +209,7 @@ class Subject:
         with preserved_rng(), preserved(self.model), eager():
             if self._train_mode == "eval":
                 self.model.eval()
-            return sample_jacobian(self.model, batch, self._forward, names, output)
+            return sample_jacobian(self.model, batch, self._forward, names, directions)
 
     def forward_products(self, batch: Batch, directions: Mapping[str, Tensor]) -> Tensor:
         """Derivatives of the outputs along directions in the parameters; see `featlearn.capture.products`.
@@ -196,13 +222,22 @@ class Subject:
                 self.model.eval()
             return forward_products(self.model, batch, self._forward, directions)
 
-    def numbers_of_a_sample(self, data: Any) -> float:
-        """How many pre-activations, or outputs, one sample of data given as tensors has."""
+    def sizes(self, batch: Batch) -> Sizes:
+        """Return what one sample takes, from a forward pass of a batch."""
         assert self._capture is not None
-        batch = self.batch(next(iter(batches(data, 2))))  # not one: batch statistics would fail on it
         trace = self._capture.forward(lambda: self._call(batch))
-        numbers = sum(call.shape.numel() for calls in trace.calls.values() for call in calls)
-        return max(numbers, trace.output.numel(), 1) / (batch.size or 1)
+        n = trace.output.shape[0] if trace.output.ndim else 1
+        positions, inputs, passed = {}, {}, 0
+        for layer in self.layers:
+            calls = trace.calls.get(layer.name, ())
+            numbers = sum(call.shape.numel() for call in calls)
+            passed += numbers
+            positions[layer.name] = numbers / (n * layer.groups * layer.k_out)
+            inputs[layer.name] = sum(call.x.numel() for call in calls if call.x is not None) / n
+        numbers = max(passed, trace.output.numel(), 1)
+        return Sizes(
+            trace.output.numel() // n, numbers / n, numbers / n * trace.output.element_size(), positions, inputs
+        )
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of the weight matrices, (groups, k_out, k_in), by layer name."""

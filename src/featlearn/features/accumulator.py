@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Batch, Forward, Subject, Trace
-from featlearn.errors import InputError
+from featlearn.capture import Batch, Forward, Sizes, Subject, Trace, batches, few_rows, rows_of
+from featlearn.errors import FeatlearnError, InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.losses import Loss, check_loss, summed_loss
@@ -23,7 +23,7 @@ from featlearn.features.report import Report
 from featlearn.features.sums import BatchSums, mirrored
 from featlearn.features.totals import Totals, in_processes
 from featlearn.layers import Layer, coverage, find_layers, select_layers
-from featlearn.numerics.memory import parse_memory
+from featlearn.numerics.memory import check_fits, memory_limit, parse_memory
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["FeatureAccumulator"]
@@ -88,7 +88,8 @@ class FeatureAccumulator:
         self._initial = None if initial is None else self._subject.before_training(initial)
         self._loss = loss if self._wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
-        self._memory = parse_memory(max_memory)
+        self._memory, self._max_memory = parse_memory(max_memory), max_memory
+        self._sizes: Sizes | None = None
         groups = 1 if outputs == "exact" else GROUPS
         plans = plan_sums(self._subject.layers, self._wanted, groups, self._memory)
         self._generator = as_generator(generator, "sketch")
@@ -115,14 +116,23 @@ class FeatureAccumulator:
             yield self
 
     def suggest_batch_size(self, data: Any) -> int:
-        """Rows of a batch for data given as tensors, from the activations of two samples.
+        """Return the batch size for data given as tensors, from the activations of two samples.
 
-        A batch's graph holds the pre-activations and about as much again for what lies between layers; it
-        may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
+        A batch's graph may take an eighth of the memory, but not more than 256 MB: larger batches are not faster. A
+        model that does not take two samples gets all of them at once.
+
+        Args:
+            data: A tensor, a tuple ``(X, y)`` or a dict, as `featlearn.probe` takes it.
         """
         with self._within_session():
-            numbers = self._subject.numbers_of_a_sample(data)
-        return max(1, min(2048, int(min(self._memory // 8, 2**28) / (16 * numbers))))
+            first = self._subject.batch(next(batches(data, 2)))
+            try:
+                self._sizes = self._subject.sizes(first)
+            except FeatlearnError:
+                raise
+            except Exception:  # whatever a model says to a batch of another size than it was made for
+                return rows_of(data)
+        return max(1, min(2048, int(min(self._memory // 8, 2**28) / self._sizes.graph)))
 
     def update(self, batch: Any) -> None:
         """Measure one batch and add it; a batch that fails leaves the sums as they were.
@@ -135,7 +145,9 @@ class FeatureAccumulator:
             raise InputError("the sums were reduced over the processes: make a new accumulator for further data")
         with self._within_session():
             self._read_weights()
-            self._update(self._subject.batch(batch))
+            ready = self._subject.batch(batch)
+            self._check_memory(ready)
+            self._update(ready)
 
     def merge_state(self, other: FeatureAccumulator) -> None:
         """Add the sums of another accumulator of the same model, exactly as if this one had seen its data."""
@@ -300,6 +312,27 @@ class FeatureAccumulator:
     def _within_session(self) -> Iterator[None]:
         with nullcontext() if self._subject.is_open else self.session():
             yield
+
+    def _check_memory(self, batch: Batch) -> None:
+        """Refuse a batch whose graph does not fit, from the activations of two of its samples."""
+        few = few_rows(batch)
+        if few is batch:
+            return
+        if self._sizes is None:
+            try:
+                self._sizes = self._subject.sizes(few)
+            except Exception:  # a model that takes whole batches only, or another complaint that the batch repeats
+                return
+        rows, graph = batch.size or 0, self._sizes.graph
+        smaller = max(1, int(memory_limit(self._max_memory) / 4 / graph))
+        check_fits(
+            rows * graph,
+            f"a batch of {rows:,} samples",
+            f"pass smaller batches, such as batch_size={min(smaller, 2048)}"
+            if smaller < rows
+            else "measure less at once",
+            self._max_memory,
+        )
 
     def _read_weights(self) -> None:
         """Copy the weights before the first batch; later, refuse weights that have changed since."""

@@ -14,11 +14,19 @@ from torch import Tensor, nn
 
 from featlearn.capture import Batch, Forward, Subject, initial_model
 from featlearn.errors import InputError
-from featlearn.kernels.blocks import block_kernels, blocks_of, check_outputs, first_batch, most_rows, rows_at_a_time
+from featlearn.kernels.blocks import (
+    block_kernels,
+    blocks_of,
+    check_memory,
+    check_outputs,
+    first_batch,
+    gradient_memory,
+    most_rows,
+    rows_at_a_time,
+)
 from featlearn.kernels.shares import average
 from featlearn.kernels.tangent_features import Features, TangentFeatures
 from featlearn.layers import unwrap
-from featlearn.numerics.memory import parse_memory
 from featlearn.numerics.progress import progress_bar
 
 __all__ = ["AverageKernel", "Rule", "average_ntk"]
@@ -90,9 +98,10 @@ def average_ntk(
     )
     path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
     tangents = TangentFeatures(subject, outputs, materialise=True)
-    memory = parse_memory(max_memory) // (1 if max_memory is not None else 2)
+    memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+    check_memory(X, Z, tangents, outputs == "full", max_memory)
     # Less than for one point: there are the averages beside it.
     rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
     left = blocks_of(subject, X, rows)

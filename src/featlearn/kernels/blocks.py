@@ -8,12 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featlearn.capture import Batch, Subject, batches, rows_of, sliceable
+from featlearn.capture import Batch, Subject, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.shares import Share, bytes_of, contract
-from featlearn.kernels.tangent_features import Features, called_by_some
+from featlearn.kernels.tangent_features import Features, TangentFeatures, called_by_some
+from featlearn.numerics.memory import available_memory, check_fits, parse_memory
 
-__all__ = ["block_kernels", "blocks_of", "check_outputs", "first_batch", "most_rows", "rows_at_a_time"]
+__all__ = [
+    "block_kernels",
+    "blocks_of",
+    "check_memory",
+    "check_outputs",
+    "first_batch",
+    "gradient_memory",
+    "most_rows",
+    "rows_at_a_time",
+]
 
 _FIRST = 64
 _MOST_ROWS = 4096
@@ -91,11 +101,64 @@ def first_batch(subject: Subject, data: Any) -> Batch:
 
 
 def blocks_of(subject: Subject, data: Any, rows: float) -> list[Batch]:
-    """The data in batches of so many rows, if it can be cut."""
-    size = max(1, min(_MOST_ROWS, int(rows))) if sliceable(data) else None
-    return [subject.batch(raw) for raw in batches(data, size)]
+    """Return the data in batches of at most so many rows; batches that were given are cut where samples can be told."""
+    size = max(1, min(_MOST_ROWS, int(rows)))
+    found = []
+    for raw in batches(data, size if sliceable(data) else None):
+        batch = subject.batch(raw)
+        n = batch.size or 0
+        if n <= size or few_rows(batch) is batch:
+            found.append(batch)
+        else:
+            found += [batch.rows(start, min(start + size, n)) for start in range(0, n, size)]
+    return found
 
 
-def most_rows(*data: Any) -> int:
-    """About how many samples a block will have, for the choice of a form."""
-    return max((min(_MOST_ROWS, rows_of(part)) for part in data if part is not None and sliceable(part)), default=64)
+def check_memory(X: Any, Z: Any, tangents: TangentFeatures, full: bool, max_memory: Any) -> None:
+    """Refuse a tangent kernel that does not fit, before anything of it is made.
+
+    Args:
+        X: Inputs, as in `featlearn.ntk`.
+        Z: Other inputs, or None.
+        tangents: Features, which know what a sample takes.
+        full: Whether the kernel has a block for each pair of outputs.
+        max_memory: As in `featlearn.ntk`.
+    """
+    c = tangents.count
+    fewer = "pass sketches=16 for random output vectors, or outputs= the number of one output" if c > 1 else ""
+    check_fits(
+        8 * tangents.numbers_of_the_rest,
+        f"a tangent kernel holds the gradients of two samples, which for {c:,} outputs",
+        fewer or "leave parameters out with parameters=",
+        max_memory,
+    )
+    # The kernels come on top of max_memory: what is free limits them. Each is there in blocks, and once joined.
+    n = most_rows(X, most=None)
+    m = n if Z is None else most_rows(Z, most=None)
+    kernel = 8.0 * n * m * (c**2 if full else 1)
+    what = f"a kernel of {n:,} x {m:,} samples" + (f" and {c:,} x {c:,} outputs" if full else "")
+    check_fits(kernel * (tangents.shares + 1), f"{what}, for each of {tangents.shares} layers,", "take fewer samples")
+
+
+def most_rows(*data: Any, most: int | None = _MOST_ROWS) -> int:
+    """About how many samples there are, at most as many as a block has: for the choice of a form."""
+    found = [
+        rows_of(part) if sliceable(part) else sum(_rows_of_batch(raw) for raw in part) if isinstance(part, list) else 64
+        for part in data
+        if part is not None
+    ]
+    return max((rows if most is None else min(most, rows) for rows in found), default=64)
+
+
+def _rows_of_batch(raw: Any) -> int:
+    try:
+        return rows_of(raw)
+    except InputError:  # tensors of other lengths beside the samples
+        return 1
+
+
+def gradient_memory(max_memory: int | float | str | None) -> int:
+    """Return the bytes that gradients may take: by default a quarter of the machine, or half of what is free."""
+    if max_memory is not None:
+        return parse_memory(max_memory)
+    return min(parse_memory(None), available_memory()) // 2

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from featlearn.capture import Subject, batches
 from featlearn.errors import InputError
 from featlearn.kernels.tangent import ntk
+from featlearn.numerics.memory import check_fits
 
 __all__ = ["Factory", "LazyRegressor", "network_of"]
 
@@ -29,6 +30,7 @@ Factory = Callable[[int, int, torch.Generator], nn.Module]
 
 _WIDTH = 512
 _DOUBTFUL = 1e-2
+_COPIES = 3  # of the kernel: itself, its eigenvectors, and what they are computed in
 
 
 class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
@@ -101,6 +103,12 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self._flat = labels.ndim == 1
         labels = labels.reshape(len(labels), -1)
         self.model_ = network_of(self.model, X.shape[1], labels.shape[1], self.random_state, self._dtype)
+        size = labels.size
+        check_fits(
+            _COPIES * 8.0 * size**2,
+            f"the kernel of {len(labels):,} samples and {labels.shape[1]} outputs, and its eigenvectors,",
+            "take fewer samples",
+        )
         self.X_fit_ = torch.tensor(X, dtype=self._dtype)
         residual = torch.tensor(labels) - self._start(self.X_fit_, labels.shape[1])
         self._solve(_as_matrix(self._kernel(self.X_fit_, None)), residual)

@@ -121,7 +121,7 @@ class _Products:
         with torch.inference_mode(False), differentiable_attention():
             with subject.open(weight_gradients=True):
                 if sliceable(data) and batch_size is None:
-                    rows = _NUMBERS / subject.numbers_of_a_sample(data)
+                    rows = _NUMBERS / subject.sizes(subject.batch(next(batches(data, 2)))).numbers
                     batch_size = int(min(_MOST, max(_FEWEST, rows)))
                 for raw in batches(data, batch_size if sliceable(data) else None):
                     size = subject.batch(raw).size if one_row_a_sample else None

@@ -25,7 +25,9 @@ __all__ = [
     "contract",
     "derivative",
     "joined",
+    "pair_operations",
     "pairs_are_cheaper",
+    "sample_operations",
     "share_of",
     "single",
 ]
@@ -163,13 +165,21 @@ def bytes_of(share: Share) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
+def pair_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
+    """Products of one sample with all others by pairs of positions."""
+    return layer.groups * samples * positions**2 * (layer.k_in + outputs * layer.k_out)
+
+
+def sample_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
+    """Products of one sample with all others by gradients in the weight, and those to form its own."""
+    return layer.groups * layer.k_in * layer.k_out * outputs * (2 * positions + samples)
+
+
 def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:
     """Whether pairs of positions take fewer products than gradients per sample, for a block of samples with itself."""
     if layer.k_out == layer.k_in == 1:  # a gain: its gradients are smaller than what they are made of
         return False
-    pairs = samples * positions**2 * (layer.k_in + outputs * layer.k_out)
-    gradients = layer.k_in * layer.k_out * outputs * (2 * positions + samples)
-    return pairs < gradients
+    return pair_operations(layer, samples, positions, outputs) < sample_operations(layer, samples, positions, outputs)
 
 
 def contract(a: Share, b: Share, full: bool) -> Tensor:

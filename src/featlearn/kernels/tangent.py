@@ -9,9 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Batch, Forward, Subject
-from featlearn.kernels.blocks import block_kernels, blocks_of, check_outputs, first_batch, most_rows, rows_at_a_time
-from featlearn.kernels.tangent_features import TangentFeatures
-from featlearn.numerics.memory import parse_memory
+from featlearn.errors import InputError
+from featlearn.kernels.blocks import (
+    block_kernels,
+    blocks_of,
+    check_memory,
+    check_outputs,
+    first_batch,
+    gradient_memory,
+    most_rows,
+    rows_at_a_time,
+)
+from featlearn.kernels.tangent_features import Sketch, TangentFeatures
+from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["ntk"]
 
@@ -25,6 +35,8 @@ def ntk(
     max_memory: int | float | str | None = None,
     *,
     parameters: str | Iterable[str] | None = None,
+    sketches: int | None = None,
+    generator: Seed = None,
     forward: Forward | None = None,
     train_mode: str = "error",
     batch_size: int | None = None,
@@ -47,6 +59,10 @@ def ntk(
         max_memory: Bytes, or text as ``"2 GB"``, for the gradients held at a time; a quarter of the machine by default.
             The kernel itself, and the graph of one block's forward pass, come on top.
         parameters: Globs of parameter names to count; None counts all.
+        sketches: Number m of random output vectors v of signs that stand for the outputs in the trace, for models with
+            many: ``(1/m) sum_v <d(v . f(x_a))/dtheta, d(v . f(x_b))/dtheta>`` has the trace as its mean. None, and a
+            number of at least the outputs, take every output.
+        generator: Generator or seed of these vectors.
         forward: As in `featlearn.probe`.
         train_mode: As in `featlearn.probe`.
         batch_size: Rows at a time; by default as many as are fast, within the memory.
@@ -56,14 +72,18 @@ def ntk(
     Returns:
         The kernel in float64, or a dict of kernels.
 
+    Raises:
+        InputError: The gradients of two samples, or the kernel, do not fit into memory; the message has the estimate.
+
     Time: c backward passes, then for each layer the cheaper of pairs of positions, ``n m P^2 (k_in + c k_out)``, and
     per-sample gradients, ``(n + m) c P k_in k_out + n m c k_in k_out``. Samples are taken in blocks, whose
     gradients are kept while they fit into half of the memory, and computed again for each block of X otherwise.
     """
     check_outputs(outputs)
     subject = Subject(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
-    memory = parse_memory(max_memory) // (1 if max_memory is not None else 2)
-    tangents = TangentFeatures(subject, outputs, parameters)
+    memory = gradient_memory(max_memory)
+    sketch = _sketch(sketches, outputs, generator)
+    tangents = TangentFeatures(subject, outputs, parameters, sketch)
 
     def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
         rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
@@ -73,6 +93,7 @@ def ntk(
     full = outputs == "full"
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+        check_memory(X, Z, tangents, full, max_memory)
         kernels = block_kernels(*blocks(tangents.numbers), tangents.features, full, memory)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
@@ -82,3 +103,14 @@ def ntk(
     total = sum(kernels.values())
     assert isinstance(total, Tensor)
     return total
+
+
+def _sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch | None:
+    if sketches is None:
+        return None
+    if isinstance(sketches, bool) or not isinstance(sketches, int) or sketches < 1:
+        raise InputError(f"sketches must be a number of at least 1, or None, got {sketches!r}")
+    if outputs != "trace":
+        raise InputError(f'sketches estimates the trace over outputs: it needs outputs="trace", got {outputs!r}')
+    seed = torch.randint(2**62, (1,), generator=as_generator(generator, "sketch"))
+    return Sketch(sketches, int(seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs
 from featlearn.layers import Layer
 from featlearn.numerics.globs import as_globs, pick
 
-__all__ = ["OTHER", "Features", "Owned", "TangentFeatures", "called_by_some", "counted_parameters", "owned"]
+__all__ = ["OTHER", "Features", "Owned", "Sketch", "TangentFeatures", "called_by_some", "counted_parameters", "owned"]
 
 OTHER = "other parameters"
 """Under this name stand the gradients in parameters that are no layer's own."""
@@ -46,6 +47,26 @@ class Owned:
     telling: bool
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """Random output vectors: signs over ``m^{1/2}``, so that ``E sum_s v_s v_s^T = I``.
+
+    Attributes:
+        vectors: Number m of vectors.
+        seed: Of their signs; the same seed gives the same vectors for every batch and every model.
+    """
+
+    vectors: int
+    seed: int = 0
+
+    def draw(self, count: int) -> Iterator[Tensor]:
+        """Yield the vectors for a number of outputs, (count,)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.vectors):
+            bits = torch.randint(0, 2, (count,), generator=generator)
+            yield (2.0 * bits - 1.0) / math.sqrt(self.vectors)
+
+
 class TangentFeatures:
     """Which parameters are had from ``x`` and ``J``, and the features of a batch.
 
@@ -57,11 +78,13 @@ class TangentFeatures:
         subject: The model, with vectors.
         outputs: ``"trace"``, ``"full"`` or the number of an output.
         parameters: Globs of the parameters that count; None for all.
+        sketch: Random output vectors in the place of all outputs; None takes these.
         materialise: Whether to form gradients in weights even where pairs of positions are cheaper.
 
     Attributes:
         rest: The parameters that are no layer's own, once prepared.
         numbers: How many numbers the features of a sample have, with those on the way to them.
+        count: How many outputs, or vectors in them, are differentiated.
     """
 
     def __init__(
@@ -69,9 +92,10 @@ class TangentFeatures:
         subject: Subject,
         outputs: str | int,
         parameters: str | Iterable[str] | None = None,
+        sketch: Sketch | None = None,
         materialise: bool = False,
     ) -> None:
-        self._subject, self._outputs = subject, outputs
+        self._subject, self._outputs, self._sketch = subject, outputs, sketch
         self._counted = counted_parameters(subject.model, parameters)
         self._weights: set[str] = set()
         self._biases: set[str] = set()
@@ -79,7 +103,7 @@ class TangentFeatures:
         self._called: set[str] = set()
         self._materialise = materialise
         self._rows_at_a_time = 1
-        self._count = 1
+        self.count = 1
         self.rest: dict[str, Tensor] = {}
         self.numbers = 0.0
 
@@ -97,9 +121,14 @@ class TangentFeatures:
             self._sort(self._subject.trace(batch))
 
     @property
+    def shares(self) -> int:
+        """How many kernels there are, one per layer, and one of the other parameters."""
+        return max(1, len(self._weights | self._biases) + bool(self.rest))
+
+    @property
     def numbers_of_the_rest(self) -> float:
         """How many numbers the gradients of a sample in the other parameters have, with those on the way to them."""
-        return self.numbers + self._count * sum(p.numel() for p in self.rest.values())
+        return self.numbers + self.count * sum(p.numel() for p in self.rest.values())
 
     def features(self, batch: Batch) -> Features:
         """X and J of every layer for a batch, or the gradients made of them."""
@@ -157,21 +186,25 @@ class TangentFeatures:
         By vmap, checked on the first samples against autograd; where vmap cannot take the model, one sample after
         another.
         """
-        names, output = list(self.rest), self._outputs if isinstance(self._outputs, int) else None
+        names = list(self.rest)
         first = few_rows(batch)
-        expected = self._one_by_one(first)
+        expected, directions = self._one_by_one(first)
         try:
-            vectorised = _same(expected, self._subject.jacobian(first, names, output))
+            vectorised = _same(expected, self._subject.jacobian(first, names, directions))
         except VectorisationError:
             vectorised = False
         if vectorised:
-            return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, output)),))}
-        return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)),))}
+            return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, directions)),))}
+        return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)[0]),))}
 
-    def _one_by_one(self, batch: Batch) -> Tensor:
-        """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers)."""
+    def _one_by_one(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers).
+
+        The other result is the directions in the outputs, as `Subject.jacobian` takes them.
+        """
         parameters = list(self.rest.values())
         samples = []
+        directions = None
         with self._subject.open(inputs=True, weight_gradients=True):
             for i in range(batch.size or 1):
                 trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
@@ -180,21 +213,34 @@ class TangentFeatures:
                     grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
                     rows.append(torch.cat([g.reshape(-1) for g in grads]))
                 samples.append(torch.stack(rows).detach())
-        return torch.stack(samples)
+                if self._sketch is not None or isinstance(self._outputs, int):
+                    directions = torch.stack([v.flatten() for v in self._vectors(trace.output)])
+        return torch.stack(samples), directions
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
+        """Vectors in the outputs, the same for every sample, shaped like the output."""
         n, count = output.shape[0], output[0].numel()
         if isinstance(self._outputs, int) and self._outputs >= count:
             raise InputError(f"outputs={self._outputs} is no output: the model has {count}, counted from 0")
+        if self._sketch is not None and self._sketch.vectors < count:
+            for signs in self._sketch.draw(count):
+                yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
+            return
         for c in range(count) if isinstance(self._outputs, str) else [self._outputs]:
             v = torch.zeros_like(output, memory_format=torch.contiguous_format)
             v.view(n, -1)[:, c] = 1
             yield v
 
+    def outputs_of(self, count: int) -> int:
+        """How many outputs, or vectors in them, are differentiated where a sample has ``count``."""
+        if isinstance(self._outputs, int):
+            return 1
+        return count if self._sketch is None else min(count, self._sketch.vectors)
+
     def _measure(self, trace: Trace, samples: int) -> None:
         """How many numbers there are, and which layers are better kept by positions."""
         n = trace.output.shape[0]
-        self._count = c = sum(1 for _ in self._vectors(trace.output[:1]))
+        self.count = c = self.outputs_of(trace.output[0].numel())
         numbers = passed = 0.0
         for layer in self._subject.layers:
             calls = trace.calls.get(layer.name, ())

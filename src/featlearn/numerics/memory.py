@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from featlearn.errors import InputError
 
-__all__ = ["available_memory", "parse_memory", "readable_size"]
+__all__ = ["available_memory", "check_fits", "memory_limit", "parse_memory", "readable_size"]
 
 
 def parse_memory(max_memory: int | float | str | None) -> int:
@@ -31,14 +33,69 @@ def parse_memory(max_memory: int | float | str | None) -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can be taken now without pushing others out; half of the machine's memory where nobody tells."""
+    """Return the bytes that this process can take now: of the machine, of its container and of its own limit.
+
+    Half of the machine's memory where the system does not say.
+    """
+    left = [_free_of_machine(), *_free_of_container(), _free_of_limit()]
+    return max(min((value for value in left if value is not None), default=parse_memory(None)), 0)
+
+
+def memory_limit(max_memory: int | float | str | None) -> int:
+    """Return the bytes that a user allows, or, for None, what is free."""
+    return available_memory() if max_memory is None else parse_memory(max_memory)
+
+
+def check_fits(needed: float, what: str, fix: str, max_memory: int | float | str | None = None) -> None:
+    """Raise an error with the estimate where something would take more memory than there is.
+
+    Args:
+        needed: Estimate in bytes.
+        what: What takes them, the beginning of the sentence.
+        fix: What to do, its end.
+        max_memory: Limit that the user has set, or None for what is free.
+    """
+    limit = memory_limit(max_memory)
+    if needed > limit:
+        allowed = "are free" if max_memory is None else "are allowed by max_memory"
+        raise InputError(
+            f"{what} would take about {readable_size(needed)}, and {readable_size(limit)} {allowed}: {fix}"
+        )
+
+
+def _free_of_machine() -> int | None:
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
         pass
-    return parse_memory(None)
+    return None
+
+
+def _free_of_container() -> Iterator[int]:
+    """What control groups leave, version 2 and version 1; files are missing, or say "max", where there is no limit."""
+    for folder, limit, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with suppress(OSError, ValueError):
+            most, taken = (int(Path(folder, name).read_text(encoding="ascii")) for name in (limit, used))
+            yield most - taken
+
+
+def _free_of_limit() -> int | None:
+    """What `ulimit -v` leaves of the process's own address space."""
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most == resource.RLIM_INFINITY:
+            return None
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        return most - pages * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError, ValueError, IndexError):
+        return None
 
 
 def readable_size(count: float) -> str:

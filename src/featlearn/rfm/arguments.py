@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
 from featlearn.errors import InputError
-from featlearn.numerics.memory import available_memory, parse_memory
+from featlearn.numerics.memory import memory_limit
 from featlearn.rfm.fitting import Settings
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.updates import UPDATES
@@ -129,7 +129,7 @@ def check_range(rows: NDArray[Any], targets: NDArray[Any], dtype: torch.dtype) -
 def check_memory(rows: int, dtype: torch.dtype, max_memory: Any, direct: bool) -> None:
     """Refuse a solve that does not fit, before anything is allocated."""
     needed = rows * rows * dtype.itemsize
-    free = parse_memory(max_memory) if max_memory is not None else available_memory()
+    free = memory_limit(max_memory)
     if needed > 0.9 * free:
         smaller = ", or dtype='float32'" if dtype == torch.float64 else ""
         raise InputError(

@@ -21,11 +21,13 @@ from featlearn.features import FeatureAccumulator, in_processes
 from featlearn.features.decay import WeightDecay
 from featlearn.features.losses import Loss
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
+from featlearn.numerics.memory import available_memory, parse_memory
 from featlearn.numerics.seeds import Seed
 from featlearn.runs import Run
 from featlearn.training import snapshot as measuring
 from featlearn.training.checks import as_directions, as_number, as_parts, as_step
 from featlearn.training.evolution import evolution
+from featlearn.training.plan import Plan, plan_measurement, sizes_of
 from featlearn.training.probe_rows import take_rows
 from featlearn.training.recorder import Recorder
 from featlearn.training.snapshot import Snapshot
@@ -78,6 +80,10 @@ class Monitor:
             that this causes, and no layer is called converged, or not converged, where the noise does not allow it.
         kernel_samples: Rows for kernels.
         batch_size: Rows a batch, for data given as tensors.
+        max_memory: Bytes, or text as ``"2 GB"``, that a part of a measurement may take; None is a tenth of what is
+            free at the first one. A part that would take more, or longer than `featlearn.training.PASSES` forward and
+            backward passes of the probe rows, is measured with random output vectors, on fewer rows, or left out;
+            one warning says which.
         forward: As in `featlearn.probe`.
         trackers: Where numbers go besides; see `featlearn.training.trackers`.
         generator: Generator or seed of the output sketch.
@@ -127,6 +133,7 @@ class Monitor:
         samples: int | None = 512,
         kernel_samples: int = 128,
         batch_size: int | None = None,
+        max_memory: int | float | str | None = None,
         forward: Forward | None = None,
         trackers: Sequence[Tracker] = (),
         generator: Seed = None,
@@ -147,6 +154,8 @@ class Monitor:
         self._directions = as_directions(directions or {}, self._layers(model))
         self._matrices = [matrices] if isinstance(matrices, str) else list(matrices)
         self._rows = take_rows(data, samples, kernel_samples, batch_size)
+        self._max_memory = None if max_memory is None else parse_memory(max_memory)
+        self._plan: Plan | None = None
         self._on_error = on_error
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
         # Before the run is opened: a start that is refused leaves nothing behind.
@@ -294,16 +303,18 @@ class Monitor:
         whole: dict[str, float] = {}
         phases: dict[tuple[str | None, str], Any] = {}
         matrices: dict[str, Tensor] = {}
-        if "features" in self._parts:
-            total = FeatureAccumulator(self._model, initial=self._initial, **self._features)
-            report, found = measuring.feature_numbers(total, self._rows)
+        plan = self._planned(layers)
+        if "features" in plan.parts:
+            options = self._features | {"outputs": plan.outputs, "max_memory": plan.memory}
+            total = FeatureAccumulator(self._model, initial=self._initial, **options)
+            report, found = measuring.feature_numbers(total, self._rows, plan)
             for name, values in found.items():
                 numbers[name].update(values)
             matrices |= measuring.matrices_of(report, [n for n in self._matrices if n not in measuring.BESIDES])
         if self._writes:
             if self._start is None:
-                self._start = measuring.make_start(self._initial, first, self._rows, self._parts, self._forward)
-            if "weights" in self._parts:
+                self._start = measuring.make_start(self._initial, first, self._rows, plan, self._forward)
+            if "weights" in plan.parts:
                 with at_rest(unwrap(self._model)), at_rest(self._initial):
                     found, of, kept = measuring.weight_numbers(layers, first, self._start, self._directions)
                 for name, values in found.items():
@@ -311,16 +322,41 @@ class Monitor:
                 phases |= of
                 matrices |= measuring.wanted_of(kept, self._matrices)
             kernels, of, kept = measuring.kernel_numbers(
-                self._model, list(layers), self._rows, self._start, self._parts, self._forward
+                self._model, list(layers), self._rows, self._start, plan, self._forward
             )
             for owner, values in kernels.items():
                 (whole if owner is None else numbers[owner]).update(values)
             phases |= of
             matrices |= measuring.wanted_of(kept, self._matrices)
         numbers = {name: values for name, values in numbers.items() if values}
-        return Snapshot(
-            step, numbers, whole, measuring.read(layers, numbers, phases, self._rows.part), phases, matrices
-        )
+        part = self._rows.part or plan.feature_rows < self._rows.samples
+        readings = measuring.read(layers, numbers, phases, part)
+        return Snapshot(step, numbers, whole, readings, phases, matrices)
+
+    def _planned(self, layers: Mapping[str, Layer]) -> Plan:
+        """Plan the measurements, once: later ones must be of the same rows as the start."""
+        if self._plan is None:
+            failure: Exception | None = None
+            plan: Plan | None = None
+            if self._writes:
+                try:
+                    memory = self._max_memory or available_memory() // 10
+                    sizes = sizes_of(self._model, self._rows, self._forward)
+                    parts = frozenset(self._parts)
+                    plan = plan_measurement(
+                        unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory
+                    )
+                except Exception as error:  # whatever the model says; other processes would wait for the plan
+                    failure = error
+            plan, told = self._told_by_the_first((plan, str(failure)))
+            if failure is not None:
+                raise failure
+            if plan is None:
+                raise InputError(f"process 0 could not measure: {told}")
+            self._plan = plan
+            if plan.notes and self._writes:
+                warnings.warn(plan.warning(), UserWarning, stacklevel=5)
+        return self._plan
 
     def _layers(self, model: nn.Module) -> dict[str, Layer]:
         return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}

@@ -13,7 +13,7 @@ from featlearn.capture import as_batch, as_tensors, batches, map_tensors, preser
 from featlearn.errors import InputError
 from featlearn.features import in_processes
 
-__all__ = ["ProbeRows", "take_rows"]
+__all__ = ["ProbeRows", "first_of", "take_rows"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,27 @@ class ProbeRows:
     kernel_targets: Tensor | None
     samples: int
     part: bool
+
+    @property
+    def kernel_samples(self) -> int:
+        """Rows in ``kernel_batches``."""
+        return sum(_rows(raw) for raw in self.kernel_batches)
+
+
+def first_of(raws: list[Any], rows: int, at_a_time: int) -> list[Any]:
+    """Return the first rows of some batches, in batches of at most ``at_a_time`` rows.
+
+    Args:
+        raws: Raw batches.
+        rows: Number of rows to take.
+        at_a_time: Number of rows of a batch at most.
+    """
+    found: list[Any] = []
+    for raw in raws:
+        n = min(_rows(raw), rows)
+        found += [_part(raw, start, min(start + at_a_time, n)) for start in range(0, n, at_a_time)]
+        rows -= n
+    return found
 
 
 def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: int | None) -> ProbeRows:
@@ -115,8 +136,12 @@ def _rows(raw: Any) -> int:
 
 
 def _first(raw: Any, rows: int) -> Any:
+    return _part(raw, 0, rows)
+
+
+def _part(raw: Any, start: int, stop: int) -> Any:
     n = _rows(raw)  # what has another length, a mask or a number, belongs to all samples
-    return map_tensors(raw, lambda t: t[:rows] if t.ndim and len(t) == n else t)
+    return map_tensors(raw, lambda t: t[start:stop] if t.ndim and len(t) == n else t)
 
 
 def _targets(raws: list[Any]) -> Tensor | None:

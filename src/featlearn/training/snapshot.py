@@ -27,7 +27,8 @@ from featlearn.spectra import (
     stable_rank,
     weight_eigenvalues,
 )
-from featlearn.training.probe_rows import ProbeRows
+from featlearn.training.plan import Plan
+from featlearn.training.probe_rows import ProbeRows, first_of
 from featlearn.training.readings import Reading, read_layer
 
 __all__ = [
@@ -115,21 +116,21 @@ class Start:
 
 
 def make_start(
-    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, parts: Iterable[str], forward: Forward | None
+    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, plan: Plan, forward: Forward | None
 ) -> Start:
     """Measure the spectra of the initial model."""
     spectra: dict[tuple[str | None, str], Array] = {}
-    if "weights" in parts:
+    if "weights" in plan.parts:
         with at_rest(initial):
-            spectra |= {(name, "w"): _weight_spectrum(layer) for name, layer in layers.items()}
-    spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, parts, forward).items()}
+            spectra |= {(name, "w"): _weight_spectrum(layers[name]) for name in layers if name in plan.spectra}
+    spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, plan, forward).items()}
     return Start(spectra)
 
 
-def feature_numbers(total: FeatureAccumulator, rows: ProbeRows) -> tuple[Report, dict[str, Numbers]]:
+def feature_numbers(total: FeatureAccumulator, rows: ProbeRows, plan: Plan) -> tuple[Report, dict[str, Numbers]]:
     """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
     with _failing_together(), total.session():
-        for raw in rows.batches:
+        for raw in first_of(rows.batches, plan.feature_rows, plan.batch_rows):
             total.update(raw)
     total.sync()
     report = total.compute()
@@ -170,15 +171,19 @@ def weight_numbers(
     phases: dict[tuple[str | None, str], Phase] = {}
     spectra: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        before, after = start.spectra[name, "w"], _weight_spectrum(layer)
-        found, of = _spectrum_numbers(before, after, "w")
-        spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
-        found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
+        found: Numbers = {}
+        of: Phase | None = None
+        measured = (name, "w") in start.spectra
+        if measured:
+            before, after = start.spectra[name, "w"], _weight_spectrum(layer)
+            found, of = _spectrum_numbers(before, after, "w")
+            spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
+            found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
         now = _weight(layer)
         then = _weight(initial[name]).to(now)  # the model may have been moved, or cast, since the start was kept
         found["weight_norm"] = float(now.double().norm())
         found["weight_change"] = float((now.double() - then.double()).norm() / then.double().norm())
-        if layer.groups == 1:
+        if layer.groups == 1 and measured:
             change = change_norms(then[0], now[0])
             found["weight_change_operator"] = change.relative_operator
             found["weight_change_two_to_infinity"] = change.relative_two_to_infinity
@@ -193,20 +198,21 @@ def weight_numbers(
 
 
 def kernel_numbers(
-    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, parts: Iterable[str], forward: Forward | None
+    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, plan: Plan, forward: Forward | None
 ) -> tuple[dict[str | None, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
     """Spectra of conjugate and tangent kernels, and how they match the labels; last the kernels and eigenvalues."""
     numbers: dict[str | None, Numbers] = {}
     phases: dict[tuple[str | None, str], Phase] = {}
     matrices: dict[str, Tensor] = {}
-    for key, kernel in _kernels(model, names, rows, parts, forward).items():
+    for key, kernel in _kernels(model, names, rows, plan, forward).items():
         layer, kind = key
         if key not in start.spectra:
             continue
         after = _eigenvalues(kernel)
         found, of = _spectrum_numbers(start.spectra[key], after, kind)
-        if rows.kernel_targets is not None and kernel.any() and rows.kernel_targets.any():
-            found[f"{kind}.kta"] = kernel_target_alignment(kernel, rows.kernel_targets)
+        targets = None if rows.kernel_targets is None else rows.kernel_targets[: len(kernel)]
+        if targets is not None and kernel.any() and targets.any():
+            found[f"{kind}.kta"] = kernel_target_alignment(kernel, targets)
         numbers.setdefault(layer, {}).update(found)
         own = kind if layer is None else f"{layer}/{kind}"
         matrices |= {own: kernel, f"{own}{_EIGENVALUES}": torch.from_numpy(after)}
@@ -257,14 +263,19 @@ def matrices_of(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _kernels(
-    model: nn.Module, names: list[str], rows: ProbeRows, parts: Iterable[str], forward: Forward | None
+    model: nn.Module, names: list[str], rows: ProbeRows, plan: Plan, forward: Forward | None
 ) -> dict[tuple[str | None, str], Tensor]:
     found: dict[tuple[str | None, str], Tensor] = {}
-    if "ck" in parts and names:
-        kernels = ck_by_layer(model, rows.kernel_batches, layers=names, forward=forward, train_mode="eval")
+    if "ck" in plan.parts and names:
+        data = first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows)
+        kernels = ck_by_layer(model, data, layers=names, forward=forward, train_mode="eval")
         found |= {(name, "ck"): kernel for name, kernel in kernels.items()}
-    if "ntk" in parts:
-        kernel = ntk(model, rows.kernel_batches, forward=forward, train_mode="eval")
+    if "ntk" in plan.parts:
+        data = first_of(rows.kernel_batches, plan.ntk_rows, plan.batch_rows)
+        # The same output vectors each time, so that spectra can be compared with those of the start.
+        kernel = ntk(
+            model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, forward=forward, train_mode="eval"
+        )
         assert isinstance(kernel, Tensor)
         found[None, "ntk"] = kernel
     return {key: kernel.cpu() for key, kernel in found.items()}

@@ -1,0 +1,253 @@
+"""Plan a measurement: estimate the time and memory of each part, and make smaller what takes too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from featlearn.capture import Sizes, Subject, few_rows
+from featlearn.errors import FeatlearnError
+from featlearn.features import probe_cost
+from featlearn.features.outputs import SKETCHES, plan_outputs
+from featlearn.kernels.shares import pair_operations, sample_operations
+from featlearn.layers import Layer
+from featlearn.numerics.memory import readable_size
+from featlearn.training.probe_rows import ProbeRows
+
+__all__ = ["PASSES", "Plan", "plan_measurement", "sizes_of"]
+
+PASSES = 50
+"""How many forward and backward passes of the probe rows one part of a measurement may take."""
+
+_CHEAP = 1e9  # operations, less than a second: never too much, however few the probe rows are
+_FEWEST_ROWS, _FEWEST_VECTORS = 8, 4
+_EIGENVALUES = 30.0  # operations of an eigenvalue problem over k^3: fewer, but slower than those of products
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a measurement is made of, within its limits.
+
+    Attributes:
+        parts: Parts that are measured, of `featlearn.training.PARTS`.
+        memory: Bytes that a part may take.
+        outputs: How the probe takes outputs, as in `featlearn.probe`.
+        feature_rows: Number of rows for feature matrices.
+        batch_rows: Number of rows that are run at a time.
+        ck_rows: Number of rows of conjugate kernels.
+        ntk_rows: Number of rows of the tangent kernel.
+        sketches: Random output vectors of the tangent kernel; None takes every output.
+        spectra: Names of the layers whose weights get spectra.
+        notes: What was made smaller or left out, in words.
+    """
+
+    parts: frozenset[str]
+    memory: int
+    outputs: str | int
+    feature_rows: int
+    batch_rows: int
+    ck_rows: int
+    ntk_rows: int
+    sketches: int | None
+    spectra: frozenset[str]
+    notes: tuple[str, ...] = ()
+
+    def warning(self) -> str:
+        """Return one sentence about what was made smaller."""
+        return (
+            f"a measurement is made smaller, so that no part takes more than {readable_size(self.memory)} and about "
+            f"{PASSES} passes over the probe rows: {'; '.join(self.notes)}"
+        )
+
+
+def sizes_of(model: nn.Module, rows: ProbeRows, forward: Any) -> Sizes:
+    """Return what one sample takes in all layers of a model, from a forward pass of two rows, or of a batch."""
+    subject = Subject(model, forward=forward, train_mode="eval")
+    with subject.open(inputs=True):
+        batch = subject.batch(rows.batches[0])
+        few = few_rows(batch)
+        try:
+            return subject.sizes(few)
+        except FeatlearnError:
+            raise
+        except Exception:  # a model that takes whole batches only
+            if few is batch:
+                raise
+            return subject.sizes(batch)
+
+
+def plan_measurement(
+    model: nn.Module,
+    layers: Mapping[str, Layer],
+    sizes: Sizes,
+    rows: ProbeRows,
+    parts: frozenset[str],
+    features: Mapping[str, Any],
+    memory: int,
+) -> Plan:
+    """Choose the largest measurement within the limits.
+
+    A part may take ``memory`` bytes and the operations of `PASSES` forward and backward passes of the probe rows.
+    Where it takes more, outputs are sketched, then rows are halved, and at last the part is left out. Operations are
+    counted from shapes: ``2 p k_out k_in`` for a layer with p positions, three times that for a forward and backward
+    pass.
+
+    Args:
+        model: The model.
+        layers: The layers that are watched, by name.
+        sizes: What a sample takes, of all layers of the model.
+        rows: The rows.
+        parts: Parts that were asked for.
+        features: Arguments of the accumulator.
+        memory: Bytes that a part may take.
+    """
+    work = _Work(model, layers, sizes, rows.samples, features)
+    limit = max(PASSES * work.passes(rows.samples, 3.0), _CHEAP)
+    kernel_rows = rows.kernel_samples
+    whole = Plan(
+        parts, memory, features["outputs"], rows.samples, rows.samples, kernel_rows, kernel_rows, None,
+        frozenset(layers),
+    )  # fmt: skip
+    at_a_time = int(memory / (2 * sizes.graph))  # of this model and the initial one
+    if at_a_time < 1 and parts - {"weights"}:
+        note = f"only weights are measured, for the graph of one row takes {readable_size(sizes.graph)}"
+        whole = replace(whole, parts=parts & {"weights"}, notes=(note,))
+    plan = replace(whole, batch_rows=max(1, min(rows.samples, at_a_time)))
+    for part, choose in (("features", _features), ("weights", _spectra), ("ck", _ck), ("ntk", _ntk)):
+        if part in plan.parts:
+            plan = choose(plan, work, limit)
+    return plan
+
+
+class _Work:
+    """Operations and bytes of the parts of a measurement, from shapes."""
+
+    def __init__(
+        self, model: nn.Module, layers: Mapping[str, Layer], sizes: Sizes, samples: int, features: Mapping[str, Any]
+    ) -> None:
+        self.layers, self.sizes, self.samples = layers, sizes, samples
+        self._model, self._features = model, features
+        every = {layer.name: layer for layer in Subject(model).layers}
+        self._forward = sum(2.0 * sizes.positions.get(n, 0) * _weights(layer) for n, layer in every.items())
+
+    def passes(self, rows: int, number: float) -> float:
+        """Operations of so many forward passes; a backward pass to the pre-activations takes as many."""
+        return rows * number * max(self._forward, self.sizes.numbers)
+
+    def features(self, outputs: str | int, rows: int) -> tuple[float, float]:
+        """Operations and bytes of the feature matrices."""
+        planned = plan_outputs(outputs, self.sizes.outputs)
+        vectors = planned.sketches or planned.count
+        loss, decay = (self._features[name] is not None for name in ("loss", "weight_decay"))
+        positions = {name: int(self.sizes.positions.get(name, 0) * rows) + 1 for name in self.layers}
+        cost = probe_cost(
+            self._model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
+            layers=self._features["layers"], initial=True, loss=loss, weight_decay=decay,
+        )  # fmt: skip
+        sums = float(cost.table[["sums", "numbers"]].to_numpy().sum())
+        return self.passes(rows, 2.0 * (1 + vectors) + 4 * loss) + sums, float(cost.bytes)
+
+    def spectrum(self, name: str) -> tuple[float, float]:
+        """Operations and bytes of the spectrum of a weight: its Gram matrix, eigenvalues, and norms of the change."""
+        layer = self.layers[name]
+        small, large = sorted((layer.k_out, layer.k_in))
+        work = layer.groups * (4.0 * large * small**2 + 2 * _EIGENVALUES * small**3)
+        return work, 8.0 * (3 * _weights(layer) + 3 * layer.groups * small**2)
+
+    def ck(self, rows: int) -> tuple[float, float]:
+        """Operations and bytes of the conjugate kernels of all layers."""
+        widths = sum(self.sizes.inputs.get(name, 0) for name in self.layers)
+        kernels = len(self.layers)
+        work = self.passes(rows, 1) + 2.0 * rows**2 * widths + kernels * _EIGENVALUES * rows**3
+        return work, 8.0 * rows * widths + 24.0 * kernels * rows**2
+
+    def ntk(self, vectors: int, rows: int) -> tuple[float, float]:
+        """Operations and bytes of the tangent kernel."""
+        work, numbers = self.passes(rows, 1 + vectors) + _EIGENVALUES * rows**3, 0.0
+        for name, layer in self.layers.items():
+            p = self.sizes.positions.get(name, 0)
+            pairs = rows * pair_operations(layer, rows, p, vectors)
+            gradients = rows * sample_operations(layer, rows, p, vectors)
+            work += 2.0 * min(pairs, gradients)
+            numbers += p * layer.groups * (vectors * layer.k_out + layer.k_in)
+            if gradients <= pairs:
+                numbers += vectors * _weights(layer)
+        # Features of two blocks of one row at least, with what they are made of, and the kernels.
+        return work, 4 * 8 * numbers + 16.0 * (len(self.layers) + 1) * rows**2
+
+
+def _features(plan: Plan, work: _Work, limit: float) -> Plan:
+    for outputs, rows in _smaller(plan.outputs, plan.outputs == "auto", work.sizes.outputs, plan.feature_rows):
+        if _fits(work.features(outputs, rows), limit, plan.memory):
+            notes = _reduced("feature matrices", outputs, plan.outputs, rows, plan.feature_rows)
+            return replace(plan, outputs=outputs, feature_rows=rows, notes=(*plan.notes, *notes))
+    return _without(plan, "features", "feature matrices")
+
+
+def _spectra(plan: Plan, work: _Work, limit: float) -> Plan:
+    """Leave out the largest matrices until the rest fits."""
+    left, kept = limit, []
+    for name in sorted(plan.spectra, key=lambda name: work.spectrum(name)[0]):
+        cost, size = work.spectrum(name)
+        if cost > left or size > plan.memory:
+            break
+        kept.append(name)
+        left -= cost
+    gone = [name for name in work.layers if name not in kept]
+    if not gone:
+        return plan
+    which = f"{gone[0]!r}" + (f" and {len(gone) - 1} more" if len(gone) > 1 else "")
+    return replace(plan, spectra=frozenset(kept), notes=(*plan.notes, f"no spectrum of the weights of {which}"))
+
+
+def _ck(plan: Plan, work: _Work, limit: float) -> Plan:
+    for _, rows in _smaller("exact", False, 1, plan.ck_rows):
+        if _fits(work.ck(rows), limit, plan.memory):
+            notes = _reduced("conjugate kernels", None, None, rows, plan.ck_rows)
+            return replace(plan, ck_rows=rows, notes=(*plan.notes, *notes))
+    return _without(plan, "ck", "conjugate kernels")
+
+
+def _ntk(plan: Plan, work: _Work, limit: float) -> Plan:
+    count = work.sizes.outputs
+    for outputs, rows in _smaller("exact", True, count, plan.ntk_rows):
+        vectors = count if outputs == "exact" else int(outputs)
+        if _fits(work.ntk(vectors, rows), limit, plan.memory):
+            sketches = None if outputs == "exact" else vectors
+            notes = _reduced("the tangent kernel", sketches, None, rows, plan.ntk_rows)
+            return replace(plan, ntk_rows=rows, sketches=sketches, notes=(*plan.notes, *notes))
+    return _without(plan, "ntk", "the tangent kernel")
+
+
+def _smaller(outputs: str | int, sketch: bool, count: int, rows: int) -> Iterator[tuple[str | int, int]]:
+    """Yield ways to measure, from what was asked for on: random output vectors, then fewer rows, then fewer vectors."""
+    yield outputs, rows
+    if sketch and count > SKETCHES:
+        outputs = SKETCHES
+        yield outputs, rows
+    while rows > _FEWEST_ROWS:
+        rows = max(_FEWEST_ROWS, rows // 2)
+        yield outputs, rows
+    if sketch and count > _FEWEST_VECTORS:
+        yield _FEWEST_VECTORS, rows
+
+
+def _fits(cost: tuple[float, float], operations: float, memory: float) -> bool:
+    return cost[0] <= operations and cost[1] <= memory
+
+
+def _reduced(what: str, outputs: Any, asked: Any, rows: int, all_rows: int) -> list[str]:
+    by = [f"with {outputs} random output vectors"] if outputs != asked else []
+    by += [f"on {rows} of {all_rows} rows"] if rows < all_rows else []
+    return [f"{what} {' '.join(by)}"] if by else []
+
+
+def _without(plan: Plan, part: str, what: str) -> Plan:
+    return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what.removeprefix('the ')}"))
+
+
+def _weights(layer: Layer) -> int:
+    return layer.groups * layer.k_out * layer.k_in

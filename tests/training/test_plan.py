@@ -1,0 +1,156 @@
+"""A measurement is planned before it is made: what takes too much time or memory is made smaller, or left out."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import featlearn as fl
+from featlearn.lab.nets import gpt
+from featlearn.training.plan import Plan, plan_measurement, sizes_of
+from featlearn.training.probe_rows import first_of, take_rows
+
+FEATURES: dict[str, Any] = {"loss": None, "weight_decay": None, "layers": None, "outputs": "auto"}
+ALL = frozenset({"features", "weights", "ck", "ntk"})
+
+
+def planned(
+    model: nn.Module, data: Any, memory: int = 2**31, samples: int = 512, kernel_samples: int = 128, **features: Any
+) -> Plan:
+    rows = take_rows(data, samples, kernel_samples, None)
+    layers = {layer.name: layer for layer in fl.layers.find_layers(model)}
+    return plan_measurement(model, layers, sizes_of(model, rows, None), rows, ALL, FEATURES | features, memory)
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    parts: list[nn.Module] = []
+    for k_in, k_out in itertools.pairwise(widths):
+        parts += [nn.Linear(k_in, k_out), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def test_small_models_are_measured_whole() -> None:
+    for model, x in (
+        (mlp(10, 64, 64, 3), torch.randn(600, 10)),
+        (nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)), torch.randn(600, 1, 8, 8)),
+    ):
+        plan = planned(model, x)
+        assert not plan.notes
+        assert plan.parts == ALL
+        assert (plan.feature_rows, plan.ck_rows, plan.ntk_rows, plan.sketches) == (512, 128, 128, None)
+
+
+def test_a_language_model_gets_random_output_vectors() -> None:
+    plan = planned(gpt(60, 48, blocks=2, heads=4, width=48), torch.randint(0, 60, (64, 48)))
+    assert plan.sketches == 16
+    assert plan.ntk_rows == 64
+    assert plan.parts == ALL
+    assert "16 random output vectors" in plan.warning()
+
+
+def test_pixels_as_outputs() -> None:
+    """A picture of 48 x 48 pixels in, 21 classes a pixel out."""
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 21, 3, padding=1))
+    plan = planned(model, torch.randn(128, 3, 48, 48), memory=2**28)
+    assert plan.sketches is not None
+    assert plan.batch_rows < 128
+    assert plan.feature_rows >= 8
+
+
+def test_matrices_that_are_too_large_have_no_spectrum() -> None:
+    model = nn.Sequential(nn.Linear(4, 3000), nn.ReLU(), nn.Linear(3000, 3000), nn.ReLU(), nn.Linear(3000, 2))
+    plan = planned(model, torch.randn(16, 4), kernel_samples=8)
+    assert plan.spectra == {"0", "4"}
+    assert any("no spectrum of the weights of '2'" in note for note in plan.notes)
+
+
+def test_memory_takes_rows_off_and_then_parts() -> None:
+    model, x = mlp(4000, 64, 64, 3), torch.randn(600, 4000)
+    fewer = planned(model, x, memory=3_000_000)
+    assert fewer.ck_rows < 128
+    none = planned(model, x, memory=30_000)
+    assert "ntk" not in none.parts
+    assert "features" not in none.parts
+    assert planned(model, x, memory=100).parts == {"weights"}
+
+
+def test_outputs_that_were_asked_for_are_not_sketched() -> None:
+    model, x = mlp(10, 200, 400), torch.randn(512, 10)
+    assert planned(model, x, outputs="exact").outputs == "exact"
+    assert planned(model, x, outputs="exact").feature_rows < 512
+    assert planned(model, x).outputs == "auto"
+
+
+def test_a_model_that_takes_whole_batches_only() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(4, 3)
+            self.mix = nn.Parameter(torch.eye(10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.lin(self.mix @ x)
+
+    assert planned(Fixed(), torch.randn(10, 4)).parts == ALL
+
+
+def test_rows_in_smaller_batches() -> None:
+    x, y = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    parts = first_of([(x[:6], y[:6]), (x[6:], y[6:])], 8, 4)
+    assert [len(part[0]) for part in parts] == [4, 2, 2]
+    assert torch.equal(torch.cat([part[1] for part in parts]), y[:8])
+
+
+def test_the_monitor_warns_once_and_measures_with_the_same_vectors() -> None:
+    model = gpt(30, 24, blocks=1, heads=2, width=24)
+    x = torch.randint(0, 30, (12, 24), generator=torch.Generator().manual_seed(0))
+    monitor = fl.Monitor(model, (x, x), every=1, kernel_samples=8)
+    with pytest.warns(UserWarning, match="tangent kernel with 16 random output vectors") as caught:
+        first = monitor.step()
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = monitor.step()
+    assert first is not None
+    assert second is not None
+    assert first.model == second.model
+
+
+def test_a_part_that_is_left_out_leaves_the_others() -> None:
+    model, x = mlp(10, 32, 3), torch.randn(64, 10)
+    monitor = fl.Monitor(model, x, max_memory=15_000, every=1)
+    with pytest.warns(UserWarning, match="made smaller"):
+        found = monitor.step()
+    assert found is not None
+    assert "w.top" in found.layers["0"]
+    assert "ntk.top" not in found.model
+
+
+SCRIPT = """
+import resource, sys, time, warnings
+import torch, featlearn as fl
+from featlearn.lab.nets import gpt
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+model = gpt(60, 48, blocks=2, heads=4, width=48)
+x, y = torch.randint(0, 60, (64, 48)), torch.randint(0, 60, (64, 48))
+model(x).sum().backward()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+monitor = fl.Monitor(model, (x, y))
+assert monitor.step() is not None
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_a_character_gpt_at_defaults_stays_within_a_gigabyte() -> None:
+    """It grew to 20 GB, and the system ended the training."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1200
