@@ -130,7 +130,7 @@ def test_a_part_that_is_left_out_leaves_the_others() -> None:
         found = monitor.step()
     assert found is not None
     assert "w.top" in found.layers["0"]
-    assert "ntk.top" not in found.model
+    assert "nfc" not in found.layers["0"]
 
 
 SCRIPT = """
