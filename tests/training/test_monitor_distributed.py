@@ -87,7 +87,10 @@ def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> Non
             assert 0.2 * a[key] < b[key] < 5 * a[key]
             continue
         assert b[key] == pytest.approx(a[key], rel=1e-7, abs=1e-9, nan_ok=True), key
-    assert one.texts().equals(two.texts())
+    # Sentences about noise name its estimate.
+    words = [run.texts()[lambda t: ~t["value"].str.contains("sampling noise")] for run in (one, two)]
+    assert len(words[0]) > 30
+    assert words[0].equals(words[1])
     torch.testing.assert_close(two.matrices(STEPS)["0/agop"], one.matrices(STEPS)["0/agop"], rtol=1e-9, atol=1e-12)
 
 

@@ -271,12 +271,12 @@ class Capture:
             # Checkpointed regions run again in the backward pass: those calls must not be recorded.
             self._trace = None
         if before is not None:
-            self._random_checked = True
             if any(m.training for m in self._model.modules()) and not torch.equal(before, torch.get_rng_state()):
                 raise InputError(
                     f"{self._what} draws random numbers in its forward pass while in training mode (dropout?): "
                     'call model.eval() first, or pass train_mode="eval"'
                 )
+            self._random_checked = True
         if not isinstance(output, Tensor):
             raise InputError(
                 f"the forward pass must give a tensor, got {type(output).__name__}: "
@@ -338,9 +338,9 @@ class Capture:
                 return _with_graph(h)
             if "forward" in module.__dict__ and id(module) not in self._checked:
                 # Replaced on the instance, by a wrapper that moves tensors or by something that is no W x.
-                self._checked.add(id(module))
                 with torch.no_grad():
                     _check_same(type(module).forward(module, *args, **kwargs), h.detach(), f"layer {layer.name!r}")
+                self._checked.add(id(module))
             x = args[0] if args else next(iter(kwargs.values()))
             return self._record(layer, x, h)
 
@@ -362,10 +362,10 @@ class Capture:
                 args, kwargs = _cloned(args, kwargs)
             result = in_parts(*args, **kwargs)
             if id(module) not in self._checked:
-                self._checked.add(id(module))
                 with torch.no_grad():
                     expected = original(*args, **kwargs)[0]
                 _check_same(result[0].detach(), expected, "a MultiheadAttention in separate projections")
+                self._checked.add(id(module))
             return result
 
         module.forward = forward  # type: ignore[method-assign]

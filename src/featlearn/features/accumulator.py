@@ -321,7 +321,9 @@ class FeatureAccumulator:
         if self._sizes is None:
             try:
                 self._sizes = self._subject.sizes(few)
-            except Exception:  # a model that takes whole batches only, or another complaint that the batch repeats
+            except FeatlearnError:
+                raise
+            except Exception:  # whatever a model says to a batch of another size than it was made for
                 return
         rows, graph = batch.size or 0, self._sizes.graph
         smaller = max(1, int(memory_limit(self._max_memory) / 4 / graph))
