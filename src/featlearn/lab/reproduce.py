@@ -130,6 +130,7 @@ def _reproduce(
     told(experiment.name, 0, len(points))
     try:
         with Run.at(folder / experiment.name / scale, settings) as run:
+            run.repeat_from(0)  # steps are points, measured in any order
             store = run.path / "points"
             store.mkdir(exist_ok=True)
             files = [store / f"{experiment.key(point)}.safetensors" for point in points]
