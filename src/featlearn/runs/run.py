@@ -365,5 +365,7 @@ def _as_layer(layer: str | None) -> str:
 
 
 def _release(database: Database, lock: WriterLock) -> None:
-    database.close()
-    lock.release()
+    try:
+        database.close()
+    finally:
+        lock.release()
