@@ -17,6 +17,7 @@ from featlearn.capture import Forward, at_rest
 from featlearn.errors import InputError
 from featlearn.features import FeatureAccumulator, NotMeasuredError, Report, in_processes
 from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
+from featlearn.kernels.alignment import labels_vary
 from featlearn.layers import Layer
 from featlearn.spectra import (
     Phase,
@@ -205,7 +206,7 @@ def kernel_numbers(
             continue
         after = _eigenvalues(kernel)
         found, of = _spectrum_numbers(start.spectra[key], after, kind)
-        if rows.kernel_targets is not None and kernel.any() and rows.kernel_targets.any():
+        if rows.kernel_targets is not None and kernel.any() and labels_vary(rows.kernel_targets):
             found[f"{kind}.kta"] = kernel_target_alignment(kernel, rows.kernel_targets)
         numbers.setdefault(layer, {}).update(found)
         own = kind if layer is None else f"{layer}/{kind}"
