@@ -176,8 +176,8 @@ class Monitor:
         """Tell the monitor of a step; it measures if the step is one to measure at.
 
         Args:
-            step: Number of the step; None counts calls, from 0. A number that was just told (gradient accumulation)
-                is measured once.
+            step: Number of the step; None counts calls, from 0, or from the step after the last one of a run that is
+                continued. A number that was just told (gradient accumulation) is measured once.
             scalars: Numbers of the training, such as ``loss=...``, ``test_loss=...``; always recorded.
 
         Returns:
@@ -350,9 +350,10 @@ class Monitor:
         if self._writes:
             try:
                 done = work()
-            except FeatlearnError as trouble:
+            except Exception as trouble:  # whatever it is, the others must hear of it
                 error = trouble
-        told, failed = self._told_by_the_first((done if tell else None, error and (type(error), str(error))))
+        kind = type(error) if isinstance(error, FeatlearnError) else FeatlearnError
+        told, failed = self._told_by_the_first((done if tell else None, error and (kind, str(error))))
         if error is not None:
             raise error
         if failed is not None:
