@@ -24,7 +24,8 @@ import torch
 
 import featlearn as fl
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# file: (\S+)\n")
@@ -72,8 +73,14 @@ def _same_number(said: str, printed: str) -> bool:
     return abs(float(said) - float(printed)) <= _TOLERANCE * max(1.0, abs(float(said)))
 
 
-def run_page(path: Path) -> None:
+def run_page(path: Path, folder: Path) -> None:
+    """Run a page in a folder; what it writes by a relative name lands there."""
     names: dict[str, object] = {"__name__": "page"}
+    with contextlib.chdir(folder):
+        _run_blocks(path, names)
+
+
+def _run_blocks(path: Path, names: dict[str, object]) -> None:
     for block in blocks_of(path.read_text(encoding="utf-8")):
         if script := _FILE.match(block.code):
             Path(script[1]).write_text(block.code, encoding="utf-8")
@@ -102,11 +109,40 @@ def _pages() -> list[object]:
     ]
 
 
+def written_in_the_root() -> set[str]:
+    """What lies in the repository's root and its docs, without caches and hidden files."""
+    inside = [entry for folder in (ROOT, DOCS) for entry in os.scandir(folder)]
+    return {entry.path for entry in inside if not entry.name.startswith(".") and entry.name != "__pycache__"}
+
+
 @pytest.mark.parametrize("path", _pages())
-def test_blocks_of_the_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_blocks_of_the_page_run(path: Path, tmp_path: Path) -> None:
+    before = written_in_the_root()
     with torch.random.fork_rng(devices=[]):
-        run_page(path)
+        run_page(path, tmp_path)
+    assert written_in_the_root() == before
+
+
+def test_what_a_page_writes_lies_in_its_folder_alone(tmp_path: Path) -> None:
+    before = written_in_the_root()
+    page = tmp_path / "page.md"
+    lines = ["from pathlib import Path", "Path('runs').mkdir()", "Path('spectrum.png').write_text('a picture')"]
+    page.write_text("\n".join(["```python", *lines, "```", "", "```python", "# file: train.py", "pass", "```", ""]))
+    (tmp_path / "folder").mkdir()
+    here = Path.cwd()
+    run_page(page, tmp_path / "folder")
+    assert Path.cwd() == here
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {"runs", "spectrum.png", "train.py"}
+    assert written_in_the_root() == before
+
+
+def test_no_page_has_left_anything_in_the_root() -> None:
+    left = [
+        path.name for path in ROOT.iterdir() if path.name == "runs" or path.suffix in (".safetensors", ".png", ".db")
+    ]
+    assert left == []
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    assert not [line for line in ignored if "runs" in line or line.endswith((".safetensors", ".png", ".db"))]
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def test_a_run_killed_while_it_is_made_is_there_or_not(tmp_path: Path) -> None:
         else:
             run = Run.create(folder)
         with run:
-            run.log(0, {"loss": 0.0})
+            run.log(run.next_step, {"loss": 0.0})
         assert not list(folder.glob(".*"))
     assert set(list_runs(tmp_path)["status"]) == {"finished"}
     assert len(list_runs(tmp_path)) == 12

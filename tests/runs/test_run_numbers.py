@@ -154,7 +154,7 @@ def test_the_run_itself_is_the_layer_none(tmp_path: Path) -> None:
 
 def test_the_run_of_a_folder_is_opened_or_made(tmp_path: Path) -> None:
     for step in range(2):
-        with Run.at(tmp_path / "run", {"lr": 0.1 + step}) as run:
+        with Run.at(tmp_path / "run", {"lr": 0.1}) as run:
             run.log(step, {"x": float(step)})
             assert run.config == {"lr": 0.1}
     assert run.series("x").to_dict() == {0: 0.0, 1: 1.0}

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedules
 from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training import fit
-from featlearn.training.resuming import data_mark
+from featlearn.training.resuming import tensor_mark
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2]).sin()
@@ -207,5 +207,5 @@ def test_no_steps_at_all(tmp_path: Path) -> None:
 
 def test_any_dense_data_has_a_mark() -> None:
     odd = (X.to(torch.bfloat16), X > 0, X.expand(2, 40, 6), torch.zeros(3, 0), torch.view_as_complex(X.view(40, 3, 2)))
-    marks = {data_mark(x, Y) for x in (*odd, odd[-1].conj())}
+    marks = {tensor_mark(x, Y) for x in (*odd, odd[-1].conj())}
     assert len(marks) == 6

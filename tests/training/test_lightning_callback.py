@@ -113,3 +113,25 @@ def test_a_training_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
 def test_a_part_that_is_not_there() -> None:
     with pytest.raises(InputError, match="module='encoder' is no part"):
         train(Regression(), MonitorCallback(module="encoder"))
+
+
+def test_a_restarted_trainer_continues_its_run_only_if_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"every": 4, "measure": "weights"}
+    trainer = train(Regression(), MonitorCallback((X, Y), run=tmp_path / "run", **options))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    start = Run.open(tmp_path / "run").initial()
+    with pytest.warns(UserWarning, match="new run .*run-2'"):
+        train(Regression(), MonitorCallback((X, Y), run=tmp_path / "run", **options))
+    for folder, steps in (("run", [0, 4, 8, 12, 16]), ("new", [8, 12, 16])):  # the second is a first launch
+        callback = MonitorCallback((X, Y), run=tmp_path / folder, resume=True, **options)
+        again = lightning.Trainer(
+            accelerator="cpu", max_epochs=4, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[callback],
+        )  # fmt: skip
+        again.fit(Regression(), loader(), loader(False), ckpt_path=tmp_path / "last.ckpt")
+        run = Run.open(tmp_path / folder)
+        assert run.series("w.top", "net.0").index.tolist() == steps
+        assert run.series("weight_change", "net.0").iloc[-1] > 0
+        assert run.status == "finished"
+    kept = Run.open(tmp_path / "run").initial()
+    assert all(torch.equal(value, kept[name]) for name, value in start.items())

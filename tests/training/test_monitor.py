@@ -173,7 +173,7 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert torch.equal(run.matrices(4)["4/nfm"], kept.matrices["4/nfm"])
     assert run.matrices(0)["0/ck"].shape == (12, 12)
     # Opened again, centred quantities are still measured against the first start.
-    again = Monitor(model, (X, Y), run=tmp_path / "run", every=1, measure="features")
+    again = Monitor(model, (X, Y), run=tmp_path / "run", resume=True, every=1, measure="features")
     found = again.step(5)
     again.close()
     wanted = fl.probe(model, (X, Y), initial=first, train_mode="eval")
@@ -340,3 +340,18 @@ def test_bad_model_data_and_step() -> None:
     for wrong in ("much", torch.ones(2), None):
         with pytest.raises(InputError, match="loss must be a number"):
             monitor.step(0, loss=wrong)
+
+
+def test_alignment_with_classes_is_centered_and_one_class_has_none() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    classes = torch.arange(len(X)) % 3
+    found = Monitor(model, (X, classes), measure=["ck", "ntk"], kernel_samples=20).step(0)
+    kernel = fl.ntk(model, X[:20])
+    assert found.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(kernel, classes[:20], center=True))
+    assert found.model["ntk.kta"] < fl.kernel_target_alignment(kernel, classes[:20], center=False) - 0.1
+    assert "ck.kta" in found.layers["2"]
+    for one in (torch.zeros_like(classes), torch.full_like(classes, 2), torch.ones(len(X), dtype=torch.bool)):
+        found = Monitor(model, (X, one), measure=["ck", "ntk"], kernel_samples=20).step(0)
+        assert "ntk.kta" not in found.model
+        assert "ntk.top" in found.model
+        assert "ck.kta" not in found.layers["2"]

@@ -422,9 +422,10 @@ def test_an_initial_model_that_does_not_fit_leaves_no_run(tmp_path: Path) -> Non
 
 
 def test_the_run_of_another_model_is_left_as_it_was(tmp_path: Path) -> None:
-    watch(net(), run=tmp_path / "run", measure="weights").close()
-    with pytest.raises(InputError, match="another architecture") as refused:
-        watch(nn.Linear(6, 1), run=tmp_path / "run")
+    with watch(net(), run=tmp_path / "run", measure="weights") as monitor:
+        monitor.step(0)
+    with pytest.raises(InputError, match="must have the architecture of the run") as refused:
+        watch(nn.Linear(6, 1), run=tmp_path / "run", resume=True)
     assert Run.open(tmp_path / "run").status == "finished"
     Run.open(tmp_path / "run", write=True).close()  # nobody holds it, even while the error is looked at
     del refused

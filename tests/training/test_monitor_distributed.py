@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training import Monitor
 
@@ -55,7 +57,7 @@ def worker(rank: int, folder: str) -> None:
         assert monitor.latest.step == (0 if name == "little" else STEPS)
         save_file(dict(model.module.state_dict()), f"{folder}/{name}-{rank}.safetensors")
     # The run of the last one is taken up: only process 0 can read how it began.
-    again = Monitor(model, mine, run=Path(folder) / "little", measure="features")
+    again = Monitor(model, mine, run=Path(folder) / "little", resume=True, measure="features")
     found = again.measure(STEPS)
     again.close()
     Path(f"{folder}/moved-{rank}.txt").write_text(str(found.layers["0"]["weight_change"]))
@@ -108,3 +110,38 @@ def test_a_run_that_is_taken_up_has_one_start_in_all_processes(folder: Path, tmp
     assert moved[0] == moved[1]
     assert moved[0] == pytest.approx(monitor.series("weight_change", "0").iloc[-1], rel=1e-9)
     assert moved[0] > 0.01
+
+
+def second_launch(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store2", rank=rank, world_size=2)
+    x, y = data()
+    mine = x[20 * rank : 20 * rank + 20], y[20 * rank : 20 * rank + 20]
+    options = {"run": Path(folder) / "again", "measure": "features", "every": 1}
+    for name in ("first", "second"):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            monitor = Monitor(DistributedDataParallel(net()), mine, config={"name": name}, **options)
+        new = [str(w.message) for w in told if "new run" in str(w.message)]
+        assert len(new) == (rank == 0 and name == "second"), new
+        monitor.step()
+        monitor.close()
+    try:
+        Monitor(DistributedDataParallel(net()), mine, config={"name": "other"}, resume=True, **options)
+    except InputError as error:
+        Path(f"{folder}/refused-{rank}.txt").write_text(str(error))
+    monitor = Monitor(DistributedDataParallel(net()), mine, resume=True, **options)
+    found = monitor.step()
+    monitor.close()
+    Path(f"{folder}/counted-{rank}.txt").write_text(str(found.step))
+    torch.distributed.destroy_process_group()
+
+
+def test_process_0_decides_where_a_launch_goes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(second_launch, args=(str(tmp_path),), nprocs=2)
+    assert Run.open(tmp_path / "again").config == {"name": "first"}
+    assert Run.open(tmp_path / "again-2").config == {"name": "second"}
+    assert not (tmp_path / "again-3").exists()
+    for rank in range(2):
+        assert "name was 'first' and is 'other'" in (tmp_path / f"refused-{rank}.txt").read_text()
+        assert (tmp_path / f"counted-{rank}.txt").read_text() == "1"

@@ -78,3 +78,25 @@ def test_speeds_are_set_inside(tmp_path: Path) -> None:
     callback = MonitorCallback(every=6, measure="weights")
     train(model, tmp_path, callback, optimizers=(optimizer, None))
     assert any(not torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_a_restarted_trainer_continues_its_run_only_if_told(tmp_path: Path) -> None:
+    def trainer(steps: int, callback: MonitorCallback) -> Trainer:
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=4, logging_steps=2, report_to=[],
+            save_strategy="steps", save_steps=4, disable_tqdm=True, use_cpu=True, seed=0, learning_rate=1e-2,
+        )  # fmt: skip
+        return Trainer(model=NEW().float(), args=arguments, train_dataset=Texts(), callbacks=[callback])
+
+    options: dict[str, Any] = {"run": tmp_path / "run", "every": 2, "measure": "weights"}
+    trainer(6, MonitorCallback(**options)).train()
+    with pytest.warns(UserWarning, match="new run .*run-2'"):
+        trainer(2, MonitorCallback(**options)).train()
+    with pytest.warns(UserWarning, match="step 4 goes back .* steps up to 6"):
+        trainer(8, MonitorCallback(**options, resume=True)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    run = Run.open(tmp_path / "run")
+    assert (run.last_step, run.status, len(run.starts())) == (8, "finished", 2)
+    layer = run.metrics("weight_change")["layer"].iloc[0]
+    assert run.series("weight_change", layer).index.tolist() == [0, 2, 4, 6, 8]
+    assert run.series("weight_change", layer).loc[0] == 0.0
+    assert run.series("weight_change", layer).loc[8] > 0.0

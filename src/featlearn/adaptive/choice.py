@@ -54,9 +54,9 @@ def choose(
         n_iter: Steps of a descent at the most.
         generator: Of the samples that are judged, and of folds.
     """
-    few, n = problem, len(problem.residual)
+    few, n, device = problem, len(problem.residual), problem.residual.device
     if n > _JUDGED and (isinstance(ridge, str) or isinstance(scale, str)):
-        few = _part(problem, torch.randperm(n, generator=generator)[:_JUDGED])
+        few = _part(problem, torch.randperm(n, generator=generator)[:_JUDGED].to(device))
     if isinstance(ridge, str):
         ridge = best_ridge(few.kernel(few.start()), few.residual, few.precision)
     problem, few = replace(problem, ridge=ridge), replace(few, ridge=ridge)
@@ -65,7 +65,7 @@ def choose(
         return Choice(ridge, scale, {}, system)
     factor, errors = math.inf, dict[float, float]()
     if len(few.residual) >= _FEWEST:
-        folds = torch.randperm(len(few.residual), generator=generator) % _FOLDS
+        folds = torch.randperm(len(few.residual), generator=generator).to(device) % _FOLDS
         parts = [_part(few, (folds != fold).nonzero().squeeze(1)) for fold in range(_FOLDS)]
         factor, errors = judge_factors(few, parts, folds, n_iter)
     lazy = solve_from(problem, math.inf, problem.start(), system, 1, 0.0)
@@ -97,7 +97,7 @@ def judge_factors(
     """
     n = len(problem.residual)
     shift = n * problem.ridge
-    squares = {factor: torch.zeros(n, dtype=torch.float64) for factor in FACTORS}
+    squares = {factor: torch.zeros(n, dtype=torch.float64, device=problem.residual.device) for factor in FACTORS}
     for fold, part in enumerate(parts):
         # The same n ridge: what is judged is the solve with all samples but one.
         inside = replace(part, ridge=shift / len(part.residual))
@@ -121,6 +121,6 @@ def _part(problem: AdaptiveProblem, rows: Tensor) -> AdaptiveProblem:
     """The problem of some samples."""
     assert isinstance(problem.features, NetworkFeatures)
     c = problem.residual.shape[1]
-    places = (rows[:, None] * c + torch.arange(c)).reshape(-1)
+    places = (rows[:, None] * c + torch.arange(c, device=rows.device)).reshape(-1)
     plain = None if problem.plain is None else problem.plain[places][:, places]
     return replace(problem, features=problem.features.part(rows), residual=problem.residual[rows], plain=plain)

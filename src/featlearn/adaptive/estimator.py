@@ -21,7 +21,7 @@ from featlearn.adaptive.tangents import NetworkFeatures, adapted_kernel, derivat
 from featlearn.adaptive.transforms import Kronecker
 from featlearn.capture import batches
 from featlearn.errors import InputError
-from featlearn.kernels.lazy import Factory, network_of
+from featlearn.kernels.lazy import Factory, device_of, network_of
 from featlearn.numerics.memory import parse_memory
 
 __all__ = ["AdaptiveTangentRegressor"]
@@ -74,7 +74,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         factors_: ``(s_in, s_out)`` by which M amplifies its directions, each (groups, k); of a diagonal M its entries.
         coefficients_: ``B_l`` itself, (groups, k_out, k_in).
         dual_coef_: ``(K_M + n lambda I)^{-1} (y - f_0(X))``, (n, c).
-        X_fit_: The training inputs.
+        X_fit_: The training inputs, on the device of the network, where all is computed.
 
     Time: a step takes a kernel and a Cholesky factor of ``n c`` rows, and a singular value decomposition a layer.
     Memory: five matrices of ``n c`` rows, six numbers a parameter, and the samples' inputs and gradients at every
@@ -136,9 +136,10 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         self._memory, self._entries = parse_memory(self.max_memory), self.structure == "diagonal"
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.model_ = network_of(self.model, X.shape[1], labels.shape[1], self.random_state, self._precision)
-        self.X_fit_ = torch.tensor(X, dtype=self._precision)
+        self.X_fit_ = self._on_device(X)
         self._space_ = tangent_space(self.model_, self.X_fit_, self._memory)
-        residual = torch.tensor(labels) - self._start(self.X_fit_, labels.shape[1])
+        start = self._start(self.X_fit_, labels.shape[1])
+        residual = torch.tensor(labels, device=start.device) - start
         check_size(len(X), self._space, self._memory)
         generator = torch.Generator().manual_seed(seed)
         features = self._features(self.X_fit_)
@@ -154,7 +155,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         check_is_fitted(self, "dual_coef_")
         points = self._points(X)
         rows = [self._predict(part) for part in torch.split(points, _ROWS)]
-        values = torch.cat(rows).numpy()
+        values = torch.cat(rows).cpu().numpy()
         return values[:, 0] if self._flat else values
 
     def adapted_kernel(self, X: Any, Z: Any = None) -> Array:
@@ -165,7 +166,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         kernel = self._kernel(left, right)
         c = self._space.outputs
         shaped = kernel.reshape(len(left), c, -1, c).permute(0, 2, 1, 3)
-        return np.asarray((shaped[..., 0, 0] if c == 1 else shaped).contiguous().numpy())
+        return np.asarray((shaped[..., 0, 0] if c == 1 else shaped).contiguous().cpu().numpy())
 
     def decomposition(self, name: str) -> tuple[Array, Array]:
         """The change of a weight as an adapted part of nearly low rank and the initial kernel's part (section 3.2)."""
@@ -173,7 +174,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         if name not in self.coefficients_:
             raise InputError(f"no adapted layer is called {name!r}: choose from {', '.join(self.coefficients_)}")
         low, rest = self._solution.decomposition(name)
-        return low.numpy(), rest.numpy()
+        return low.cpu().numpy(), rest.cpu().numpy()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -201,12 +202,14 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         )  # fmt: skip
         self._solution = found
         self.objective_, self.history_, self.n_iter_ = found.objective, found.history, len(found.history)
-        self.dual_coef_ = found.coefficients.numpy()
-        self.coefficients_ = {name: matrix.numpy() for name, matrix in found.matrices.items()}
+        self.dual_coef_ = found.coefficients.cpu().numpy()
+        self.coefficients_ = {name: matrix.cpu().numpy() for name, matrix in found.matrices.items()}
         values = {name: np.linalg.svd(b, compute_uv=False) for name, b in self.coefficients_.items()}
         self.singular_values_ = {name: d[0] if len(d) == 1 else d for name, d in values.items()}
         self.factors_ = {
-            name: (m.in_factors.numpy(), m.out_factors.numpy()) if isinstance(m, Kronecker) else m.factors.numpy()
+            name: (m.in_factors.cpu().numpy(), m.out_factors.cpu().numpy())
+            if isinstance(m, Kronecker)
+            else m.factors.cpu().numpy()
             for name, m in found.transforms.items()
         }
 
@@ -214,7 +217,11 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return NetworkFeatures(self._space, X, self._memory // 4, self.batch_size, self._entries)
 
     def _points(self, X: Any) -> Tensor:
-        return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64), dtype=self._precision)
+        return self._on_device(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _on_device(self, X: Array) -> Tensor:
+        """Samples in the precision and on the device of the network."""
+        return torch.tensor(X, dtype=self._precision, device=device_of(self.model_))
 
     def _predict(self, points: Tensor) -> Tensor:
         features = self._features(points)

@@ -65,7 +65,8 @@ class AdaptiveProblem:
 
     def start(self) -> dict[str, Transform]:
         """M = I."""
-        return {name: untouched(*shape, self.diagonal) for name, shape in self.features.shapes.items()}
+        device = self.features.device
+        return {name: untouched(*shape, self.diagonal, device) for name, shape in self.features.shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def solve_from(
 def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: float) -> float:
     """Omega of an M, times the weight."""
     if not isinstance(transform, Kronecker):
-        cost = float(penalties[0](transform.factors.numpy()).sum())
+        cost = float(penalties[0](transform.factors.cpu().numpy()).sum())
     else:
         cost = 0.0
         for w, s, u in (
@@ -200,7 +201,7 @@ def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: f
         ):
             rest = transform.rest[1 if u is transform.in_vectors else 0]
             others = len(u) * (u.shape[1] - u.shape[2])
-            cost += float(w(s.numpy()).sum()) + others * (w.least if rest == w.rest else float(w(rest)))
+            cost += float(w(s.cpu().numpy()).sum()) + others * (w.least if rest == w.rest else float(w(rest)))
     return weight * cost
 
 
@@ -211,12 +212,12 @@ def _random_start(
     found = {}
     size = math.sqrt(sum(float(b.square().sum()) for b in like.matrices.values()))
     draw = torch.randn(problem.residual.shape, generator=generator, dtype=torch.float64)
-    drawn = sums(problem.features, draw)
+    drawn = sums(problem.features, draw.to(problem.residual.device))
     total = math.sqrt(sum(float(b.square().sum()) for b in drawn.values()))
     for name, matrix in drawn.items():
         # Few directions, or all would be moved alike.
         u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
-        d = d * (torch.rand(d.shape, generator=generator, dtype=torch.float64) < 0.5)
+        d = d * (torch.rand(d.shape, generator=generator, dtype=torch.float64) < 0.5).to(d.device)
         given = (u * d.unsqueeze(-2)) @ vh if not problem.diagonal else matrix
         found[name], _ = refreshed(
             given * (2 * size / (total or 1.0)), problem.penalties_of(name), weight, problem.diagonal

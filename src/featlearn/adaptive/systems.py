@@ -102,7 +102,7 @@ def leave_one_out(kernel: Tensor, residual: Tensor, shifts: Sequence[float], pre
         factor, info = torch.linalg.cholesky_ex(shifted)
         if not int(info):
             inverse = torch.cholesky_inverse(factor)
-            own = torch.arange(n)
+            own = torch.arange(n, device=kernel.device)
             blocks = inverse.reshape(n, c, n, c)[own, :, own]
             solution = (inverse @ residual.reshape(-1)).reshape(n, c, 1)
             missed: Tensor = torch.linalg.solve(blocks, solution)

@@ -30,11 +30,13 @@ class TangentFeatures(Protocol):
         shapes: (groups, k_out, k_in) of each matrix.
         rows: n.
         outputs: c.
+        device: Where the gradients are.
     """
 
     shapes: dict[str, tuple[int, int, int]]
     rows: int
     outputs: int
+    device: torch.device
 
     def blocks(self) -> Iterator[Block]:
         """The rows of a block, and each matrix' gradients for them."""
@@ -52,7 +54,9 @@ class GivenFeatures:
     def __init__(self, gradients: Mapping[str, Tensor], block: int = _MOST_ROWS) -> None:
         self._gradients, self._block = dict(gradients), block
         self.shapes = {name: (1, a.shape[2], a.shape[3]) for name, a in gradients.items()}
-        self.rows, self.outputs = next(iter(gradients.values())).shape[:2]
+        first = next(iter(gradients.values()))
+        self.rows, self.outputs = first.shape[:2]
+        self.device = first.device
 
     def blocks(self) -> Iterator[Block]:
         """As of `TangentFeatures`."""
@@ -81,6 +85,7 @@ class NetworkFeatures:
         self._entries = entries
         self.shapes = {layer.name: layer.shape for layer in space.layers}
         self.rows, self.outputs = len(X), space.outputs
+        self.device = space.subject.device
         self._pairs: set[str] = set()
         size = self._bytes_of_a_row(X)
         if batch_size is None:
@@ -168,7 +173,7 @@ def adapted_kernel(
     """
     other = left if right is None else right
     c, d = left.outputs, other.outputs
-    kernel = torch.zeros(left.rows * c, other.rows * d, dtype=torch.float64)
+    kernel = torch.zeros(left.rows * c, other.rows * d, dtype=torch.float64, device=left.device)
     kept: dict[int, Block] = {}
     free = memory / 4
 
@@ -200,7 +205,7 @@ def adapted_kernel(
 def sums(features: TangentFeatures, coefficients: Tensor) -> dict[str, Tensor]:
     """``sum_{n,c} coefficients_nc A_nc`` for each matrix, (groups, k_out, k_in) in float64."""
     totals: dict[str, Tensor] = {
-        name: torch.zeros(shape, dtype=torch.float64) for name, shape in features.shapes.items()
+        name: torch.zeros(shape, dtype=torch.float64, device=features.device) for name, shape in features.shapes.items()
     }
     for rows, shares in features.blocks():
         for name, share in shares.items():
@@ -210,7 +215,7 @@ def sums(features: TangentFeatures, coefficients: Tensor) -> dict[str, Tensor]:
 
 def derivatives(features: TangentFeatures, matrices: Mapping[str, Tensor]) -> Tensor:
     """``sum_l <A_nc, B_l>``, (n, c) in float64: how the outputs change."""
-    values = torch.zeros(features.rows, features.outputs, dtype=torch.float64)
+    values = torch.zeros(features.rows, features.outputs, dtype=torch.float64, device=features.device)
     for rows, shares in features.blocks():
         for name, share in shares.items():
             values[rows] += along(share, matrices[name]).double()

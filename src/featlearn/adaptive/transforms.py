@@ -87,11 +87,13 @@ class Diagonal:
 Transform = Kronecker | Diagonal
 
 
-def untouched(groups: int, k_out: int, k_in: int, diagonal: bool) -> Transform:
-    """M = I."""
+def untouched(
+    groups: int, k_out: int, k_in: int, diagonal: bool, device: torch.device | str | None = None
+) -> Transform:
+    """M = I, on a device."""
     if diagonal:
-        return Diagonal(torch.ones(groups, k_out, k_in, dtype=torch.float64))
-    none = torch.ones(groups, 0, dtype=torch.float64)
+        return Diagonal(torch.ones(groups, k_out, k_in, dtype=torch.float64, device=device))
+    none = torch.ones(groups, 0, dtype=torch.float64, device=device)
     return Kronecker(none.new_zeros(groups, k_out, 0), none.new_zeros(groups, k_in, 0), none, none)
 
 
@@ -111,18 +113,19 @@ def refreshed(
     """
     root = math.sqrt(weight)
     if diagonal:
-        m, _ = minimisers(penalties[0], PENALTIES["indicator"], (matrix.abs() / root).numpy())
-        return Diagonal(torch.from_numpy(m)), weight * float(penalties[0](m).sum())
+        m, _ = minimisers(penalties[0], PENALTIES["indicator"], (matrix.abs() / root).cpu().numpy())
+        return Diagonal(torch.from_numpy(m).to(matrix.device)), weight * float(penalties[0](m).sum())
     u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
-    s_in, s_out = minimisers(penalties[0], penalties[1], (d / root).numpy())
+    s_in, s_out = minimisers(penalties[0], penalties[1], (d / root).cpu().numpy())
     penalty = weight * float(penalties[0](s_in).sum() + penalties[1](s_out).sum())
     for w, short in ((penalties[0], matrix.shape[2]), (penalties[1], matrix.shape[1])):
         # Directions that have no singular value rest where they cost least.
         penalty += weight * (short - d.shape[1]) * len(d) * w.least
     rest = penalties[1].rest, penalties[0].rest
-    moved = torch.from_numpy((abs(s_in - rest[1]) > _UNMOVED) | (abs(s_out - rest[0]) > _UNMOVED)).any(0)
-    factors = torch.from_numpy(s_out)[:, moved], torch.from_numpy(s_in)[:, moved]
-    return Kronecker(u[..., moved], vh.mT[..., moved], *factors, rest), penalty
+    moved = ((abs(s_in - rest[1]) > _UNMOVED) | (abs(s_out - rest[0]) > _UNMOVED)).any(0)
+    factors = [torch.from_numpy(s[:, moved]).to(matrix.device) for s in (s_out, s_in)]
+    kept = torch.from_numpy(moved).to(matrix.device)
+    return Kronecker(u[..., kept], vh.mT[..., kept], factors[0], factors[1], rest), penalty
 
 
 def pulled(share: Share, coefficients: Tensor) -> Tensor:

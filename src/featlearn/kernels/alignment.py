@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,14 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.numerics.linalg import as_float64, cosine
 
-__all__ = ["centred_alignment", "centred_kernel", "check_kernel", "kernel_target_alignment", "label_kernel"]
+__all__ = [
+    "centred_alignment",
+    "centred_kernel",
+    "check_kernel",
+    "kernel_target_alignment",
+    "label_kernel",
+    "labels_vary",
+]
 
 
 def check_kernel(kernel: Any, what: str = "the kernel") -> Tensor:
@@ -34,33 +41,70 @@ def label_kernel(y: Any) -> Tensor:
 
     Integer labels are classes and become one-hot rows, so that entries are 1 within a class and 0 between.
     """
-    labels = torch.as_tensor(y)
-    if labels.ndim not in (1, 2) or labels.shape[0] == 0:
-        raise InputError(f"labels must be (n,) or (n, c), got shape {tuple(labels.shape)}")
-    if not labels.is_floating_point():
-        if labels.ndim != 1:
-            raise InputError(f"class labels must be (n,), got shape {tuple(labels.shape)}")
-        _, classes = torch.unique(labels, return_inverse=True)
-        labels = torch.nn.functional.one_hot(classes)
-    rows = labels.detach().to(torch.float64).reshape(labels.shape[0], -1)
-    if not torch.isfinite(rows).all():
-        raise InputError("labels have NaN or infinite entries")
-    if not rows.any():
-        raise InputError("labels are all zero: nothing can be aligned with them")
+    rows, _ = _label_rows(y)
     return rows @ rows.mT
 
 
-def kernel_target_alignment(kernel: Any, y: Any) -> float:
-    """``KTA = <K, y y^T> / (|K|_F |y y^T|_F)`` (spectral paper, section 5; for one column ``|y y^T| = |y|^2``).
+def labels_vary(y: Any) -> bool:
+    """Whether `kernel_target_alignment` is defined for these labels: two classes, or a real label other than 0."""
+    rows, classes = _label_rows(y, zero=True)
+    return rows.shape[1] > 1 if classes else bool(rows.any())
+
+
+def _label_rows(y: Any, zero: bool = False) -> tuple[Tensor, bool]:
+    """Labels as rows (n, c) in float64, classes as one-hot rows, and whether they are classes."""
+    labels = torch.as_tensor(y)
+    classes = not labels.is_floating_point()
+    if labels.ndim not in (1, 2) or labels.shape[0] == 0:
+        raise InputError(f"labels must be (n,) or (n, c), got shape {tuple(labels.shape)}")
+    if classes:
+        if labels.ndim != 1:
+            raise InputError(f"class labels must be (n,), got shape {tuple(labels.shape)}")
+        labels = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1])
+    rows = labels.detach().to(torch.float64).reshape(labels.shape[0], -1)
+    if not torch.isfinite(rows).all():
+        raise InputError("labels have NaN or infinite entries")
+    if not zero and not rows.any():
+        raise InputError("labels are all zero: nothing can be aligned with them")
+    return rows, classes
+
+
+def kernel_target_alignment(kernel: Any, y: Any, *, center: bool | Literal["auto"] = "auto") -> float:
+    """Return the kernel-target alignment, ``KTA = <K, y y^T> / (|K|_F |y y^T|_F)``.
+
+    This is equation 15 of the spectral paper, where y is real; for one column ``|y y^T| = |y|^2``. Integer and boolean
+    labels are classes and become one-hot rows, whose columns are centered: of two classes with as many samples each,
+    the alignment is that of the labels +1 and -1. One-hot rows that are not centered are mostly their mean, so that
+    any kernel with positive entries, such as that of an untrained network, looks aligned with them.
 
     Args:
-        kernel: (n, n).
-        y: Labels as in `label_kernel`.
+        kernel: Kernel of shape (n, n).
+        y: Labels as in `label_kernel`: classes of shape (n,), or real labels of shape (n,) or (n, c).
+        center: Whether to subtract the column means of the labels. "auto" does so for classes and takes real labels as
+            they are; False takes one-hot rows as they are, too.
+
+    Raises:
+        InputError: The kernel and y do not fit, or nothing is left of y after centering.
 
     >>> kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [1.0, -1.0])
     1.0
+    >>> round(kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [0, 1]), 12)
+    1.0
     """
-    k, target = check_kernel(kernel), label_kernel(y)
+    if center != "auto" and not isinstance(center, bool):
+        raise InputError(f"center must be True, False or 'auto', got {center!r}.")
+    k = check_kernel(kernel)
+    rows, classes = _label_rows(y)
+    if classes if center == "auto" else center:
+        if not (rows != rows[0]).any():
+            raise InputError(
+                "y must have two classes or more, got one: nothing is left after centering. Pass center=False to align "
+                "with a constant."
+                if classes
+                else "y must vary, got the same label in every row: nothing is left after centering. Pass center=False."
+            )
+        rows = rows - rows.mean(0)
+    target = rows @ rows.mT
     _check_sizes(k, target)
     return cosine(k, target.to(k.device))
 

@@ -22,7 +22,7 @@ from featlearn.errors import InputError
 from featlearn.kernels.tangent import ntk
 from featlearn.numerics.memory import check_fits
 
-__all__ = ["Factory", "LazyRegressor", "network_of"]
+__all__ = ["Factory", "LazyRegressor", "device_of", "network_of"]
 
 Array = NDArray[np.float64]
 Factory = Callable[[int, int, torch.Generator], nn.Module]
@@ -62,7 +62,9 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         rank_: How many of them were inverted.
         condition_number_: Largest over smallest inverted one, with the ridge.
         training_residual_: ``|f(X) - y| / |y - f_0(X)|``; not zero where labels contradict each other, or with a ridge.
-        X_fit_: The training inputs.
+        X_fit_: The training inputs, on the device of the network.
+
+    Kernel and solution are computed on the device of the network.
 
     Time: one tangent kernel and an eigendecomposition, ``O((n c)^3)``. Memory: three matrices of ``n c`` rows.
     """
@@ -109,8 +111,9 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
             f"the kernel of {len(labels):,} samples and {labels.shape[1]} outputs, and its eigenvectors,",
             "take fewer samples",
         )
-        self.X_fit_ = torch.tensor(X, dtype=self._dtype)
-        residual = torch.tensor(labels) - self._start(self.X_fit_, labels.shape[1])
+        self.X_fit_ = self._points(X)
+        start = self._start(self.X_fit_, labels.shape[1])
+        residual = torch.tensor(labels, device=start.device) - start
         self._solve(_as_matrix(self._kernel(self.X_fit_, None)), residual)
         return self
 
@@ -121,17 +124,17 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         it grows with the condition number, and tells nothing about how good the model is.
         """
         check_is_fitted(self, "dual_coef_")
-        points = torch.tensor(validate_data(self, X, reset=False, dtype=np.float64), dtype=self._dtype)
+        points = self._points(validate_data(self, X, reset=False, dtype=np.float64))
         c = self.dual_coef_.shape[1]
         cross = _as_matrix(self._kernel(points, self.X_fit_))
-        flat = torch.as_tensor(self.dual_coef_).reshape(-1)
-        values = (self._start(points, c) + (cross @ flat).reshape(-1, c)).numpy()
+        flat = torch.as_tensor(self.dual_coef_, device=cross.device).reshape(-1)
+        values = (self._start(points, c) + (cross @ flat).reshape(-1, c)).cpu().numpy()
         values = values[:, 0] if self._flat else values
         if not return_error:
             return values
         sizes = ((cross @ self._vectors) * self._inverse).norm(dim=1).reshape(-1, c)
         top = float(self.eigenvalues_[-1])
-        error = (self._precision * top * float(flat.norm()) * sizes).numpy()
+        error = (self._precision * top * float(flat.norm()) * sizes).cpu().numpy()
         return values, error[:, 0] if self._flat else error
 
     def __sklearn_tags__(self) -> Any:
@@ -139,6 +142,10 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         tags.target_tags.multi_output = True
         tags.regressor_tags.poor_score = True  # a few samples in 1 to 20 dimensions are not what a wide network is for
         return tags
+
+    def _points(self, X: Array) -> Tensor:
+        """Samples in the precision and on the device of the network."""
+        return torch.tensor(X, dtype=self._dtype, device=device_of(self.model_))
 
     def _kernel(self, X: Tensor, Z: Tensor | None) -> Tensor:
         found = ntk(
@@ -160,7 +167,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def _solve(self, kernel: Tensor, residual: Tensor) -> None:
         n = residual.shape[0]
         eigenvalues, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
-        self.eigenvalues_ = eigenvalues.numpy()
+        self.eigenvalues_ = eigenvalues.cpu().numpy()
         top = float(eigenvalues[-1])
         if not top > 0:
             raise InputError("the tangent kernel is zero on these samples: no parameter has a gradient (dead units?)")
@@ -174,7 +181,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.condition_number_ = (top + ridge) * float(self._inverse.max())
         target = residual.reshape(-1)
         coefficients = vectors @ (self._inverse * (vectors.mT @ target))
-        self.dual_coef_ = coefficients.reshape(residual.shape).numpy()
+        self.dual_coef_ = coefficients.reshape(residual.shape).cpu().numpy()
         left = kernel @ coefficients - target
         self.training_residual_ = float(left.norm() / target.norm()) if target.any() else 0.0
         doubt = self._precision * self.condition_number_
@@ -205,6 +212,11 @@ def network_of(
     if not isinstance(made, nn.Module):
         raise InputError(f"the factory must return a module, got {type(made).__name__}")
     return made.to(dtype)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter; the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _precision(dtype: Any) -> torch.dtype:

@@ -129,7 +129,10 @@ def _reproduce(
     seconds = 0.0
     told(experiment.name, 0, len(points))
     try:
-        with Run.at(folder / experiment.name / scale, settings) as run:
+        place = folder / experiment.name / scale
+        # A run that is there may have begun with fewer seeds: its points are taken one by one, each with its settings.
+        with Run.at(place, None if Run.is_in(place) else settings) as run:
+            run.repeat_from(0)  # steps are points, measured in any order
             store = run.path / "points"
             store.mkdir(exist_ok=True)
             files = [store / f"{experiment.key(point)}.safetensors" for point in points]

@@ -46,7 +46,8 @@ def batch_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     assert isinstance(module, BatchNorm)
 
     def normalised(x: Tensor) -> Tensor:
-        return F.batch_norm(x, module.running_mean, module.running_var, training=False, eps=module.eps)
+        mean, variance = _statistics(module, x)
+        return F.batch_norm(x, mean, variance, training=False, eps=module.eps)
 
     return _gain(name, module, module.num_features, 2, _channels, normalised)
 
@@ -66,7 +67,7 @@ def instance_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     assert isinstance(module, InstanceNorm)
 
     def normalised(x: Tensor) -> Tensor:
-        mean, variance = module.running_mean, module.running_var
+        mean, variance = _statistics(module, x)
         return F.instance_norm(x, mean, variance, use_input_stats=mean is None, eps=module.eps)
 
     return _gain(name, module, module.num_features, 3, _channels, normalised)
@@ -99,6 +100,12 @@ def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
             one_hot=True,
         )
     ]
+
+
+def _statistics(module: BatchNorm | InstanceNorm, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Running mean and variance in the precision of x: inputs of half models are kept in float32, buffers are not."""
+    mean, variance = module.running_mean, module.running_var
+    return (None, None) if mean is None or variance is None else (mean.to(x.dtype), variance.to(x.dtype))
 
 
 def _channels(t: Tensor) -> Tensor:

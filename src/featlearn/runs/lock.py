@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows: runs can be read there, not written
     fcntl: Any = None  # type: ignore[no-redef]
 
-__all__ = ["LOCK_FILE", "WriterLock", "being_written"]
+__all__ = ["LOCK_FILE", "RunLockedError", "WriterLock", "being_written"]
 
 LOCK_FILE = "run.lock"
 
@@ -29,6 +29,10 @@ _PAUSE = 0.02
 
 # To open a named pipe would wait for its other end.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+
+
+class RunLockedError(RunStoreError):
+    """Another writer has the run open."""
 
 
 class WriterLock:
@@ -49,7 +53,7 @@ class WriterLock:
                 self._handle = self._attempt()
             if self._handle is None:
                 if time.monotonic() > end:
-                    raise RunStoreError(f"the run in {str(folder)!r} is being written by {_writer(self.path)}")
+                    raise RunLockedError(f"the run in {str(folder)!r} is being written by {_writer(self.path)}")
                 time.sleep(_PAUSE)
         _HELD.add(self)
 

@@ -75,6 +75,11 @@ class RunRecord:
             return tables.last_step(connection)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded yet: no step, no checkpoint, no matrix."""
+        return self.last_step is None and not self.checkpoint_steps() and not self.matrix_steps()
+
+    @property
     def seconds(self) -> float | None:
         """How long it was being written in all, up to its last values; None where it is too old to tell."""
         starts = self.starts()

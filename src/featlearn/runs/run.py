@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +21,9 @@ from featlearn.runs.database import DATABASE_FILE, Database, create_database, re
 from featlearn.runs.environment import describe_environment, process_started
 from featlearn.runs.lock import WriterLock
 from featlearn.runs.record import RunRecord
-from featlearn.runs.step_files import remove_older, save_step, tidy
+from featlearn.runs.step_files import remove_all, remove_older, save_step, tidy
 from featlearn.runs.trouble import file_trouble
-from featlearn.runs.values import as_folder, as_settings, as_step, as_text, as_value
+from featlearn.runs.values import as_folder, as_settings, as_step, as_text, as_value, changed_settings
 
 __all__ = ["Run"]
 
@@ -55,6 +56,8 @@ class Run(RunRecord):
     def __init__(self, path: Path, lock: WriterLock | None = None) -> None:
         database = Database(path / DATABASE_FILE, write=lock is not None)
         self._start: int | None = None
+        self._earlier = -1  # the last step that an earlier writer logged
+        self._repeats: int | None = None  # the step from which on they may be logged again
         # Also when the run is forgotten or the program ends.
         self._end = None if lock is None else weakref.finalize(self, _release, database, lock)
         try:
@@ -83,15 +86,7 @@ class Run(RunRecord):
         path = as_folder(folder)
         if isinstance(seed, bool) or not isinstance(seed, int | None):
             raise InputError(f"seed must be an integer, got {seed!r}")
-        environment = describe_environment(seed)
-        meta = {
-            "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
-            "config": json.dumps(as_settings(config)),
-            "environment": json.dumps(environment),
-            "started": repr(time.time()),
-            "status": "running",
-            "message": "",
-        }
+        meta = _described(path, as_settings(config), seed, name)
         with file_trouble(path):
             path.mkdir(parents=True, exist_ok=True)
         lock = WriterLock(path)
@@ -100,8 +95,39 @@ class Run(RunRecord):
                 raise RunStoreError(
                     f"{str(path)!r} holds a run already: open it with write=True, or choose another folder"
                 )
-            create_database(path / DATABASE_FILE, meta)
-            return cls._begin(path, lock, environment)
+            return cls._made(path, lock, meta)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def claim(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self | None:
+        """Begin a run in a folder that holds none, or one in which nothing was recorded yet.
+
+        Args:
+            folder: Its folder, made if need be.
+            config: Config of the run. None is an empty one, or that of the run that is taken over.
+
+        Returns:
+            The run, open for writing; None if the folder holds a run with steps or checkpoints, which is not touched.
+        """
+        path = as_folder(folder)
+        meta = _described(path, as_settings(config), None, None)
+        if os.path.lexists(path / DATABASE_FILE) and not cls.open(path).is_empty:
+            return None  # without waiting for a writer
+        with file_trouble(path):
+            path.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(path)
+        try:
+            if os.path.lexists(path / DATABASE_FILE):
+                old = cls.open(path)
+                if not old.is_empty:
+                    lock.release()
+                    return None
+                kept = old.config if config is None else as_settings(config)
+                meta = _described(path, kept, old.environment.get("seed"), old.name)
+                remove_all(path / "initial")  # of a launch that recorded nothing
+            return cls._made(path, lock, meta)
         except BaseException:
             lock.release()
             raise
@@ -131,9 +157,19 @@ class Run(RunRecord):
 
         Args:
             folder: Its folder, made if need be.
-            config: Settings of a new run; those of one that is there stay.
+            config: Settings of a new run; those of one that is there stay, with a warning if these differ.
         """
-        return cls.open(folder, write=True) if cls.is_in(folder) else cls.create(folder, config)
+        if not cls.is_in(folder):
+            return cls.create(folder, config)
+        run = cls.open(folder, write=True)
+        if config is not None and (changed := changed_settings(run.config, as_settings(config))):
+            told = f"the run in {str(run.path)!r} keeps the config it was made with: {changed}"
+            try:
+                warnings.warn(told, UserWarning, stacklevel=2)
+            except UserWarning:
+                run.close()
+                raise
+        return run
 
     @staticmethod
     def is_in(folder: str | os.PathLike[str]) -> bool:
@@ -141,10 +177,17 @@ class Run(RunRecord):
         return (as_folder(folder) / DATABASE_FILE).is_file()
 
     @classmethod
+    def _made(cls, path: Path, lock: WriterLock, meta: Mapping[str, str]) -> Self:
+        create_database(path / DATABASE_FILE, meta)
+        return cls._begin(path, lock, json.loads(meta["environment"]))
+
+    @classmethod
     def _begin(cls, path: Path, lock: WriterLock, environment: Mapping[str, Any] | None = None) -> Self:
         run = cls(path, lock)
         try:
             tidy(path)
+            last = run.last_step
+            run._earlier = -1 if last is None else last
             now = time.time()
             here = environment or describe_environment(run.environment.get("seed"))
             row = (os.getpid(), process_started(), now, now, json.dumps(here))
@@ -163,7 +206,8 @@ class Run(RunRecord):
         """Keep values of a step, all or none; when it returns, they outlive the process.
 
         A value that was logged by the same name for the same step and layer is replaced: a run that is taken up again
-        repeats steps.
+        repeats steps. Going back below the steps of an earlier process without having loaded a `checkpoint` is warned
+        of, once.
 
         Args:
             step: An integer of 0 or more.
@@ -185,6 +229,7 @@ class Run(RunRecord):
             if not isinstance(values, Mapping):
                 raise InputError(f"values must map names to numbers or words, got {type(values).__name__}")
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
+        self._watch_step(at)
         with self._database.transaction() as connection:
             tables.write_rows(connection, rows)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
@@ -199,6 +244,8 @@ class Run(RunRecord):
                 raise InputError(f"the matrix {name!r} must be a tensor, got {type(matrix).__name__}")
             as_text(name, "the name of a matrix")
         self._database.require_writing()
+        if at <= self._earlier and at in self.matrix_steps():
+            self._watch_step(at)
         save_step(self.path / "matrices", at, matrices)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, keep: int = 2) -> None:
@@ -224,7 +271,32 @@ class Run(RunRecord):
         if found is not None and self.writes:
             with self._database.transaction() as connection:
                 connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (found[0], self._start))
+            self.repeat_from(found[0])
         return found
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that earlier processes logged; 0 in a new run."""
+        return self._earlier + 1
+
+    def repeat_from(self, step: int) -> None:
+        """Allow steps from this one on to be logged again, without the warning of `log`.
+
+        Args:
+            step: An integer of 0 or more, such as the step of a checkpoint that training continues from.
+        """
+        self._repeats = as_step(step)
+
+    def _watch_step(self, step: int) -> None:
+        if step > self._earlier or (self._repeats is not None and step >= self._repeats):
+            return
+        warnings.warn(
+            f"step {step} goes back in the run in {str(self.path)!r}, which has steps up to {self._earlier} of an "
+            "earlier process: values that are logged again are replaced",
+            UserWarning,
+            stacklevel=4,
+        )
+        self._repeats = 0  # said once
 
     def save_initial(self, state: Mapping[str, Any]) -> None:
         """Keep the weights that the run began with, which all later ones are compared with.
@@ -276,10 +348,24 @@ class Run(RunRecord):
             self.close()
 
 
+def _described(path: Path, config: Mapping[str, Any], seed: int | None, name: str | None) -> dict[str, str]:
+    """What a new run says of itself."""
+    return {
+        "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
+        "config": json.dumps(config),
+        "environment": json.dumps(describe_environment(seed)),
+        "started": repr(time.time()),
+        "status": "running",
+        "message": "",
+    }
+
+
 def _as_layer(layer: str | None) -> str:
     return "" if layer is None else as_text(layer, "layer")
 
 
 def _release(database: Database, lock: WriterLock) -> None:
-    database.close()
-    lock.release()
+    try:
+        database.close()
+    finally:
+        lock.release()

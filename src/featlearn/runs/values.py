@@ -21,6 +21,7 @@ __all__ = [
     "as_step",
     "as_text",
     "as_value",
+    "changed_settings",
     "flat_settings",
     "stored_moment",
     "stored_settings",
@@ -143,6 +144,19 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the settings that differ as text, empty if none does; nested ones have dotted names.
+
+    >>> changed_settings({"lr": 0.1, "net": {"width": 8}}, {"lr": 0.2, "net": {"width": 8}, "seed": 0})
+    'lr was 0.1 and is 0.2; seed was not set and is 0'
+    """
+    old, new = flat_settings(before), flat_settings(now)
+    texts = [{name: json.dumps(value) for name, value in of.items()} for of in (old, new)]  # a NaN equals a NaN
+    changed = [name for name in {**old, **new} if texts[0].get(name) != texts[1].get(name)]
+    told = [[_short(of[name]) if name in of else "not set" for of in (old, new)] for name in changed]
+    return "; ".join(f"{name} was {was} and is {now}" for name, (was, now) in zip(changed, told, strict=True))
 
 
 def _plain(value: Any, path: str, depth: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from featlearn.errors import FeatlearnError, InputError
 from featlearn.numerics.progress import progress_bar
 from featlearn.numerics.seeds import Seed, as_generator
 from featlearn.runs import Run
+from featlearn.runs.launching import launch, run_to_continue
+from featlearn.runs.values import as_settings
 from featlearn.training.monitor import Monitor
 from featlearn.training.objectives import (
     LossFunction,
@@ -28,7 +31,7 @@ from featlearn.training.objectives import (
     make_optimizer,
     make_schedule,
 )
-from featlearn.training.resuming import Training, data_mark
+from featlearn.training.resuming import Training, model_mark, tensor_mark
 
 __all__ = ["DivergenceError", "History", "fit", "relative_gradient"]
 
@@ -86,7 +89,9 @@ def fit(
         monitor: A `featlearn.Monitor`, told of every step before its update, and of the trained model at the end.
         run: Where losses and checkpoints go: a `featlearn.runs.Run`, or a folder, in which a run is made. A run that
             has a checkpoint is taken up there: killed at any instant and called again with the same arguments,
-            training ends with the same bits as if nothing had happened (on the same threads and versions).
+            training ends with the same bits as if nothing had happened (on the same threads and versions). Other
+            arguments are refused. If the folder holds a run of another training without a checkpoint, a new run is
+            made beside it, in ``<folder>-2``, with a warning.
         checkpoint_every: Updates between checkpoints; one is written at the end as well. None writes none.
         progress: Whether to show a bar on stderr, if that is a terminal.
 
@@ -135,12 +140,18 @@ def fit(
     history = History()
     began = time.perf_counter()
     devices: list[Any] = sorted({p.device.index for p in parameters if p.device.type == "cuda"})
-    described = {} if run is None else _settings(loss, updates, schedule, total, batch) | {"data": data_mark(X, y)}
+    described: dict[str, Any] = {}
+    if run is not None:
+        described = _settings(loss, updates, schedule, total, batch)
+        described |= {"data": tensor_mark(X, y), "generator": tensor_mark(generator.get_state())}
     training = Training(
         model, updates, scheduler, generator, devices, described, torch.arange(len(X)), losses=history.loss
     )
     with ExitStack() as stack:
-        own_run = run if isinstance(run, Run) or run is None else stack.enter_context(Run.at(run, described))
+        if run is None or isinstance(run, Run):
+            own_run = run
+        else:
+            own_run = stack.enter_context(_run_in(run, described | {"steps": total, "start": model_mark(model)}))
         stack.enter_context(_own_randomness(generator, devices))
         advance = stack.enter_context(progress_bar(total, "training", progress))
         stored = None if own_run is None else own_run.checkpoint()
@@ -278,6 +289,24 @@ def _settings(
         "schedule": None if schedule is None else f"{_name(schedule)} over {total} steps",
         "batch": batch,
     }
+
+
+def _run_in(folder: str | os.PathLike[str], config: dict[str, Any]) -> Run:
+    """Open the run of a folder that this training continues or repeats from its start, or make a new one."""
+    old = run_to_continue(folder)
+    if old is not None and (old.checkpoint_steps() or old.config == as_settings(config)):
+        run = Run.open(folder, write=True)
+        if not run.checkpoint_steps():
+            run.repeat_from(0)  # the same training, which ended before its first checkpoint
+        return run
+    run, told = launch(folder, config)
+    if told is not None:
+        try:
+            warnings.warn(told, UserWarning, stacklevel=3)
+        except UserWarning:
+            run.close()
+            raise
+    return run
 
 
 def _name(of: Any) -> str:

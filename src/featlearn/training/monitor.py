@@ -6,7 +6,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
-from featlearn.errors import InputError
+from featlearn.errors import FeatlearnError, InputError
 from featlearn.features import FeatureAccumulator, in_processes
 from featlearn.features.decay import WeightDecay
 from featlearn.features.losses import Loss
@@ -27,6 +27,7 @@ from featlearn.runs import Run
 from featlearn.training import snapshot as measuring
 from featlearn.training.checks import as_directions, as_number, as_parts, as_step
 from featlearn.training.evolution import evolution
+from featlearn.training.launches import open_run, stored_start
 from featlearn.training.plan import Plan, plan_measurement, sizes_of
 from featlearn.training.probe_rows import take_rows
 from featlearn.training.recorder import Recorder
@@ -54,12 +55,17 @@ class Monitor:
         model: Any module; compiled and DistributedDataParallel ones are unwrapped.
         data: Rows to measure on, as `featlearn.probe` takes them; the first ``samples`` are kept, and are the same
             each time.
-        run: Where to write: a `featlearn.runs.Run`, or a folder, in which a run is opened or made; None keeps numbers
-            in memory only. A run that is opened again has the initial weights of its first start. A run that the
-            monitor has opened is finished by `close`, or at the end of a ``with`` block; otherwise it counts as
-            interrupted.
-        config: Settings of the run that is made in the folder ``run``, such as ``{"lr": 0.1}``: the dashboard shows
-            them, and tells runs apart by them.
+        run: Where to write: a `featlearn.runs.Run` that is open for writing, or a folder, in which a run is made. If
+            the folder holds a run with steps already, the new run is made beside it, in ``<folder>-2``,
+            ``<folder>-3``, ..., with a warning; ``monitor.run.path`` is its folder. None keeps numbers in memory only.
+            A run that the monitor has opened is finished by `close`, or at the end of a ``with`` block; otherwise it
+            counts as interrupted.
+        config: Config of the run in the folder ``run``, such as ``{"lr": 0.1}``: the dashboard shows it, and tells runs
+            apart by it.
+        resume: Whether to continue the run in the folder ``run``, if it has steps: weights are compared with its
+            initial weights, and steps that are not numbered are counted on. A config or architecture other than the
+            run's is refused. A folder without a run gets a new one, so that a script that restarts itself can always
+            pass True.
         every: Steps between measurements, ``"log"`` for about eight a decade, or a list of steps.
         budget: Share of the training time that measuring may take, such as 0.05; see `featlearn.training.Budget`.
         measure: Of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``; None takes all four.
@@ -119,6 +125,7 @@ class Monitor:
         *,
         run: Run | str | os.PathLike[str] | None = None,
         config: Mapping[str, Any] | None = None,
+        resume: bool = False,
         every: Every = "log",
         budget: float | None = None,
         measure: str | Iterable[str] | None = None,
@@ -158,14 +165,15 @@ class Monitor:
         self._plan: Plan | None = None
         self._on_error = on_error
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
-        # Before the run is opened: a start that is refused leaves nothing behind.
-        self._initial = self._start_model(initial, run if self._writes else None)
-        if self._writes:
-            owns = not isinstance(run, Run)
-            self._recorder = Recorder(self._opened(run, owns, config), owns, trackers, on_error)
         self._start: measuring.Start | None = None
         self.latest: Snapshot | None = None
-        self._next, self._last = 0, -1
+        self._last = -1
+        # Before the run is opened: a start that is refused leaves nothing behind.
+        stored, self._next = self._by_the_first(lambda: stored_start(run, config, resume, unwrap(model)))
+        self._initial = self._start_model(initial, stored)
+        opened = self._by_the_first(lambda: open_run(run, config, resume, self._initial.state_dict()), tell=False)
+        if self._writes:
+            self._recorder = Recorder(opened, not isinstance(run, Run), trackers, on_error)
         self._told = 0
 
     @property
@@ -179,8 +187,8 @@ class Monitor:
         """Tell the monitor of a step; it measures if the step is one to measure at.
 
         Args:
-            step: Number of the step; None counts calls, from 0. A number that was just told (gradient accumulation)
-                is measured once.
+            step: Number of the step; None counts calls, from 0, or from the step after the last one of a run that is
+                continued. A number that was just told (gradient accumulation) is measured once.
             scalars: Numbers of the training, such as ``loss=...``, ``test_loss=...``; always recorded.
 
         Returns:
@@ -373,33 +381,32 @@ class Monitor:
         torch.distributed.broadcast_object_list(told, src=0)
         return told[0]
 
+    def _by_the_first(self, work: Callable[[], Any], tell: bool = True) -> Any:
+        """Do something in process 0 only; the others get its result, if it is told, or its error.
+
+        Without the error they would wait forever for a process that has ended.
+        """
+        done, error = None, None
+        if self._writes:
+            try:
+                done = work()
+            except Exception as trouble:  # whatever it is, the others must hear of it
+                error = trouble
+        kind = type(error) if isinstance(error, FeatlearnError) else FeatlearnError
+        told, failed = self._told_by_the_first((done if tell else None, error and (kind, str(error))))
+        if error is not None:
+            raise error
+        if failed is not None:
+            raise failed[0](f"process 0: {failed[1]}")
+        return told if tell else done
+
     # -- the start ----------------------------------------------------------------------------------------------------
 
-    def _opened(
-        self, run: Run | str | os.PathLike[str] | None, owns: bool, config: Mapping[str, Any] | None
-    ) -> Run | None:
-        if config is not None and (run is None or isinstance(run, Run)):
-            raise InputError(
-                "config belongs to a run that the monitor makes: give it a folder as run, or leave config out"
-            )
-        if run is None:
-            return None
-        opened = run if isinstance(run, Run) else Run.at(run, config)
-        try:
-            if opened.initial() is None:
-                opened.save_initial(dict(self._initial.state_dict()))
-        except BaseException:
-            if owns:
-                opened.close()
-            raise
-        return opened
-
     def _start_model(
-        self, initial: nn.Module | Mapping[str, Tensor] | None, run: Run | str | os.PathLike[str] | None
+        self, initial: nn.Module | Mapping[str, Tensor] | None, stored: Mapping[str, Tensor] | None
     ) -> nn.Module:
         """The model before training: as given, as the run has it, or as it is now."""
         own = unwrap(self._model)
-        stored = self._told_by_the_first(_initial_of(run))
         if initial is None:
             initial = stored
         with preserved_rng():
@@ -412,12 +419,3 @@ class Monitor:
         number = self._next if step is None else as_step(step)
         self._next = number + 1
         return number
-
-
-def _initial_of(run: Run | str | os.PathLike[str] | None) -> dict[str, Any] | None:
-    """The weights that a run began with, if there is such a run, and somebody has kept them."""
-    if run is None:
-        return None
-    if isinstance(run, Run):
-        return run.initial()
-    return Run.open(run).initial() if Run.is_in(run) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -36,6 +36,7 @@ class Recorder:
         self.run = run
         self._record = run  # can be read when it is closed
         self._owns, self._trackers, self._on_error = owns, list(trackers), on_error
+        self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
 
@@ -75,7 +76,7 @@ class Recorder:
         frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
         if self._record is not None:
             with self._going_on("the run cannot be read", RunStoreError):
-                stored = self._record.metrics()
+                stored = self._record.metrics() if self._stored is None else self._stored
                 frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
         return frame.sort_values("step", kind="stable", ignore_index=True)
 
@@ -89,8 +90,18 @@ class Recorder:
                     tracker.close()
         finally:
             if run is not None and self._owns and run.writes:
-                with self._going_on("the run cannot be finished", RunStoreError):
-                    run.finish(status)
+                try:
+                    with self._going_on("the run cannot be finished", RunStoreError):
+                        run.finish(status)
+                finally:
+                    self._give_up(run)
+
+    def _give_up(self, run: Run) -> None:
+        """Close a run that could not be finished: it counts as interrupted, and others may write it."""
+        if run.writes:
+            with suppress(RunStoreError):  # its files may be gone, and only the open connection has the numbers
+                self._stored = run.metrics()
+            run.close()
 
     def _logged(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
         """Whether there is a run, and it has taken numbers and words."""

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from featlearn.errors import InputError
 from featlearn.runs import Run
 
-__all__ = ["Training", "check_same_training", "data_mark"]
+__all__ = ["Training", "changed_tensors", "check_same_training", "model_mark", "tensor_mark"]
 
 
 @dataclass
@@ -95,7 +95,9 @@ class Training:
 def check_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with other data or settings than the run began with."""
     changed = [
-        f"{name} was {before.get(name)!r} and is {value!r}" for name, value in now.items() if before.get(name) != value
+        f"{name} was {before[name]!r} and is {value!r}"
+        for name, value in now.items()
+        if name in before and before[name] != value  # older checkpoints lack some
     ]
     if changed:
         raise InputError(
@@ -104,18 +106,20 @@ def check_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
 
 
 def _check_same_model(before: Mapping[str, Any], model: nn.Module) -> None:
-    now = model.state_dict()
-    other = sorted(before.keys() ^ now.keys())
-    other += [
-        name
-        for name, value in now.items()
-        if isinstance(value, Tensor)
-        and not isinstance(value, UninitializedParameter)
-        and name in before
-        and value.shape != before[name].shape
-    ]
-    if other:
+    if other := changed_tensors(before, model.state_dict()):
         raise InputError(f"the run began with a model of another architecture: they differ in {', '.join(other[:5])}")
+
+
+def changed_tensors(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names that only one of two state_dicts has, then those of another shape."""
+    shapes = [
+        name for name in now if name in before and _has_shape(now[name]) and now[name].shape != before[name].shape
+    ]
+    return sorted(before.keys() ^ now.keys()) + shapes
+
+
+def _has_shape(value: Any) -> bool:
+    return isinstance(value, Tensor) and not isinstance(value, UninitializedParameter)
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -128,12 +132,19 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def data_mark(X: Tensor, y: Tensor) -> str:
-    """A short mark of the data, to tell other data apart."""
+def model_mark(model: nn.Module) -> str:
+    """Return a short mark of the weights and buffers of a model."""
+    state = {name: value for name, value in model.state_dict().items() if _has_shape(value)}
+    return tensor_mark(*(state[name] for name in sorted(state)))
+
+
+def tensor_mark(*tensors: Tensor) -> str:
+    """Return a short mark of tensors, to distinguish other data."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (X, y):
+    for part in tensors:
         digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
-        digest.update(part.detach().cpu().resolve_conj().resolve_neg().contiguous().view(torch.uint8).numpy().tobytes())
+        flat = part.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -17,6 +17,7 @@ from featlearn.capture import Forward, at_rest
 from featlearn.errors import InputError
 from featlearn.features import FeatureAccumulator, NotMeasuredError, Report, in_processes
 from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
+from featlearn.kernels.alignment import labels_vary
 from featlearn.layers import Layer
 from featlearn.spectra import (
     Phase,
@@ -211,7 +212,7 @@ def kernel_numbers(
         after = _eigenvalues(kernel)
         found, of = _spectrum_numbers(start.spectra[key], after, kind)
         targets = None if rows.kernel_targets is None else rows.kernel_targets[: len(kernel)]
-        if targets is not None and kernel.any() and targets.any():
+        if targets is not None and kernel.any() and labels_vary(targets):
             found[f"{kind}.kta"] = kernel_target_alignment(kernel, targets)
         numbers.setdefault(layer, {}).update(found)
         own = kind if layer is None else f"{layer}/{kind}"

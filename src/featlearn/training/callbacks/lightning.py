@@ -25,7 +25,8 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
     Args:
         data: Rows to measure on; None takes the first ones of the training loader.
         module: Path of the submodule to watch, if not the whole LightningModule (whose ``forward`` is called).
-        options: Of `featlearn.Monitor`: ``run``, ``every``, ``budget``, ``loss``, ...
+        options: Options of `featlearn.Monitor`: ``run``, ``every``, ``budget``, ``loss``, ... Pass ``resume=True``
+            where ``trainer.fit(..., ckpt_path=...)`` continues a training whose run is in the folder ``run``.
 
     Attributes:
         monitor: The `featlearn.Monitor`, once training has begun.
@@ -42,6 +43,8 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
             model = pl_module if self._module is None else pl_module.get_submodule(self._module)
         except AttributeError as error:
             raise InputError(f"module={self._module!r} is no part of the LightningModule: {error}") from error
+        if self.monitor is not None:
+            self.monitor.close("failed")  # of a training that has ended without a word
         self.monitor = Monitor(model, data, **self._options)
         self.monitor.step(trainer.global_step)
 

@@ -20,7 +20,8 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
 
     Args:
         data: Rows to measure on; None takes the first ones of the training loader.
-        options: Of `featlearn.Monitor`: ``run``, ``every``, ``budget``, ``layers``, ...
+        options: Options of `featlearn.Monitor`: ``run``, ``every``, ``budget``, ``layers``, ... Pass ``resume=True``
+            where ``trainer.train(resume_from_checkpoint=...)`` continues a training whose run is in the folder ``run``.
 
     Attributes:
         monitor: The `featlearn.Monitor`, once training has begun.
@@ -33,6 +34,8 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the monitor and measure the start."""
         data = kwargs.get("train_dataloader") if self._data is None else self._data
+        if self.monitor is not None:
+            self.monitor.close("failed")  # the Trainer begins again after an error: with smaller batches, for instance
         self.monitor = Monitor(kwargs["model"], data, **self._options)
         self.monitor.step(state.global_step)
 
