@@ -114,6 +114,14 @@ def test_every_source_and_kind(tmp_path: Path) -> None:
             assert "norms vary" in found.table(["reason"])["reason"][name]
 
 
+@pytest.mark.parametrize("sd", [0.3, 1.0])
+def test_scaled_rows_of_an_orthogonal_matrix(sd: float) -> None:
+    """All that its spectrum shows are the norms."""
+    for seed in range(10):
+        weight = torch.linalg.qr(draw(seed, 200, 128))[0].mT * (sd * draw(seed + 1, 128, 1)).exp()
+        assert weight_spectra({"w.weight": weight})["w"].phase_name == "undecided"
+
+
 def test_against_a_start() -> None:
     """Rows that grow, each in its own measure, are no new direction."""
     start = {"w.weight": draw(0, 200, 120), "s.weight": draw(1, 200, 120)}

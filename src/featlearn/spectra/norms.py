@@ -96,7 +96,7 @@ def against_norms(found: Phase, make_weight: Callable[[], Tensor]) -> Phase:
 
     Spikes and heavy tails are compared with those of copies of the matrix that have random signs, if its norms vary
     more than chance makes them. Spikes are explained if the largest eigenvalue does not exceed the largest of eight
-    copies by more than their range, a heavy tail if its eigenvalues are those of a copy, rank by rank (the median
+    copies by more than their range, a heavy tail also if its eigenvalues are those of a copy, rank by rank (the median
     ratio is within 10%). A signal survives: it needs signs that agree along rows and columns. Where the phase is
     undecided anyway, norms that vary are added to its reason.
 
@@ -131,10 +131,15 @@ def against_norms(found: Phase, make_weight: Callable[[], Tensor]) -> Phase:
         tail = slice(-found.evidence.tail.fit.n_tail, None)
         copy = gram_eigenvalues(random_signs(weight, 0))
         ratios = values[tail] / copy[-values.size :][tail].clip(min=np.finfo(float).tiny)
-        if float(np.median(np.abs(np.log(ratios)))) > _SAME_TAIL:
+        same = float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL
+        if beyond.size and not same:
             return found
         also = f"; {beyond.size} of its eigenvalues are beyond that" if beyond.size else ""
-        reason = f"{varying}: the same entries with random signs have the same heavy tail{also}"
+        reason = (
+            f"{varying}: the same entries with random signs "
+            + ("have the same heavy tail" if same else f"reach as far as the tail ({threshold * unit:.3g})")
+            + also
+        )
     elif beyond.size:
         return found
     else:
