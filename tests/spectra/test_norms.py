@@ -87,6 +87,17 @@ def test_equal_norms_and_signals_are_what_they_were(seed: int) -> None:
         assert weight_spectra({"w.weight": weight})["w"].phase_name == wanted, name
 
 
+def test_a_spike_that_is_mostly_one_row() -> None:
+    """Its eigenvalue is hardly beyond the norm of that row, but other rows are parallel to it."""
+    for seed in range(5):
+        v = draw(seed + 7, 150)
+        weight = draw(seed, 200, 150)
+        weight[:3] += 3 * bbp_threshold(200, 150) * torch.outer(torch.tensor([0.96, 0.25, 0.1]).double(), v / v.norm())
+        assert weight_spectra({"w.weight": weight})["w"].phase_name == "bulk + spikes"
+        weight[1:3] = draw(seed + 8, 2, 150)  # and without them there is only the norm
+        assert weight_spectra({"w.weight": weight})["w"].phase_name == "undecided"
+
+
 def test_a_spike_survives_varying_norms() -> None:
     for seed in range(3):
         weight = scaled(seed, 200, 200, rows=0.3) + 6 * (spiked(seed, 200, 200, 1.0) - draw(seed, 200, 200))
