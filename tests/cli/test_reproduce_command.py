@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from featlearn.runs import load_nested, save_nested
+
 
 @pytest.mark.parametrize("form", ["text", pytest.param("json", marks=pytest.mark.slow)])
 def test_an_experiment_by_name_prints_and_writes_its_claims(form: str, featlearn: Any) -> None:
@@ -20,6 +22,13 @@ def test_an_experiment_by_name_prints_and_writes_its_claims(form: str, featlearn
         assert "3 claims" in done.out
     for name in ("index.html", "nfa-fig1.html", "ledger.csv", "ledger.json", "nfa-fig1/figure-1.png"):
         assert (featlearn.folder / "found" / name).stat().st_size
+    if form == "text":
+        for point in (featlearn.folder / "found" / "nfa-fig1" / "smoke" / "points").iterdir():
+            save_nested(point, load_nested(point)[0])  # as an older version wrote them
+        kept = featlearn("reproduce", "nfa-fig1", "--scale", "smoke", "--out", "found", "--keep-stale")
+        assert kept.code == 0, kept.err
+        assert "3 claims: 3 stale" in kept.out
+        assert "stale" in (featlearn.folder / "found" / "nfa-fig1.html").read_text()
 
 
 def test_the_list(featlearn: Any) -> None:

@@ -339,7 +339,7 @@ def test_a_file_is_data_alone(tmp_path: Path) -> None:
     with safetensors.safe_open(path, framework="np") as stored:
         described = json.loads(stored.metadata()["featlearn"])
         assert {stored.get_tensor(name).dtype for name in stored.keys()} == {np.dtype(np.float64)}  # noqa: SIM118
-    assert described["schema_version"] == 1
+    assert described["schema_version"] == 2
     assert described["kind"] == "RFMClassifier"
 
 

@@ -291,7 +291,7 @@ def test_few_rows_are_folds_of_their_own() -> None:
 
 def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
     problem = problem_of()
-    spread = torch.full((40,), 0.5, dtype=torch.float64)
+    spread = torch.full_like(problem.targets, 0.5 / problem.targets.shape[1])
     settings = replace(FIXED, n_iter=1)
     plain, merged = learn(problem, settings), learn(replace(problem, spread=spread), settings)
     apart = 0.5 * 40 / problem.total

@@ -223,8 +223,10 @@ def test_arrays_are_numbers_by_position():
     assert list(encoder.get_feature_names_out()) == ["x0", "x1", "x1 missing"]
     assert not hasattr(encoder, "feature_names_in_")
     named = TableEncoder().fit(pd.DataFrame(X, columns=["a", "b"]))
-    np.testing.assert_array_equal(named.transform(X), encoder.transform(X))
-    np.testing.assert_array_equal(encoder.transform(pd.DataFrame(X, columns=["a", "b"])), encoder.transform(X))
+    with pytest.warns(UserWarning, match="was fitted with feature names: columns are taken by position"):
+        np.testing.assert_array_equal(named.transform(X), encoder.transform(X))
+    with pytest.warns(UserWarning, match="X has feature names, but TableEncoder was fitted without feature names"):
+        np.testing.assert_array_equal(encoder.transform(pd.DataFrame(X, columns=["a", "b"])), encoder.transform(X))
     assert make_tabular(Ridge()).fit(X, [1, 2, 3]).predict(X).shape == (3,)
     with pytest.raises(InputError, match="X has 1 features, but TableEncoder is expecting 2"):
         encoder.transform(X[:, :1])

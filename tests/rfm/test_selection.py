@@ -70,7 +70,7 @@ def naive_error(
         if not math.isnan(row[0]):
             total += float(problem.weights[i])
             squares += float(problem.weights[i]) * sum(entry**2 for entry in row)
-            squares += 0.0 if problem.spread is None else float(problem.spread[i])
+            squares += 0.0 if problem.spread is None else float(problem.spread[i].sum())
     return squares / total, residuals
 
 
@@ -161,7 +161,7 @@ VIEWED = {
 @pytest.mark.parametrize("left_out", VIEWED)
 def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: bool, left_out: str) -> None:
     x, y, w = rows_of(30)
-    problem = Problem(x, y, w, VIEWED[left_out], intercept=intercept, spread=0.3 * w.flip(0))
+    problem = Problem(x, y, w, VIEWED[left_out], intercept=intercept, spread=torch.stack([0.2 * w.flip(0), 0.1 * w], 1))
     views = seen_by_three(problem)
     assert len(views) > 1
     for shift in (1e-3, 1.0):
@@ -176,7 +176,7 @@ def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: b
 
 def test_rows_that_nobody_judges_do_not_count() -> None:
     x, y, w = rows_of(12)
-    spread = torch.rand(12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    spread = torch.rand(12, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     problem, judged = Problem(x, y, w, spread=spread), torch.arange(12) % 3 == 1
     residuals = oracles.numbers(12, 2, seed=3)
     wanted = (w[judged] @ residuals[judged].square().sum(1) + spread[judged].sum()) / w[judged].sum()

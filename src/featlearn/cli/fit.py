@@ -217,7 +217,8 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
             {"The feature matrix, and its diagonal": figure},
         )
     )
-    history = machine.history_.rename(columns={"effective_rank": "effective rank"})
+    # The table has one target: the standardized error is the same error in another unit.
+    history = machine.history_.drop(columns="standardized_error").rename(columns={"effective_rank": "effective rank"})
     sections.append(
         Section(
             "How it was learnt",

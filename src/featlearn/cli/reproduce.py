@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["reproduce"]
 
-_COLOURS = {"reproduced": "green", "differs": "red"}
+_COLOURS = {"reproduced": "green", "differs": "red", "stale": "yellow"}
 _SHORT = {"not tried at this size": "not tried", "data not present": "no data"}
 _ROOMY = 100  # columns of a terminal that has room for places in the papers
 
@@ -38,11 +38,16 @@ def reproduce(
     backend: Annotated[str, typer.Option(help="loky (processes here), threading or ray (a cluster).")] = "loky",
     out: Annotated[Path, typer.Option(help="Folder for what is measured, and for the pages.")] = Path("reproductions"),
     device: Annotated[str, typer.Option(help="Only cpu, for now.")] = "cpu",
+    keep_stale: Annotated[
+        bool, typer.Option("--keep-stale", help="Keep measurements of another version, and call their claims stale.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON instead.")] = False,
 ) -> None:
     """Run what the papers ran, and say claim by claim whether it holds here.
 
-    Measurements are kept: called again, it goes on where it was. Data sets
+    Measurements are kept: called again, it goes on where it was. Those of
+    another version of featlearn are measured again, where the code that they
+    depend on has changed; --keep-stale leaves them and says so. Data sets
     come from the folder that FEATLEARN_DATA names; an experiment whose data
     are not there says which files it wants.
 
@@ -79,8 +84,9 @@ def reproduce(
 
             wanted = [experiment.name for experiment in chosen]
             for found in reproductions(
-                wanted, scale, folder=out, n_jobs=jobs, backend=backend, device=device, told=told
-            ):
+                wanted, scale, folder=out, n_jobs=jobs, backend=backend, device=device, told=told,
+                keep_stale=keep_stale,
+            ):  # fmt: skip
                 page = write_ledger([found], out)
                 done.append(found)
                 if not as_json:

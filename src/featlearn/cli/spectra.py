@@ -27,7 +27,7 @@ _MEANINGS = {
     "bulk + spikes": "a few eigenvalues have left the bulk: directions that were learnt",
     "heavy tail": "eigenvalues over many orders: a power law",
     "rank collapse": "most directions are gone",
-    "undecided": "none of these, or too few eigenvalues to tell",
+    "undecided": "none of these, too few eigenvalues to tell, or norms of rows or columns explain it",
 }
 
 

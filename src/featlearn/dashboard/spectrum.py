@@ -24,7 +24,8 @@ MEANINGS = {
     "bulk + spikes": "A few eigenvalues have left the bulk: the layer has learnt a few directions.",
     "heavy tail": "The largest eigenvalues follow a power law: features of many sizes have been learnt.",
     "rank collapse": "Many eigenvalues have vanished: the layer passes on fewer directions than it could.",
-    "undecided": "The numbers fit none of the named phases, or there are too few eigenvalues to tell.",
+    "undecided": "The numbers fit none of the named phases, there are too few eigenvalues to tell, "
+    "or the norms of rows or columns alone explain them.",
 }
 """Phases in a sentence for people who have not read the paper."""
 
@@ -86,11 +87,13 @@ def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str)
         evidence = found.evidence
         answer["phase"] = said or found.name
         answer["meaning"] = MEANINGS.get(answer["phase"], "")
-        if found.name == answer["phase"]:
+        # The monitor saw the matrix: what its norms explain is undecided there, and has no spikes here.
+        agreed = found.name == answer["phase"]
+        if agreed:
             answer["reason"] = found.reason
         if evidence is not None:
             answer["initial_edge"] = None if evidence.initial_edge is None else evidence.initial_edge.edge
-            answer["spikes"] = rounded(np.array(evidence.spikes[:50]))
+            answer["spikes"] = rounded(np.array(evidence.spikes[:50])) if agreed else []
             if answer["edge"] is None and evidence.trained_edge is not None:
                 answer["edge"] = evidence.trained_edge.edge
             if answer["alpha"] is None and evidence.tail is not None:

@@ -56,7 +56,8 @@ def ledger_table(records: Iterable[Record]) -> pd.DataFrame:
 def write_ledger(reproductions: Sequence[Reproduction], folder: str | os.PathLike[str]) -> Path:
     """Write a page an experiment, their figures and tables, and the index of all claims.
 
-    Experiments that are in the folder already stay in the index, unless they are among these.
+    Experiments that are in the folder already stay in the index, unless they are among these; claims that were measured
+    with another version of the source are shown as stale.
 
     Args:
         reproductions: From `featlearn.lab.reproduce`.
@@ -84,6 +85,11 @@ def write_page(done: Reproduction, folder: Path) -> Path:
     ]
     if done.result is None:
         parts.append(paragraph(done.trouble))
+    if done.stale:
+        text = (
+            f"{done.stale} of {done.points[1]} points are stale: they were measured with another version of featlearn."
+        )
+        parts.append(paragraph(f"{text} Run it again without keeping them to have verdicts."))
     if done.claims:
         parts += [heading("Claims"), _claims_table(done.claims)]
     if done.result is not None:
@@ -199,7 +205,7 @@ def _summary(records: Sequence[Record]) -> str:
 
 def _points(done: Reproduction) -> str:
     total, measured = done.points
-    return f"{measured} of {total}"
+    return f"{measured} of {total}" + (f", {done.stale} of them stale" if done.stale else "")
 
 
 def _minutes(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,33 @@ from featlearn.errors import InputError
 from featlearn.lab.experiments.claim import Claim
 from featlearn.lab.experiments.experiment import PAPERS
 from featlearn.lab.experiments.registry import all_experiments
+from featlearn.lab.fingerprint import source_fingerprint
 from featlearn.lab.reproduce import Reproduction
 from featlearn.numerics.files import whole_file
 
 __all__ = ["Record", "read_records", "record_of", "write_records"]
 
-_VERSION = 1
+_VERSION = 2  # 1 had no source
+_READ = (1, 2)
 
 
 @dataclass(frozen=True)
 class Record:
-    """An experiment that was run: its claims, without figures and tables."""
+    """An experiment that was run: its claims, without figures and tables.
+
+    Attributes:
+        name: Name of the experiment.
+        title: Title of the experiment.
+        paper: Key of its paper.
+        covers: Tables and figures that it stands for.
+        scale: Scale that it was run at.
+        seconds: Seconds of work.
+        trouble: Why there is no result, in a sentence.
+        remarks: Remarks on the result.
+        claims: Claims with their measurements.
+        source: Fingerprint of the source that all points were measured with; empty if there are several, or if it is
+            not known.
+    """
 
     name: str
     title: str
@@ -32,6 +48,7 @@ class Record:
     trouble: str
     remarks: str
     claims: tuple[Claim, ...]
+    source: str = ""
 
     @property
     def paper_title(self) -> str:
@@ -52,6 +69,7 @@ def record_of(done: Reproduction) -> Record:
         trouble=done.trouble,
         remarks=done.result.remarks if done.result is not None else "",
         claims=done.claims,
+        source="" if done.stale else source_fingerprint(experiment.measure),
     )
 
 
@@ -61,7 +79,7 @@ def read_records(file: Path) -> list[Record]:
         return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        if found["schema_version"] != _VERSION:
+        if found["schema_version"] not in _READ:
             raise InputError(f"{file.name} was written by another version of featlearn: remove it and run again")
         return [_decode(one) for one in found["experiments"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -69,8 +87,11 @@ def read_records(file: Path) -> list[Record]:
 
 
 def write_records(file: Path, records: list[Record]) -> list[Record]:
-    """Add records to those of the file, in place of older ones of the same experiment; in the papers' order."""
-    known = {record.name: record for record in [*read_records(file), *records]}
+    """Add records to those of the file, in place of older ones of the same experiment; in the papers' order.
+
+    Claims of the others are stale if they were measured with another source than today's.
+    """
+    known = {record.name: record for record in [*map(_dated, read_records(file)), *records]}
     order = {name: place for place, name in enumerate(all_experiments())}
     found = sorted(known.values(), key=lambda record: order.get(record.name, len(order)))
     experiments = [asdict(r) | {"claims": [asdict(c) | {"verdict": c.verdict} for c in r.claims]} for r in found]
@@ -78,6 +99,15 @@ def write_records(file: Path, records: list[Record]) -> list[Record]:
         text = json.dumps({"schema_version": _VERSION, "experiments": experiments}, indent=1)
         draft.write_text(text, encoding="utf-8")
     return found
+
+
+def _dated(record: Record) -> Record:
+    """Return a record of an earlier call with its claims marked as stale, or not, by today's source."""
+    experiment = all_experiments().get(record.name)
+    if experiment is None:
+        return record
+    stale = record.source != source_fingerprint(experiment.measure)
+    return replace(record, claims=tuple(replace(claim, stale=stale) for claim in record.claims))
 
 
 def _decode(one: dict[str, Any]) -> Record:

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from featlearn.errors import FeatlearnError, InputError
 from featlearn.lab.experiments.claim import Claim
 from featlearn.lab.experiments.experiment import Experiment, Outcome, Result
 from featlearn.lab.experiments.registry import find_experiments
+from featlearn.lab.fingerprint import source_fingerprint, versions
 from featlearn.lab.tasks.folders import DataNotPresent
 from featlearn.runs import Run, load_nested, save_nested
 
@@ -42,6 +43,7 @@ class Reproduction:
         points: How many points there are, and how many of them are done.
         trouble: Why there is no result, in a sentence.
         missing_data: Whether that is because a data set is not there.
+        stale: Number of points that were measured with another version of the source, and kept.
     """
 
     experiment: Experiment
@@ -52,12 +54,14 @@ class Reproduction:
     points: tuple[int, int]
     trouble: str = ""
     missing_data: bool = False
+    stale: int = 0
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Those of the result; without data, one that says so."""
+        """Those of the result, stale ones if any point is; without data, one that says so."""
         if self.result is not None:
-            return self.result.claims
+            claims = self.result.claims
+            return tuple(replace(claim, stale=True) for claim in claims) if self.stale else claims
         if not self.missing_data:
             return ()
         where = ", ".join(self.experiment.covers)
@@ -79,11 +83,15 @@ def reproductions(
     backend: str = "loky",
     device: str = "cpu",
     told: Callable[[str, int, int], object] | None = None,
+    keep_stale: bool = False,
 ) -> Iterator[Reproduction]:
     """Run experiments one after the other, the points of each in parallel, and yield each as it is done.
 
-    Every point is written to disk as soon as it is measured, and is not measured again as long as its arguments and
-    the code that measures it are the same (see `Experiment.key`): a call that was killed goes on where it was.
+    Every point is written to disk as soon as it is measured, with a fingerprint of the source that it depends on
+    (`featlearn.lab.fingerprint.source_fingerprint`), and is not measured again as long as its arguments, the code that
+    measures it (see `Experiment.key`) and that source are the same: a call that was killed goes on where it was.
+    Points of another source, or without a fingerprint, are measured again. Versions of Python, torch and numpy are
+    written beside, and are not compared.
 
     Args:
         names: As ``"nfa-fig4"``; none, or ``"all"``, is all.
@@ -95,11 +103,13 @@ def reproductions(
             local one.
         device: "cpu"; anything else is refused.
         told: Called as ``told(name, done, points)`` after every point.
+        keep_stale: Whether to keep points that were measured with another source; the claims of their experiment then
+            have the verdict "stale".
     """
     experiments = find_experiments(names, paper)
     _check(scale, n_jobs, backend, device)
     for experiment in experiments:
-        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None))
+        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None), keep_stale)
 
 
 def _check(scale: str, n_jobs: int, backend: str, device: str) -> None:
@@ -120,13 +130,21 @@ def _check(scale: str, n_jobs: int, backend: str, device: str) -> None:
 
 
 def _reproduce(
-    experiment: Experiment, scale: str, folder: Path, n_jobs: int, backend: str, told: Callable[[str, int, int], object]
+    experiment: Experiment,
+    scale: str,
+    folder: Path,
+    n_jobs: int,
+    backend: str,
+    told: Callable[[str, int, int], object],
+    keep_stale: bool,
 ) -> Reproduction:
     config = experiment.config(scale)
     settings = experiment.settings(config)
     points = list(experiment.points(config))
     values: dict[int, Mapping[str, Any]] = {}
     seconds = 0.0
+    stale = 0
+    source = source_fingerprint(experiment.measure)
     told(experiment.name, 0, len(points))
     try:
         place = folder / experiment.name / scale
@@ -137,13 +155,18 @@ def _reproduce(
             store.mkdir(exist_ok=True)
             files = [store / f"{experiment.key(point)}.safetensors" for point in points]
             for index, file in enumerate(files):
-                if file.exists():
-                    (values[index], seconds_of_point) = _load(file)
-                    seconds += seconds_of_point
+                if not file.exists():
+                    continue
+                found, took, fresh = _load(file, source)
+                if fresh or keep_stale:
+                    values[index] = found
+                    seconds += took
+                    stale += not fresh
             told(experiment.name, len(values), len(points))
+            header = {"source": source, "versions": versions()}
             open_points = [(i, points[i]) for i in range(len(points)) if i not in values]
             for index, measured, took in _measured(experiment, open_points, n_jobs, backend):
-                save_nested(files[index], {"values": measured, "seconds": took})
+                save_nested(files[index], {"values": measured, "seconds": took}, header)
                 run.log_layers(index, {None: {"seconds": took}, _label(points[index]): _scalars(measured)})
                 values[index] = measured
                 seconds += took
@@ -152,7 +175,7 @@ def _reproduce(
             result = experiment.conclude(config, outcomes)
     except DataNotPresent as error:
         count = (len(points), len(values))
-        return Reproduction(experiment, scale, settings, None, seconds, count, str(error), missing_data=True)
+        return Reproduction(experiment, scale, settings, None, seconds, count, str(error), True, stale)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FeatlearnError(
@@ -160,12 +183,13 @@ def _reproduce(
                 "some space and call again"
             ) from error
         raise
-    return Reproduction(experiment, scale, settings, result, seconds, (len(points), len(values)))
+    return Reproduction(experiment, scale, settings, result, seconds, (len(points), len(values)), stale=stale)
 
 
-def _load(file: Path) -> tuple[Mapping[str, Any], float]:
-    state, _ = load_nested(file)
-    return state["values"], float(state["seconds"])
+def _load(file: Path, source: str) -> tuple[Mapping[str, Any], float, bool]:
+    """Return values and seconds of a point, and whether it was measured with this source."""
+    state, header = load_nested(file)
+    return state["values"], float(state["seconds"]), header.get("source") == source
 
 
 def _measured(

@@ -116,14 +116,11 @@ def check_finite(name: str, array: NDArray[Any], columns: Any = None) -> None:
     raise InputError(f"Input {name} contains {'NaN' if np.isnan(value) else 'infinity'} at {place}{cure}")
 
 
-def check_range(rows: NDArray[Any], targets: NDArray[Any], dtype: torch.dtype) -> None:
+def check_range(name: str, array: NDArray[Any], dtype: torch.dtype) -> None:
     """Refuse numbers whose squares, summed, are beyond the dtype."""
-    for name, array in (("X", rows), ("y", targets)):
-        most = math.sqrt(torch.finfo(dtype).max / array.size) / 4
-        if (largest := float(np.abs(array).max())) > most:
-            raise InputError(
-                f"{name} has values up to {largest:.1e}, too large for {dtype}: scale it to below {most:.0e}"
-            )
+    most = math.sqrt(torch.finfo(dtype).max / array.size) / 4
+    if (largest := float(np.abs(array).max())) > most:
+        raise InputError(f"{name} has values up to {largest:.1e}, too large for {dtype}: scale it to below {most:.0e}")
 
 
 def check_memory(rows: int, dtype: torch.dtype, max_memory: Any, direct: bool) -> None:

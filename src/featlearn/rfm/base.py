@@ -36,6 +36,7 @@ from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.machine import Iteration, Machine, learn
 from featlearn.rfm.problem import HeldOut, Problem, merge_rows, some_rows
 from featlearn.rfm.saving import check_arrays, load_machine, save_machine
+from featlearn.rfm.targets import TargetUnits, target_units
 from featlearn.rfm.updates import root_of, transform
 
 __all__ = ["FeatureMachine"]
@@ -115,19 +116,26 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         used = weights > 0
         if not used.any():
             raise InputError("sample_weight is zero for every row: at least one must be positive")
-        if (targets[used] == targets[used][0]).all():
+        # Outputs count the same in M and in every choice, whatever their units; class codes have one unit.
+        targets = targets[used]
+        self._units = TargetUnits.none(targets.shape[1])
+        if not classifier:
+            check_range("y", targets, torch.float64)
+            self._units = target_units(targets, weights[used], centered=bool(self.fit_intercept))
+            targets = self._units.standardize(targets)
+        if (targets == targets[0]).all():
             settings = replace(settings, update="none")  # M would be learnt from rounding
         # A splitter was made for all rows, a number of folds is meant for those that count.
         folds = None
         if not isinstance(self.validation, numbers.Integral):
             folds = fold_numbers(self.validation, X, y, classifier)
             folds = None if folds is None else np.unique(folds[used], return_inverse=True)[1]
-        X, y, targets, weights = X[used], y[used], targets[used], weights[used]
+        X, y, weights = X[used], y[used], weights[used]
         if isinstance(self.validation, numbers.Integral):
             folds = fold_numbers(self.validation, X, y, classifier)
         # The median: a mean would lie with one far row, and make others equal.
         self._center = np.median(X, axis=0) if settings.kernel.radial else np.zeros(X.shape[1])
-        check_range(X - self._center, targets, resolve_dtype(self.dtype))
+        check_range("X", X - self._center, resolve_dtype(self.dtype))
         held, kept = self._held_out(X, targets, weights, folds)
         problem = self._problem(
             X[kept], targets[kept], weights[kept], None if folds is None else folds[kept], rng, held
@@ -174,7 +182,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             coded = self._coded(validation[1], len(X_val))
             if coded.shape[1] != targets.shape[1]:
                 raise InputError(f"y_val must have {targets.shape[1]} outputs as y has, got {coded.shape[1]}")
-            return self._as_held(X_val, coded, np.ones(len(X_val))), kept
+            return self._as_held(X_val, self._units.standardize(coded), np.ones(len(X_val))), kept
         raise wrong_validation(validation)
 
     def _coded(self, y: Any, rows: int) -> Array:
@@ -206,6 +214,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             held,
             bool(self.fit_intercept),
             self._tensor(merged.spread[order]),
+            torch.from_numpy(self._units.scale).to(resolve_device(self.device)),
         )
 
     def _run(self, problem: Problem, settings: Any, refit: Problem | None) -> Machine:
@@ -229,8 +238,8 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         self.bandwidth_ = machine.fit.bandwidth
         self.condition_ = machine.fit.condition
         self.validation_error_ = machine.error
-        self.dual_coef_ = machine.fit.alpha.cpu().double().numpy()
-        self.intercept_ = machine.mean.cpu().double().numpy()
+        self.dual_coef_ = machine.fit.alpha.cpu().double().numpy() * self._units.scale
+        self.intercept_ = self._units.restore(machine.mean.cpu().double().numpy())
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
@@ -246,7 +255,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             u = transform(self._like_centers(X[rows]), root)
             found = self._kernel.matrix(u, fitted, machine.fit.bandwidth) @ machine.fit.alpha + machine.mean
             outputs[rows] = found.cpu().numpy()
-        return outputs
+        return self._units.restore(outputs)  # in float64: a far offset would take all digits of float32
 
     def _like_centers(self, X: Array) -> Tensor:
         return torch.from_numpy(X - self._center).to(self._machine.centers)
@@ -293,6 +302,8 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             "alpha": machine.fit.alpha,
             "mean": machine.mean,
             "origin": torch.from_numpy(self._center),
+            "target_offset": torch.from_numpy(self._units.offset),
+            "target_scale": torch.from_numpy(self._units.scale),
         }
         described = {
             "kind": type(self).__name__,
@@ -330,6 +341,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             if len(self.feature_names_in_) != self.n_features_in_:
                 raise InputError(f"it has {self.n_features_in_} features and {len(self.feature_names_in_)} names")
         self._center = tensors["origin"].numpy()
+        self._units = TargetUnits.none(tensors["mean"].numel())
+        if "target_scale" in tensors:  # absent in format 1, which had the user's units throughout
+            offset, scale = tensors["target_offset"].numpy(), tensors["target_scale"].numpy()
+            self._units = replace(self._units, offset=offset, scale=scale)
         machine = Machine(
             tensors["metric"].to(device), tensors["centers"].to(device), fit, tensors["mean"].to(device),
             unseen=None, history=history, **described["machine"],

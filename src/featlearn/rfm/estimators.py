@@ -31,6 +31,11 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
     has not seen the row (`featlearn.rfm.judging.Judge`): all rows are used, and no validation set is needed. Features
     should be on one scale: `featlearn.make_tabular` sees to that, and to categories and gaps.
 
+    Targets are standardized inside `fit`, each output by its weighted mean and standard deviation (by its root mean
+    square if ``fit_intercept=False``), so that M and every choice are the same in any units: scaling or shifting one
+    output scales or shifts its own predictions and changes no other. Predictions, ``dual_coef_``, ``intercept_`` and
+    errors are in the units of y.
+
     Args:
         kernel: "laplace" ``exp(-r/L)``, "gaussian" ``exp(-(r/L)^2)``, "exponential" ``exp(-(r/L)^exponent)``, "lpq"
             ``exp(-(|M^{1/2}(x - z)|_norm / L)^exponent)``; of ``t = x^T M z / L^2``: "quadratic" ``t^2``,
@@ -39,13 +44,15 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
             ``(FACT M M^T FACT^T)^{1/4}``, "nfa" ``AGOP^power``; "none" keeps M = I: plain kernel regression.
         power: Of "nfa".
         rescale: "trace" scales each M to a trace of d, "max" to a largest entry of 1 (with ``power=1``, xRFM's
-            algorithm); None is the paper's own, which M = FACT does not move where FACT is positive semi-definite.
+            algorithm); None is the paper's own, which M = FACT does not move where FACT is positive semi-definite, with
+            FACT and AGOP of the standardized targets.
         bandwidth: L, or "loo": chosen anew in each iteration among multiples of the median distance.
         exponent: Of "exponential" and "lpq".
         norm: Of "lpq", from 1 to 2.
         degree: Of "polynomial".
         offset: Of "polynomial".
-        ridge: lambda of ``K + n lambda I``, or "loo": chosen anew in each iteration.
+        ridge: lambda of ``K + n lambda I``, or "loo": chosen anew in each iteration. Kernel ridge regression is linear
+            in y, so that a number means the same in any units of y.
         n_iter: Updates of M at the most.
         diagonal: Whether M is diagonal: one weight a feature, no directions.
         subset: Distinct rows of a window, for larger tables: an iteration learns M as the mean of two windows, the
@@ -67,14 +74,17 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
     Attributes:
         feature_matrix_: M, ``(d, d)``; `feature_frame` has it with names.
         feature_importances_: Its diagonal, as shares of the trace.
-        history_: A frame with a row an iteration: error, ridge, bandwidth, effective rank of M, ...
-        best_iteration_: The iterate that was kept: the one with the least error.
+        history_: A frame with one row per iteration: error (in units of y, summed over outputs), ridge, bandwidth,
+            effective rank of M, ..., and standardized_error (each output in units of its standard deviation), by which
+            ridge, bandwidth and iteration are chosen.
+        best_iteration_: The iterate that was kept: the one with the least standardized error.
         ridge_: lambda of the last solve.
         bandwidth_: L of the last solve.
-        validation_error_: Mean squared error on rows left out, of the iterate that was kept; NaN where nothing judges.
+        validation_error_: Mean squared error on rows left out, of the iterate that was kept, in units of y, summed over
+            outputs; NaN where nothing judges.
         condition_: Estimated condition number of the last solve.
-        dual_coef_: alpha.
-        intercept_: The mean target.
+        dual_coef_: alpha, in units of y.
+        intercept_: The mean target, in units of y.
         n_iter_: Solves that were made.
 
     Equal rows are merged, with the sum of their weights and the mean of their targets: a copy left in the fit would
@@ -167,7 +177,7 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         subset: See there.
         centers: See there.
         center_sampling: See there.
-        validation: See there; errors are squared distances from the class's corner.
+        validation: See there; errors are squared distances from the class's corner, and are not standardized.
         patience: See there.
         fit_intercept: See there.
         dtype: See there.

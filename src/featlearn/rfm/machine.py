@@ -35,13 +35,16 @@ class Iteration:
 
     Attributes:
         iteration: 0 is plain kernel regression.
-        error: Mean squared error of rows left out, under an M that has not seen them; or of held-out rows.
+        error: Mean squared error of rows left out, under an M that has not seen them, or of held-out rows; in the
+            user's units, summed over outputs.
         ridge: lambda.
         bandwidth: L.
         effective_rank: Of M: the exponential of its spectrum's entropy.
         condition: Estimated condition number of the solve.
         rows: Distinct rows of the solve.
         seconds: What the iteration took.
+        standardized_error: The same error with each output in units of its standard deviation: the iteration with the
+            least is kept. NaN in files of earlier versions.
     """
 
     iteration: int
@@ -52,6 +55,7 @@ class Iteration:
     condition: float
     rows: int
     seconds: float
+    standardized_error: float = math.nan
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +84,7 @@ class Machine:
         mean: ``(c,)``.
         ridge: lambda.
         best: Number of the iterate.
-        error: Its error.
+        error: Its error, in the user's units.
         unseen: The rows behind that error; None where nothing was judged.
         history: A line an iteration.
     """
@@ -154,8 +158,8 @@ def learn(
             _warn_singular(iteration + 1)
             new = None
         line = Iteration(
-            iteration, choice.error, choice.shift / part.total, choice.bandwidth, _rank(metric), fit.condition,
-            len(part), time.perf_counter() - began,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, _rank(metric),
+            fit.condition, len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
         if advance is not None:
@@ -165,7 +169,8 @@ def learn(
         metric = new
     assert best is not None
     choice, number, metric, fit, rows = best
-    unseen = _unseen(problem if rows is None else problem.part(rows.to(x.device)), choice)
+    part = problem if rows is None else problem.part(rows.to(x.device))
+    unseen = _unseen(part, choice)
     full = problem if refit is None else refit
     centers = full.x
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
@@ -174,7 +179,8 @@ def learn(
     elif rows is not None or refit is not None:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
     return Machine(
-        metric, centers, fit, full.mean, fit.shift / full.total, number, choice.error, unseen, tuple(history)
+        metric, centers, fit, full.mean, fit.shift / full.total, number, _user_error(part, choice), unseen,
+        tuple(history),
     )  # fmt: skip
 
 
@@ -222,6 +228,13 @@ def _unseen(part: Problem, choice: Choice) -> Unseen | None:
         return Unseen(part.held_out.targets, choice.residuals, part.held_out.weights)
     rows = choice.judged
     return Unseen(part.targets[rows], choice.residuals[rows], part.weights[rows])
+
+
+def _user_error(part: Problem, choice: Choice) -> float:
+    """Return the error of a choice in the user's units; NaN where nothing was judged."""
+    if part.scales is None or choice.residuals is None:
+        return choice.error
+    return part.error(choice.residuals, choice.judged, part.scales)
 
 
 def _rank(metric: Tensor) -> float:

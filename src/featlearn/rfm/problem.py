@@ -40,8 +40,9 @@ class Problem:
         folds: Number of the fold of each row, for errors of leaving folds out; None leaves single rows out.
         held_out: Rows that judge instead; None judges by leaving out.
         intercept: Whether the weighted mean target is taken off before a solve.
-        spread: Weighted squared distances of the targets that were merged into a row from their mean, ``(n,)``: the
+        spread: Weighted squared distances of the targets that were merged into a row from their mean, ``(n, c)``: the
             part of the error that no function of x can mend. None stands for zeros.
+        scales: The user's unit of each output in units of the targets, ``(c,)``, in float64. None stands for ones.
     """
 
     x: Tensor
@@ -51,6 +52,7 @@ class Problem:
     held_out: HeldOut | None = None
     intercept: bool = True
     spread: Tensor | None = None
+    scales: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -72,7 +74,7 @@ class Problem:
         """The same with some of the rows."""
         folds, spread = (None if of_rows is None else of_rows[rows] for of_rows in (self.folds, self.spread))
         x, targets, weights = self.x[rows], self.targets[rows], self.weights[rows]
-        return Problem(x, targets, weights, folds, self.held_out, self.intercept, spread)
+        return Problem(x, targets, weights, folds, self.held_out, self.intercept, spread, self.scales)
 
     def right_sides(self) -> Tensor:
         """Targets and a column of ones, ``(n, c + 1)``: what `residuals` wants solved."""
@@ -99,21 +101,24 @@ class Problem:
         others = weighted.sum(0) - left_out
         return errors - others[:, :-1] / others[:, -1:] * missed[:, -1:]
 
-    def error(self, residuals: Tensor, judged: Tensor | None = None) -> float:
+    def error(self, residuals: Tensor, judged: Tensor | None = None, scales: Tensor | None = None) -> float:
         """Mean squared error of rows, merged ones counted one by one, summed over outputs.
 
         Args:
             residuals: Of all rows, or of the held-out ones.
             judged: Which rows count, ``(n,)`` of booleans; None is all.
+            scales: Factor of each output's residuals, ``(c,)``, such as `scales`; None is 1.
         """
-        if self.held_out is not None:
-            weights = self.held_out.weights
-            return float((weights @ residuals.square().sum(1)) / weights.sum())
-        weights = self.weights if judged is None else self.weights * judged
-        squares = self.weights * residuals.square().sum(1)
-        if self.spread is not None:
+        held = self.held_out
+        weights = self.weights if held is None else held.weights
+        squares = weights[:, None] * residuals.square()
+        if held is None and self.spread is not None:
             squares = squares + self.spread
-        return float((squares if judged is None else squares * judged).sum() / weights.sum())
+        if scales is not None:
+            squares = squares.double() * scales.square()
+        if held is None and judged is not None:
+            squares, weights = squares * judged[:, None], weights * judged
+        return float(squares.sum() / weights.sum())
 
     def coefficients(self, solved: Tensor) -> Tensor:
         """Coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""
@@ -195,6 +200,6 @@ def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64
     w, y = weights[order], targets[order]
     sums = np.add.reduceat(w, starts)
     means = np.add.reduceat(w[:, None] * y, starts, axis=0) / sums[:, None]
-    spread = np.add.reduceat(w * ((y - means[groups]) ** 2).sum(1), starts)
+    spread = np.add.reduceat(w[:, None] * (y - means[groups]) ** 2, starts, axis=0)
     first = order[starts]
     return Merged(x[first], means, sums, None if folds is None else folds[first], spread)

@@ -18,7 +18,9 @@ from featlearn.numerics.files import whole_file
 
 __all__ = ["SCHEMA_VERSION", "check_arrays", "load_machine", "save_machine"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Format of the files: 2 has coefficients in units of standardized targets, 1 in the user's units."""
+_READ = (1, 2)
 
 
 def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
@@ -51,10 +53,13 @@ def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
     if not isinstance(described, dict):
         raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged")
-    if described.get("schema_version") != SCHEMA_VERSION:
+    if described.get("schema_version") not in _READ:
         raise InputError(
-            f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads {SCHEMA_VERSION}"
+            f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads "
+            f"{' and '.join(map(str, _READ))}"
         )
+    if described["schema_version"] > 1 and not {"target_offset", "target_scale"} <= tensors.keys():
+        raise InputError(f"{str(path)!r} is damaged: it lacks the offset and scale of its targets")
     if described.get("kind") != kind:
         raise InputError(f"{str(path)!r} holds a {described.get('kind')}, not a {kind}")
     return tensors, described
@@ -70,9 +75,13 @@ def check_arrays(tensors: Mapping[str, Tensor], features: Any) -> None:
     alpha, centers, metric = tensors["alpha"], tensors["centers"], tensors["metric"]
     n, d, c = len(centers), features, tensors["mean"].numel()
     wanted = {"alpha": (n, c), "centers": (n, d), "mean": (c,), "origin": (d,), "metric": (d, d)[: metric.ndim]}
+    doubles = {"origin", "target_offset", "target_scale"}
+    wanted |= {name: (c,) for name in ("target_offset", "target_scale") if name in tensors}
     for name, shape in wanted.items():
         found = tensors[name]
-        if found.shape != shape or found.dtype != (torch.float64 if name == "origin" else alpha.dtype):
+        if found.shape != shape or found.dtype != (torch.float64 if name in doubles else alpha.dtype):
             raise InputError(f"its {name} is of shape {tuple(found.shape)} and {found.dtype}, which fits nothing else")
         if not found.is_floating_point() or not bool(found.isfinite().all()):
             raise InputError(f"its {name} holds something else than finite numbers")
+    if "target_scale" in tensors and not bool((tensors["target_scale"] > 0).all()):
+        raise InputError("its target_scale holds numbers that are not positive")

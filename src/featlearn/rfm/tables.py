@@ -12,12 +12,12 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from featlearn.errors import InputError
+from featlearn.rfm.frames import as_frame
 
 __all__ = ["TableEncoder", "make_tabular"]
 
@@ -63,8 +63,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     two different categories is 2, and that of a gap from a value is 2 as well (on average, among numbers). So no
     column counts more than another because of its kind.
 
-    A frame's columns are found by name, in any order; further ones are ignored. An array is taken by position, and
-    its columns are called x0, x1, ...
+    A frame's columns are found by name, in any order; further ones are ignored, and missing ones are an error. Frames
+    are those of pandas, polars, pyarrow and other libraries (`featlearn.rfm.frames.as_frame`). An array is taken by
+    position, and its columns are called x0, x1, ...; an array after a fit of a frame, or the other way round, is taken
+    by position with a warning.
 
     Args:
         max_categories: Most columns that the categories of one column get, at least 2.
@@ -82,7 +84,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         most = self.max_categories
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 2:
             raise InputError(f"max_categories must be an integer of at least 2, got {most!r}")
-        frame = _as_frame(X)
+        frame, named = as_frame(X)
         for count, what in zip(frame.shape, ("sample", "feature"), strict=True):
             if not count:
                 raise InputError(
@@ -109,7 +111,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"no column can be used: all {frame.shape[1]} hold dates or nothing at all")
         self._columns = columns
         self.n_features_in_ = frame.shape[1]
-        if isinstance(X, pd.DataFrame):
+        if named:
             self.feature_names_in_ = np.array(frame.columns, dtype=object)
         elif hasattr(self, "feature_names_in_"):
             del self.feature_names_in_  # of an earlier fit
@@ -129,9 +131,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def _aligned(self, X: Any) -> pd.DataFrame:
         """The columns that were there at fit, under their names."""
-        frame = _as_frame(X)
-        if isinstance(X, pd.DataFrame) and hasattr(self, "feature_names_in_"):
-            if missing := [name for name in self.feature_names_in_ if name not in frame.columns]:
+        frame, named = as_frame(X)
+        fitted = getattr(self, "feature_names_in_", None)
+        if named and fitted is not None:
+            if missing := [name for name in fitted if name not in frame.columns]:
                 raise InputError(
                     f"the table lacks columns that were there at fit: {', '.join(missing)} "
                     f"(it has {', '.join(frame.columns[:20])}{', ...' if frame.shape[1] > 20 else ''})"
@@ -142,8 +145,17 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"X has {frame.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input"
             )
-        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        if named and not _numbered(frame.columns):
+            self._warn_of_positions("X has feature names, but {} was fitted without feature names")
+        if fitted is not None and not _numbered(fitted):
+            self._warn_of_positions("X does not have valid feature names, but {} was fitted with feature names")
+        names = [f"x{i}" for i in range(self.n_features_in_)] if fitted is None else fitted
         return frame.set_axis(pd.Index(names, dtype=object), axis=1)
+
+    def _warn_of_positions(self, difference: str) -> None:
+        """Warn in scikit-learn's words that columns are taken by position."""
+        difference = difference.format(type(self).__name__)
+        warnings.warn(f"{difference}: columns are taken by position", UserWarning, stacklevel=4)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -203,24 +215,9 @@ class _Category:
         return table[codes]
 
 
-def _as_frame(X: Any) -> pd.DataFrame:
-    """A frame whose columns have different texts for names; arrays get scikit-learn's names."""
-    if isinstance(X, pd.DataFrame):
-        frame = X.set_axis(pd.Index([str(name) for name in X.columns], dtype=object), axis=1)
-        if not frame.columns.is_unique:
-            twice = ", ".join(sorted(name for name, n in Counter(frame.columns).items() if n > 1))
-            raise InputError(f"columns must have different names, but these come more than once: {twice}")
-        return frame
-    if issparse(X):
-        raise InputError("sparse input is not supported: pass X.toarray() or a frame")
-    array = np.asarray(X)
-    if array.ndim != 2:
-        raise InputError(
-            f"Expected 2D array, got {array.ndim}D array instead: a table has rows and columns. Reshape your data, "
-            "with X.reshape(-1, 1) for one column or X.reshape(1, -1) for one row"
-        )
-    frame = pd.DataFrame(array, columns=pd.Index([f"x{i}" for i in range(array.shape[1])], dtype=object))
-    return frame.infer_objects()
+def _numbered(names: Iterable[str]) -> bool:
+    """Return whether the names are those that pandas gives to the columns of an array."""
+    return all(name == str(i) for i, name in enumerate(names))
 
 
 def _kind(series: pd.Series[Any]) -> str | None:

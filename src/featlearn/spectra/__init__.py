@@ -8,6 +8,7 @@ from featlearn.spectra.edges import EmpiricalEdge, empirical_edge
 from featlearn.spectra.heavy import TailEvidence, tail_evidence
 from featlearn.spectra.laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra.leading import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
+from featlearn.spectra.norms import against_norms, varying_norms
 from featlearn.spectra.pairs import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra.phases import Phase, PhaseEvidence, PhaseName, phase
 from featlearn.spectra.ranks import effective_rank, spectral_entropy, stable_rank
@@ -36,6 +37,7 @@ __all__ = [
     "TensorCoverage",
     "WeightSpectra",
     "WeightSpectrum",
+    "against_norms",
     "bbp_threshold",
     "change_norms",
     "compare",
@@ -57,6 +59,7 @@ __all__ = [
     "stable_rank",
     "subspace_alignment",
     "tail_evidence",
+    "varying_norms",
     "weight_eigenvalues",
     "weight_spectra",
 ]

@@ -62,6 +62,10 @@ def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float 
     A bulk is what is positive and no spike; bulks are compared after division by their medians. A heavy tail that was
     there at the start and has not changed is an invariant bulk: the phase is about training.
 
+    Eigenvalues do not show whether the norms of rows and columns alone explain a phase: a matrix whose rows have many
+    sizes has spikes or a heavy tail without a signal. Where the matrix is known, ask `against_norms`; `weight_spectra`
+    and `featlearn.Monitor` do.
+
     Args:
         initial: Eigenvalues at the start, in any order, or the law that they follow.
         trained: Eigenvalues after training, in any order. Their number may differ from the initial one if both are

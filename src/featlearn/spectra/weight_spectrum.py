@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
 from featlearn.spectra.bulk import FittedBulk, fit_marchenko_pastur
 from featlearn.spectra.edges import MARGIN
 from featlearn.spectra.laws import Law
+from featlearn.spectra.norms import against_norms
 from featlearn.spectra.pairs import histogram
 from featlearn.spectra.phases import Phase, phase
 from featlearn.spectra.ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
@@ -150,18 +153,32 @@ def judge(
     initial: Array | None = None,
     tied: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
+    make_weight: Callable[[], Tensor] | None = None,
 ) -> WeightSpectrum:
-    """Everything that the eigenvalues of a matrix say, against those of its start or against a law."""
+    """Everything that the eigenvalues of a matrix say, against those of its start or against a law.
+
+    Args:
+        name: Name of the matrix.
+        kind: Kind of the matrix, in a word.
+        shape: ``(groups, rows, columns)``.
+        parameter: Name of the tensor.
+        eigenvalues: Eigenvalues of ``W^T W``, of the smaller side.
+        initial: Eigenvalues of the initial weights.
+        tied: Other names of the tensor.
+        notes: Notes for the reader.
+        make_weight: Returns the matrix, shape ``shape``, for a comparison with its norms (`against_norms`); None leaves
+            it out, where eigenvalues alone are known.
+    """
     values = clean_eigenvalues(eigenvalues)
     bulk = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None
     if bulk is None:
         judged = Phase("undecided", "all its eigenvalues are zero", None, values[:0], values[:0])
     elif initial is not None and not initial.max() > 0:
         judged = Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
-    elif initial is not None:
-        judged = phase(initial, values)
     else:
-        judged = _against_law(bulk, values)
+        judged = phase(initial, values) if initial is not None else _against_law(bulk, values)
+        if make_weight is not None:
+            judged = against_norms(judged, make_weight)
     fit = None if judged.evidence is None or judged.evidence.tail is None else judged.evidence.tail.fit
     if fit is None:
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.numerics.globs import as_globs, pick
@@ -45,6 +47,8 @@ def weight_spectra(
     The phase is that of `phase`, against the initial weights if they are given. Otherwise it is against the
     Marchenko-Pastur law whose variance fits the bulk (`fit_marchenko_pastur`), and "invariant bulk" is then called
     "random-like": a Marchenko-Pastur bulk and nothing beyond it. If no such law describes the bulk the phase says so.
+    Spikes and heavy tails that norms of rows or columns alone explain are "undecided", and the reason says that row
+    norms vary (`against_norms`: the same entries with random signs do as well).
 
     Modules are split as by `probe`: convolutions into their groups, attention into q, k and v, and also the fused
     ``c_attn``, ``qkv`` and ``Wqkv`` of other libraries where they are three times as long as wide. A file does not
@@ -89,6 +93,7 @@ def weight_spectra(
                     initial=first[i] if first else None,
                     tied=tensor.tied,
                     notes=tuple(filter(None, (matrix.note, tensor.note, notes))),
+                    make_weight=partial(_read, tensor, matrix),  # again: rarely needed, and never two in memory
                 )
             taken = tuple(m.name for m in asked) if values else ()
             reason = "; ".join(dict.fromkeys(filter(None, [*reasons, problem])))
@@ -109,6 +114,10 @@ def _left_out(matrix: Matrix, wanted: set[str], least: int, most: int | None) ->
     if most is not None and min(matrix.shape[1:]) > most:
         return f"too large: {min(matrix.shape[1:])} is above max_size={most}"
     return ""
+
+
+def _read(tensor: StoredTensor, matrix: Matrix) -> Tensor:
+    return matrix.view(tensor.read())
 
 
 def _eigenvalues(tensor: StoredTensor, matrices: Sequence[Matrix]) -> tuple[list[Array], str]:

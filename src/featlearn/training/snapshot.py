@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from featlearn.kernels.alignment import labels_vary
 from featlearn.layers import Layer
 from featlearn.spectra import (
     Phase,
+    against_norms,
     change_norms,
     effective_rank,
     leading_alignment,
@@ -177,7 +179,7 @@ def weight_numbers(
         measured = (name, "w") in start.spectra
         if measured:
             before, after = start.spectra[name, "w"], _weight_spectrum(layer)
-            found, of = _spectrum_numbers(before, after, "w")
+            found, of = _spectrum_numbers(before, after, "w", partial(_weight, layer))
             spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
             found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
         now = _weight(layer)
@@ -296,7 +298,9 @@ def _eigenvalues(kernel: Tensor) -> Array:
     return values
 
 
-def _spectrum_numbers(before: Array, after: Array, prefix: str) -> tuple[Numbers, Phase | None]:
+def _spectrum_numbers(
+    before: Array, after: Array, prefix: str, make_weight: Callable[[], Tensor] | None = None
+) -> tuple[Numbers, Phase | None]:
     numbers = {f"{prefix}.top": float(after.max())}
     if not after.any():
         return numbers | {f"{prefix}.effective_rank": 0.0, f"{prefix}.stable_rank": 0.0}, None
@@ -304,6 +308,8 @@ def _spectrum_numbers(before: Array, after: Array, prefix: str) -> tuple[Numbers
     if not before.any():  # a layer that starts at zero has no bulk
         return numbers, None
     found = phase(before, after)
+    if make_weight is not None:
+        found = against_norms(found, make_weight)
     evidence = found.evidence
     if evidence is not None:
         numbers[f"{prefix}.spikes"] = float(len(evidence.spikes))

@@ -13,8 +13,8 @@ from featlearn.numerics.short import short_number
 
 __all__ = ["VERDICTS", "Claim", "about", "at_least", "at_most", "holds", "not_tried"]
 
-Verdict = Literal["reproduced", "differs", "not tried at this size", "data not present"]
-VERDICTS: tuple[Verdict, ...] = ("reproduced", "differs", "not tried at this size", "data not present")
+Verdict = Literal["reproduced", "differs", "stale", "not tried at this size", "data not present"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "differs", "stale", "not tried at this size", "data not present")
 
 Relation = Literal["about", "at least", "at most", "holds"]
 
@@ -34,6 +34,7 @@ class Claim:
         reason: Where the tolerance comes from.
         note: What is to be said of it: another setting, what was tried, why it differs.
         missing: Why nothing was measured, if nothing was.
+        stale: Whether it rests on measurements of another version of the source; the verdict is then "stale".
     """
 
     text: str
@@ -45,6 +46,7 @@ class Claim:
     reason: str = ""
     note: str = ""
     missing: Literal["", "not tried at this size", "data not present"] = ""
+    stale: bool = False
 
     @property
     def mean(self) -> float:
@@ -61,6 +63,8 @@ class Claim:
         """Whether the mean over seeds is what the paper says, within the tolerance; NaN differs."""
         if self.missing:
             return self.missing
+        if self.stale:
+            return "stale"
         gap = self.mean - self.published
         allowed = self.tolerance + 1e-12 * abs(self.published)  # .3 + .6 is not .9
         agrees = {

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from featlearn.errors import InputError
 from featlearn.lab.experiments.claim import Claim
+from featlearn.lab.fingerprint import code_without_words
 
 __all__ = ["PAPERS", "SCALES", "Experiment", "Outcome", "Result"]
 
@@ -107,7 +108,7 @@ class Experiment:
         """A name of a point's measurement; it changes with the arguments and with the code that measures.
 
         That is ``measure`` and what it uses of its file and of the experiments' package, comments and docstrings
-        aside; what the rest of the library does is not looked at.
+        aside; `featlearn.lab.fingerprint.source_fingerprint` has the rest of the library.
         """
         text = json.dumps([self.name, dict(point), _code_of(self.measure)], sort_keys=True, default=_plain)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -135,26 +136,26 @@ def _code_of(function: Callable[..., Any]) -> list[str]:
         if name in found:
             continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
-        found[name] = _without_words(tree)
+        found[name] = code_without_words(tree)
         module = vars(sys.modules[one.__module__])
         # From its text, since what decorators make of it may change while it runs.
         for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
             value = module.get(used)
-            if _is_code(value):
-                if value.__module__ == function.__module__ or value.__module__.startswith(_PACKAGE):
-                    waiting.append(value)
-            elif isinstance(value, _CONSTANTS):
+            waiting += [
+                code
+                for code in _codes_in(value)
+                if code.__module__ == function.__module__ or code.__module__.startswith(_PACKAGE)
+            ]
+            if isinstance(value, _CONSTANTS):
                 found[f"{one.__module__}.{used}"] = _ADDRESS.sub("", repr(value))
     return [found[name] for name in sorted(found)]
 
 
-def _without_words(tree: ast.Module) -> str:
-    """Code without its comments and docstrings: better words do not make another measurement."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
-
-
-def _is_code(value: Any) -> bool:
-    return inspect.isfunction(value) or inspect.isclass(value)
+def _codes_in(value: Any) -> list[Any]:
+    """Return a function or class, also one that is cached, and those in a dict, list or tuple."""
+    if isinstance(value, dict):
+        return [code for one in value.values() for code in _codes_in(one)]
+    if isinstance(value, list | tuple):
+        return [code for one in value for code in _codes_in(one)]
+    value = inspect.unwrap(value) if callable(value) else value
+    return [value] if inspect.isfunction(value) or inspect.isclass(value) else []
