@@ -42,9 +42,9 @@ def test_operations_of_the_passes_are_those_that_torch_counts() -> None:
         total.update(torch.randn(50, 12))
     cost = probe_cost(model, 50, outputs=8, exact=True)
     nobody_asks_for = 2 * 50 * (12 * 30) * 8  # gradients of the data
-    # A forward pass of eight samples by themselves, and two backward passes: which rows act on one sample alone?
-    # Before that, one of two samples: does the batch fit into memory?
-    on_trial = 2 * 2 * cost.parameters + 2 * 8 * cost.parameters + 2 * 2 * 8 * (cost.parameters - 12 * 30)
+    # Forward passes of two samples (does the batch fit into memory?) and of eight by themselves (do samples act on each
+    # other?), and two backward passes (which rows act on one sample alone?).
+    on_trial = 2 * (2 + 8) * cost.parameters + 2 * 2 * 50 * (cost.parameters - 12 * 30)
     assert counter.get_total_flops() == cost.table["passes"].sum() - nobody_asks_for + on_trial
 
 

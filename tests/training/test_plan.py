@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.lab.nets import gpt
-from featlearn.training.plan import Plan, plan_measurement, sizes_of
+from featlearn.training.plan import Plan, Sharing, plan_measurement, sharing_of, sizes_of
 from featlearn.training.probe_rows import first_of, take_rows
 
 FEATURES: dict[str, Any] = {"loss": None, "weight_decay": None, "layers": None, "outputs": "auto"}
@@ -99,6 +99,37 @@ def test_a_model_that_takes_whole_batches_only() -> None:
             return self.lin(self.mix @ x)
 
     assert planned(Fixed(), torch.randn(10, 4)).parts == ALL
+
+
+class Nodes(nn.Module):
+    """A graph network whose nodes are the samples: a backward pass per node and output."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        ring = torch.eye(n) + torch.eye(n).roll(1, 0)
+        self.register_buffer("adjacency", ring / 2)
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.adjacency @ torch.relu(self.first(x)))
+
+
+def test_layers_with_shared_rows_are_priced_sample_by_sample() -> None:
+    data, forward = [torch.randn(2000, 8)], lambda model, x: model(x)
+    model = Nodes(2000)
+    rows = take_rows(data, None, 8, None)
+    layers = {layer.name: layer for layer in fl.layers.find_layers(model)}
+    sizes = sizes_of(model, rows, forward)
+    sharing = sharing_of(model, rows, sizes, 2**31, forward, None)
+    assert sharing is not None
+    assert not sharing.alone
+    few = Sharing(1e-9, 1.0, False)
+    many = Sharing(1.0, 1.0, False)
+    for given, parts in ((few, ALL), (many, ALL - {"features"})):
+        assert plan_measurement(model, layers, sizes, rows, ALL, FEATURES, 2**31, given).parts == parts
+    alone = plan_measurement(model, layers, sizes, rows, ALL, FEATURES, 2**31, Sharing(1e-3, 1.0, True))
+    assert 8 <= alone.feature_rows < 2000  # rows that can be run by themselves are halved
+    assert sharing_of(mlp(4, 3, 2), take_rows(torch.randn(20, 4), None, 8, None), sizes, 2**31, None, None) is None
 
 
 def test_rows_in_smaller_batches() -> None:

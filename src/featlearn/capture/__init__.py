@@ -15,6 +15,7 @@ from featlearn.capture.batches import (
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import VectorisationError
 from featlearn.capture.models import copied, initial_model, matching_layers
+from featlearn.capture.samples import shared_layers
 from featlearn.capture.state import at_rest, check_shaped, check_training_mode, preserved_rng
 from featlearn.capture.subject import Sizes, Subject
 
@@ -41,5 +42,6 @@ __all__ = [
     "preserved_loader",
     "preserved_rng",
     "rows_of",
+    "shared_layers",
     "sliceable",
 ]

@@ -52,20 +52,19 @@ class Batch:
         raw, inputs, target = (_slice(part, start, stop) for part in (self.raw, self.inputs, self.target))
         return Batch(raw, inputs, target, stop - start)
 
-    def samples(self, start: int, stop: int, n: int, raw: bool) -> Batch | None:
+    def samples(self, which: list[int], n: int, raw: bool) -> Batch | None:
         """Return some of the n samples, to be run by themselves; None where a tensor has not one row per sample.
 
         Args:
-            start: First sample.
-            stop: Sample after the last.
+            which: Numbers of the samples.
             n: Number of samples of the batch.
             raw: Whether the whole batch is handed to the user's forward function, rather than its inputs to the model.
         """
         part = self.raw if raw else self.inputs
         if set(_sizes(part)) != {n}:
             return None
-        part = _slice(part, start, stop)
-        return Batch(part, part, None, stop - start)
+        part = map_tensors(part, lambda t: t[which])
+        return Batch(part, part, None, len(which))
 
     def own_target(self) -> Any:
         """A copy of the target: a loss may write into it, and the batch is the user's data."""

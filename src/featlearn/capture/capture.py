@@ -52,7 +52,7 @@ class Trace:
         blocked: Layers that were called where autograd was off.
         shared: Layers in which a row acts on several samples. `gradients` leaves them out, `gradients_by_sample` gives
             them sample by sample.
-        alone: Function that traces one sample of the batch by itself; None where the model takes whole batches only.
+        alone: Traces of each sample of the batch by itself; none where the model takes whole batches only.
     """
 
     layers: Sequence[Layer]
@@ -61,8 +61,7 @@ class Trace:
     weights: dict[str, Tensor]
     blocked: set[str] = field(default_factory=set)
     shared: frozenset[str] = frozenset()
-    alone: Callable[[int], Trace] | None = None
-    _alone: dict[int, Trace] = field(default_factory=dict, repr=False)
+    alone: Sequence[Trace] = ()
 
     def inputs(self, layer: Layer) -> Tensor:
         """Inputs x of a layer as (samples, positions, groups, k_in); its calls are further positions."""
@@ -90,15 +89,13 @@ class Trace:
         Time: one backward pass per sample, of a batch of one sample where the model takes such, otherwise of the whole
         batch. Memory: the graphs of all samples, as large as that of the batch.
         """
-        layers = [layer for layer in self.layers if layer.name in self.shared]
+        layers = [layer for layer in self.layers if layer.name in self.shared and layer.name in self.calls]
         for a in range(len(self.output) if layers else 0):
-            if self.alone is None:
+            if self.alone:
+                of, v = self.alone[a], cotangent[a : a + 1]
+            else:
                 of, v = self, torch.zeros_like(cotangent)
                 v[a] = cotangent[a]
-            else:
-                if a not in self._alone:
-                    self._alone[a] = self.alone(a)
-                of, v = self._alone[a], cotangent[a : a + 1]
             yield of._pull(of.output, v, {}, layers)[0]
 
     @property

@@ -16,7 +16,6 @@ from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
 from featlearn.capture.products import forward_products
-from featlearn.capture.samples import shared_rows
 from featlearn.capture.state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
@@ -24,7 +23,11 @@ from featlearn.layers import find_layers, select_layers, unwrap
 __all__ = ["Sizes", "Subject"]
 
 _EMBEDDINGS = nn.Embedding | nn.EmbeddingBag
-_FEW = 8  # samples that are looked at by themselves
+_ACT_ON_EACH_OTHER = (
+    "the samples of a batch act on each other: outputs change when other samples are left out, so that gradients per "
+    "sample have no meaning (batch statistics, or samples in another than the first dimension?); if they are meant to, "
+    "pass forward=, and each sample is measured by a backward pass of its own"
+)
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,7 @@ class Subject:
         original: The user's model, unwrapped.
         model: What is run: the same, or the copy.
         layers: The layers of ``model`` that are watched.
-        shared: Names of the layers in which a row acts on several samples, known after the first trace of two or more.
-        unscaled: Names of the layers whose number of rows does not follow the number of samples.
-        alone: Whether a sample gives the same output in a batch of its own; None before that is known.
+        unscaled: Names of the layers whose number of rows does not follow the number of samples, as far as is known.
     """
 
     def __init__(
@@ -102,9 +103,7 @@ class Subject:
         # A copy would not follow what is done to the original.
         self._original_mark = [] if self.model is self.original else _mark(self.original)
         self._capture: Capture | None = None
-        self.shared: frozenset[str] = frozenset()
-        self.unscaled: frozenset[str] = frozenset()
-        self.alone: bool | None = None
+        self.unscaled: set[str] = set()
         self._known = False
 
     def before_training(self, initial: nn.Module | Mapping[str, Tensor]) -> Subject:
@@ -166,28 +165,46 @@ class Subject:
         return batch
 
     def trace(self, batch: Batch) -> Trace:
-        """Run the model on a batch and trace it; its output has samples first and none acts on another.
+        """Run the model on a batch and trace it; its output has samples first.
 
-        The first batch of two or more samples is also looked at for layers whose rows are shared by samples.
+        The first batch of two or more samples is also run in parts: a model whose samples act on each other is refused,
+        unless it is called through ``forward``.
         """
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
         self._check_samples(trace, batch)
-        n = trace.output.shape[0]
-        if not self._known and n > 1:
-            self._look_at_samples(trace, batch)
+        if not self._known and trace.output.shape[0] > 1:
+            self._check_apart(trace, batch)
             self._known = True
-        trace.shared = self.shared
-        if self.alone and self._samples(batch, 0, 1, n) is not None:
-            trace.alone = lambda a: self._alone(self._samples(batch, a, a + 1, n))
         return trace
 
-    def _samples(self, batch: Batch, start: int, stop: int, n: int) -> Batch | None:
-        return batch.samples(start, stop, n, raw=self._forward is not None)
+    def separate(self, trace: Trace, batch: Batch, shared: Iterable[str]) -> None:
+        """Let a trace give the gradients of layers with shared rows sample by sample.
 
-    def _alone(self, sample: Batch | None) -> Trace:
-        assert self._capture is not None and sample is not None
-        return self._capture.forward(lambda: self._call(sample), 1)
+        Each sample is run by itself, if that gives the output that it has in the batch.
+
+        Args:
+            trace: Trace of the batch.
+            batch: The batch.
+            shared: Names of the layers, see `featlearn.capture.shared_layers`.
+
+        Raises:
+            UnsupportedModelError: Samples act on each other, and the model is not called through ``forward``.
+        """
+        trace.shared = trace.shared | frozenset(shared)
+        if not trace.shared or trace.alone:
+            return
+        n = trace.output.shape[0]
+        alone: list[Trace] = []
+        for a in range(n):
+            single = self._part(batch, [a], n)
+            same = None if single is None else self._same_output(trace.output[a : a + 1], single.output)
+            if same is False and self._forward is None:
+                raise UnsupportedModelError(_ACT_ON_EACH_OTHER)
+            if single is None or not same:
+                return
+            alone.append(single)
+        trace.alone = alone
 
     def outputs(self, batch: Batch) -> Tensor:
         """The model's output for a batch, without gradients and hooks; the model must not be open."""
@@ -315,63 +332,48 @@ class Subject:
                 "pass forward= to rearrange"
             )
 
-    def _look_at_samples(self, trace: Trace, batch: Batch) -> None:
-        """Find out whether samples act on each other, and which layers have rows that several samples share.
+    def _check_apart(self, trace: Trace, batch: Batch) -> None:
+        """Refuse a model whose samples act on each other, by what it gives for some samples without the others.
 
-        Without ``forward`` a model whose samples act on each other is refused: the gradient of an output summed over
-        samples is not the gradient of each sample (batch statistics, or a model that expects samples in its second
-        dimension). With ``forward`` they may be meant to, as the nodes of a graph are.
+        The gradient of an output summed over samples is then not the gradient of each sample: batch statistics, or a
+        model that expects samples in its second dimension. With ``forward`` they may be meant to, as the nodes of a
+        graph are: `separate` then differentiates sample by sample.
         """
         n = trace.output.shape[0]
-        few = self._few(batch, n)
-        apart = None if few is None else self._same_output(trace.output, few.output)
-        if apart is False and self._forward is None:
-            raise UnsupportedModelError(
-                "the samples of a batch act on each other: the first outputs change when the rest of the batch is "
-                "left out, so that gradients per sample have no meaning (batch statistics, or samples in another "
-                "than the first dimension?); if they are meant to, pass forward=, and each sample is measured by a "
-                "backward pass of its own"
-            )
-        if few is not None:
-            rows = len(few.output)
-            self.unscaled = frozenset(
+        # Others are left out on both sides of each.
+        parts = [[0], [1]] if n == 2 else [sorted({round(1 + i * (n - 3) / 7) for i in range(8)})]
+        for which in parts:
+            some = self._part(batch, which, n)
+            if some is None:
+                return
+            if self._same_output(trace.output[which], some.output) is False and self._forward is None:
+                raise UnsupportedModelError(_ACT_ON_EACH_OTHER)
+            self.unscaled |= {
                 name
-                for name, calls in few.calls.items()
-                if name in trace.calls and _leading(calls) == _leading(trace.calls[name]) and rows != n
-            )
-        if few is None or not apart or len(few.output) < 2:
-            shared, _ = shared_rows(trace)
-        else:
-            shared, unknown = shared_rows(few)
-            if unknown & set(trace.calls):
-                shared |= shared_rows(trace)[0]
-        self.shared = frozenset(shared)
-        if self.shared:
-            single = self._few(batch, n, 1) if apart else None
-            self.alone = single is not None and self._same_output(trace.output, single.output) is True
+                for name, calls in some.calls.items()
+                if name in trace.calls and _leading(calls) == _leading(trace.calls[name])
+            }
 
-    def _few(self, batch: Batch, n: int, rows: int | None = None) -> Trace | None:
-        """Trace the first samples of a batch by themselves; None where the model or the batch does not allow it."""
+    def _part(self, batch: Batch, which: list[int], n: int) -> Trace | None:
+        """Trace some samples of a batch by themselves; None where the model or the batch does not allow it."""
         assert self._capture is not None
-        rows = min(n - 1, _FEW) if rows is None else rows
-        first = self._samples(batch, 0, rows, n)
-        if first is None:
+        part = batch.samples(which, n, raw=self._forward is not None)
+        if part is None:
             return None
         state = torch.get_rng_state()
         try:
-            trace = self._capture.forward(lambda: self._call(first), rows)
+            trace = self._capture.forward(lambda: self._call(part), len(which))
         except Exception:  # whatever a model says to a batch of another size than it was made for
             return None
         drawn = not torch.equal(state, torch.get_rng_state())
-        return None if drawn or trace.output.ndim == 0 or len(trace.output) != rows else trace
+        return None if drawn or trace.output.ndim == 0 or len(trace.output) != len(which) else trace
 
-    def _same_output(self, output: Tensor, first: Tensor) -> bool | None:
-        """Whether the first samples by themselves give what they give in the batch; None where shapes differ."""
-        expected = output.detach()[: len(first)]
-        if first.shape != expected.shape:
+    def _same_output(self, expected: Tensor, some: Tensor) -> bool | None:
+        """Whether samples by themselves give what they give in the batch; None where shapes differ."""
+        if some.shape != expected.shape:
             return None
-        error = float((first.detach().double() - expected.double()).norm())
-        return error <= math.sqrt(torch.finfo(output.dtype).eps) * float(expected.double().norm())
+        error = float((some.detach().double() - expected.detach().double()).norm())
+        return error <= math.sqrt(torch.finfo(expected.dtype).eps) * float(expected.detach().double().norm())
 
 
 def _leading(calls: Sequence[Call]) -> list[int]:

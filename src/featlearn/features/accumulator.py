@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Batch, Forward, Sizes, Subject, Trace, batches, few_rows, rows_of
+from featlearn.capture import Batch, Forward, Sizes, Subject, Trace, batches, few_rows, rows_of, shared_layers
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
@@ -204,13 +204,13 @@ class FeatureAccumulator:
             total = summed_loss(self._loss, trace.output, batch.own_target(), samples, self._loss_reduction)
         drawn = self._generator.get_state()
         new = self._batch_sums(plan, torch.float64 if trace.output.dtype == torch.float64 else torch.float32)
-        half = self._add_batch(plan, trace, initial, total, new)
+        half = self._add_batch(plan, batch, trace, initial, total, new)
         lost: set[str] = set()
         if out := _out_of_range(trace, new):
             # Their squares leave the range of single precision: these layers once more, in double.
             self._generator.set_state(drawn)
             wide = {name: self._empty(name, plan, torch.float64) for name in out}
-            self._add_batch(plan, trace, initial, total, wide)
+            self._add_batch(plan, batch, trace, initial, total, wide)
             new = {**new, **wide}
             lost = _out_of_range(trace, wide)
             if lost >= set(trace.calls):
@@ -228,13 +228,45 @@ class FeatureAccumulator:
         self._totals.blocked |= trace.blocked
         self._totals.outside |= outside
 
+    def _separate(
+        self, batch: Batch, trace: Trace, initial: Trace | None, v: Tensor | None, now: Rows, before: Rows | None
+    ) -> None:
+        """Find the layers whose rows several samples of the batch share, and let the traces give them one by one.
+
+        Args:
+            batch: The batch.
+            trace: Its trace.
+            initial: Its trace in the initial model, or None.
+            v: Cotangent that asks about all outputs; None takes one.
+            now: Gradients for this cotangent; those of layers with shared rows are taken out.
+            before: The same of the initial model, or None.
+        """
+        if trace.alone or trace.shared:
+            return
+        seed = self.samples
+        shared = shared_layers(trace, v, None if v is None else now, seed)
+        if initial is not None:
+            shared |= shared_layers(initial, v, None if v is None else before, seed)
+        # What is shared in one of the two is taken sample by sample in both.
+        self._subject.separate(trace, batch, shared)
+        if initial is not None and self._initial is not None:
+            self._initial.separate(initial, batch, shared)
+        for rows in (now, before or {}):
+            rows |= {name: [] for name in shared & rows.keys()}
+
     def _add_batch(
-        self, plan: Outputs, trace: Trace, initial: Trace | None, total: Tensor | None, new: Mapping[str, BatchSums]
+        self,
+        plan: Outputs,
+        batch: Batch,
+        trace: Trace,
+        initial: Trace | None,
+        total: Tensor | None,
+        new: Mapping[str, BatchSums],
     ) -> int:
         """Add all gradients of a batch to the sums of some layers; return how many samples half of it are."""
         if self._wanted & {"K", "Kb"}:
-            self._add_output_gradients(plan, trace, initial, new)
-        return 0 if total is None else self._add_loss_gradients(total, trace, new)
+            self._add_output_gradients(plan, batch, trace, initial, new)
+        return 0 if total is None else self._add_loss_gradients(total, batch, trace, new)
 
     def _initial_trace(self, trace: Trace, batch: Batch) -> Trace | None:
         if self._initial is None or not self._initial.is_open:
@@ -244,8 +276,6 @@ class FeatureAccumulator:
             raise InputError(
                 f"the initial model gives outputs {tuple(initial.output.shape)}, the model {tuple(trace.output.shape)}"
             )
-        # What is shared in one of the two is taken sample by sample in both.
-        trace.shared = initial.shared = trace.shared | initial.shared
         return initial
 
     def _empty(self, name: str, plan: Outputs, dtype: torch.dtype) -> BatchSums:
@@ -262,15 +292,20 @@ class FeatureAccumulator:
         return self._spare[1]
 
     def _add_output_gradients(
-        self, plan: Outputs, trace: Trace, initial: Trace | None, new: Mapping[str, BatchSums]
+        self, plan: Outputs, batch: Batch, trace: Trace, initial: Trace | None, new: Mapping[str, BatchSums]
     ) -> None:
-        for group, v in cotangents(plan, trace.output, self._generator):
-            rows, by_sample = trace.gradients(trace.output, v), trace.gradients_by_sample(v)
+        whole = bool(plan.sketches) or plan.count == 1  # one vector then asks about all outputs
+        for i, (group, v) in enumerate(cotangents(plan, trace.output, self._generator)):
+            v0 = None if initial is None else v.to(initial.output.dtype)
+            now = trace.gradients(trace.output, v)
+            before = None if initial is None else initial.gradients(initial.output, v0)
+            if i == 0:
+                self._separate(batch, trace, initial, v if whole else None, now, before)
+            self._add_rows(group, now, before, new)
             start: Iterable[Rows | None] = repeat(None)
-            if initial is not None:
-                v = v.to(initial.output.dtype)
-                start = chain([initial.gradients(initial.output, v)], initial.gradients_by_sample(v))
-            for now, before in zip(chain([rows], by_sample), start, strict=False):
+            if initial is not None and v0 is not None:
+                start = initial.gradients_by_sample(v0)
+            for now, before in zip(trace.gradients_by_sample(v), start, strict=False):
                 self._add_rows(group, now, before, new)
 
     def _add_rows(self, group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums]) -> None:
@@ -282,7 +317,7 @@ class FeatureAccumulator:
             for j, j0 in zip(found, start, strict=True):
                 sums.add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
 
-    def _add_loss_gradients(self, total: Tensor, trace: Trace, new: Mapping[str, BatchSums]) -> int:
+    def _add_loss_gradients(self, total: Tensor, batch: Batch, trace: Trace, new: Mapping[str, BatchSums]) -> int:
         """Add the gradients of the summed losses; return how many samples are in the sums of half of them."""
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
@@ -290,6 +325,8 @@ class FeatureAccumulator:
         else:
             rows = trace.gradients(total)
         (v,) = torch.autograd.grad(total, trace.output, retain_graph=True, allow_unused=True, materialize_grads=True)
+        if "B" in self._wanted and not self._wanted & {"K", "Kb"}:
+            self._separate(batch, trace, None, None, rows, None)
         for part in chain([rows], trace.gradients_by_sample(v) if "B" in self._wanted else ()):
             for name, sums in new.items():
                 for g in part.pop(name):

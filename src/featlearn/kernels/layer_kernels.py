@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Forward, Subject, Trace, batches, sliceable
+from featlearn.capture import Forward, Subject, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.outputs import Outputs, cotangents
 from featlearn.layers import Layer, find_layers, unwrap
@@ -126,7 +126,7 @@ def ptk(
         # Every output by itself, so that no generator is asked.
         for _, v in cotangents(plan, trace.output, torch.Generator()):
             if chosen.name in trace.shared:
-                if trace.alone is None:
+                if not trace.alone:
                     raise UnsupportedModelError(
                         f"layer {chosen.name!r} has rows that several samples of a batch share, and the model does not "
                         "take one sample by itself: a pre-activation tangent kernel is of samples apart"
@@ -187,8 +187,11 @@ def _stacked(
     """The features of all samples for each layer, (n, k), outputs side by side."""
     blocks: dict[str, list[Tensor]] = {}
     for raw in batches(data, batch_size if sliceable(data) else None):
-        trace = subject.trace(subject.batch(raw))
+        batch = subject.batch(raw)
+        trace = subject.trace(batch)
         n = trace.output.shape[0]
+        if not inputs:
+            subject.separate(trace, batch, shared_layers(trace, seed=len(blocks)))
         for layer in subject.layers:
             if layer.name not in trace.calls:
                 if strict:

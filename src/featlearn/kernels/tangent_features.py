@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows
+from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows, shared_layers
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.shares import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
@@ -111,14 +111,19 @@ class TangentFeatures:
         """Learn from a first batch whose the parameters are, and what a sample takes; ``samples`` come in all."""
         # Two samples tell, unless a gradient is zero on both.
         trace = self._subject.trace(few_rows(batch))
-        if self._subject.shared and not self._subject.alone:
+        self._check_alone(trace, few_rows(batch))
+        self._measure(trace, samples)
+        if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
+            self._sort(self._subject.trace(batch))
+
+    def _check_alone(self, trace: Trace, batch: Batch) -> None:
+        """Refuse a model whose samples act on each other: gradients of single samples are those of another function."""
+        self._subject.separate(trace, batch, shared := shared_layers(trace))
+        if shared and not trace.alone:
             raise UnsupportedModelError(
                 "the samples of a batch act on each other, so that a tangent kernel of samples by themselves has no "
                 "meaning; featlearn.kernels.ntk_operator differentiates whole batches"
             )
-        self._measure(trace, samples)
-        if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
-            self._sort(self._subject.trace(batch))
 
     @property
     def shares(self) -> int:
@@ -147,8 +152,12 @@ class TangentFeatures:
         if newly := set(trace.calls) - self._called:
             raise called_by_some(min(newly))
         rows: dict[str, list[list[Tensor]]] = {}
-        for v in self._vectors(trace.output):
-            for name, found in trace.gradients(trace.output, v).items():
+        for i, v in enumerate(self._vectors(trace.output)):
+            gradients = trace.gradients(trace.output, v)
+            if i == 0:
+                whole = self.count == 1 or self._sketch is not None
+                self._check_rows(shared_layers(trace, v, gradients) if whole else shared_layers(trace))
+            for name, found in gradients.items():
                 if found:
                     rows.setdefault(name, []).append(found)
         features: Features = {}
@@ -159,6 +168,13 @@ class TangentFeatures:
                 mine = rows.pop(name)
                 features[name] = share_of(layer, trace.calls[name], mine, weight, bias, name in self._pairs)
         return features
+
+    def _check_rows(self, shared: set[str]) -> None:
+        """Refuse rows that samples share, of a layer that had rows of its own for each sample in the first batch."""
+        if wrong := shared & (self._weights | self._biases):
+            raise InputError(
+                f"layer {min(wrong)!r} has rows that samples share in some batches and not in others: pass batch_size=1"
+            )
 
     def along(self, features: Features, change: Mapping[str, Tensor]) -> Tensor:
         """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialised features."""

@@ -28,7 +28,7 @@ from featlearn.training import snapshot as measuring
 from featlearn.training.checks import as_directions, as_number, as_parts, as_step
 from featlearn.training.evolution import evolution
 from featlearn.training.launches import open_run, stored_start
-from featlearn.training.plan import Plan, plan_measurement, sizes_of
+from featlearn.training.plan import Plan, plan_measurement, sharing_of, sizes_of
 from featlearn.training.probe_rows import take_rows
 from featlearn.training.recorder import Recorder
 from featlearn.training.snapshot import Snapshot
@@ -351,8 +351,11 @@ class Monitor:
                     memory = self._max_memory or available_memory() // 10
                     sizes = sizes_of(self._model, self._rows, self._forward)
                     parts = frozenset(self._parts)
+                    sharing = None
+                    if "features" in parts:
+                        sharing = sharing_of(self._model, self._rows, sizes, memory, self._forward, self._globs)
                     plan = plan_measurement(
-                        unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory
+                        unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory, sharing
                     )
                 except Exception as error:  # whatever the model says; other processes would wait for the plan
                     failure = error

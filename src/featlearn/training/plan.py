@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from featlearn.capture import Sizes, Subject, few_rows
+from featlearn.capture import Sizes, Subject, few_rows, shared_layers
 from featlearn.errors import FeatlearnError
 from featlearn.features import probe_cost
 from featlearn.features.outputs import SKETCHES, plan_outputs
 from featlearn.kernels.shares import pair_operations, sample_operations
 from featlearn.layers import Layer
 from featlearn.numerics.memory import readable_size
-from featlearn.training.probe_rows import ProbeRows
+from featlearn.training.probe_rows import ProbeRows, first_of
 
-__all__ = ["PASSES", "Plan", "plan_measurement", "sizes_of"]
+__all__ = ["PASSES", "Plan", "Sharing", "plan_measurement", "sharing_of", "sizes_of"]
 
 PASSES = 50
 """How many forward and backward passes of the probe rows one part of a measurement may take."""
 
 _CHEAP = 1e9  # operations, less than a second: never too much, however few the probe rows are
+_SHORT = 1.0  # seconds, likewise
+_LOOKED_AT = 32  # rows, where the model takes fewer than all
 _FEWEST_ROWS, _FEWEST_VECTORS = 8, 4
 _EIGENVALUES = 30.0  # operations of an eigenvalue problem over k^3: fewer, but slower than those of products
 
@@ -79,6 +83,66 @@ def sizes_of(model: nn.Module, rows: ProbeRows, forward: Any) -> Sizes:
             return subject.sizes(batch)
 
 
+@dataclass(frozen=True)
+class Sharing:
+    """What it takes to measure layers whose rows samples share, one sample after the other.
+
+    Attributes:
+        seconds: Time of one row of the data and one output vector.
+        limit: Time of `PASSES` forward and backward passes of the probe rows.
+        alone: Whether samples can be run by themselves; otherwise the rows cannot be fewer.
+    """
+
+    seconds: float
+    limit: float
+    alone: bool
+
+
+def sharing_of(
+    model: nn.Module, rows: ProbeRows, sizes: Sizes, memory: int, forward: Any, layers: Any
+) -> Sharing | None:
+    """Look for layers whose rows samples share; None if there is none, or if not even one batch fits into memory.
+
+    Args:
+        model: The model.
+        rows: The rows.
+        sizes: What a sample takes.
+        memory: Bytes that may be taken.
+        forward: As in `featlearn.probe`.
+        layers: As in `featlearn.probe`.
+
+    Time: a few passes of one batch.
+    """
+    subject = Subject(model, layers=layers, forward=forward, train_mode="eval")
+    at_a_time = max(2, min(_LOOKED_AT, int(memory / (2 * sizes.graph))))
+    with subject.open():
+        for raw in (first_of(rows.batches, at_a_time, at_a_time)[0], rows.batches[0]):
+            batch = subject.batch(raw)
+            if (batch.size or 0) * sizes.graph > memory:
+                continue
+            try:
+                trace = subject.trace(batch)
+                subject.separate(trace, batch, shared_layers(trace))
+            except FeatlearnError:
+                raise
+            except Exception:  # a model that takes whole batches only
+                continue
+            if not trace.shared:
+                return None
+            v, n = torch.ones_like(trace.output), max(1, batch.size or 1)
+            began = time.perf_counter()  # not of the first passes, which are slower
+            again = subject.trace(batch)
+            again.gradients(again.output, v)
+            unit = (time.perf_counter() - began) * rows.samples / n
+            samples = trace.gradients_by_sample(v)
+            next(samples)
+            began = time.perf_counter()
+            next(samples, None)
+            seconds = (time.perf_counter() - began) * len(v) / n  # an output may have several samples for a row
+            return Sharing(seconds, max(PASSES * unit, _SHORT), bool(trace.alone))
+    return None
+
+
 def plan_measurement(
     model: nn.Module,
     layers: Mapping[str, Layer],
@@ -87,6 +151,7 @@ def plan_measurement(
     parts: frozenset[str],
     features: Mapping[str, Any],
     memory: int,
+    sharing: Sharing | None = None,
 ) -> Plan:
     """Choose the largest measurement within the limits.
 
@@ -103,8 +168,9 @@ def plan_measurement(
         parts: Parts that were asked for.
         features: Arguments of the accumulator.
         memory: Bytes that a part may take.
+        sharing: What layers with shared rows take, or None if there are none.
     """
-    work = _Work(model, layers, sizes, rows.samples, features)
+    work = _Work(model, layers, sizes, rows.samples, features, sharing)
     limit = max(PASSES * work.passes(rows.samples, 3.0), _CHEAP)
     kernel_rows = rows.kernel_samples
     whole = Plan(
@@ -126,9 +192,15 @@ class _Work:
     """Operations and bytes of the parts of a measurement, from shapes."""
 
     def __init__(
-        self, model: nn.Module, layers: Mapping[str, Layer], sizes: Sizes, samples: int, features: Mapping[str, Any]
+        self,
+        model: nn.Module,
+        layers: Mapping[str, Layer],
+        sizes: Sizes,
+        samples: int,
+        features: Mapping[str, Any],
+        sharing: Sharing | None,
     ) -> None:
-        self.layers, self.sizes, self.samples = layers, sizes, samples
+        self.layers, self.sizes, self.samples, self._sharing = layers, sizes, samples, sharing
         self._model, self._features = model, features
         every = {layer.name: layer for layer in Subject(model).layers}
         self._forward = sum(2.0 * sizes.positions.get(n, 0) * _weights(layer) for n, layer in every.items())
@@ -149,6 +221,16 @@ class _Work:
         )  # fmt: skip
         sums = float(cost.table[["sums", "numbers"]].to_numpy().sum())
         return self.passes(rows, 2.0 * (1 + vectors) + 4 * loss) + sums, float(cost.bytes)
+
+    def in_time(self, outputs: str | int, rows: int) -> bool:
+        """Whether layers with shared rows can be measured sample by sample, in this model and the initial one."""
+        if self._sharing is None:
+            return True
+        if rows < self.samples and not self._sharing.alone:
+            return False
+        planned = plan_outputs(outputs, self.sizes.outputs)
+        vectors = planned.sketches or planned.count
+        return 2 * rows * vectors * self._sharing.seconds <= self._sharing.limit
 
     def spectrum(self, name: str) -> tuple[float, float]:
         """Operations and bytes of the spectrum of a weight: its Gram matrix, eigenvalues, and norms of the change."""
@@ -181,7 +263,7 @@ class _Work:
 
 def _features(plan: Plan, work: _Work, limit: float) -> Plan:
     for outputs, rows in _smaller(plan.outputs, plan.outputs == "auto", work.sizes.outputs, plan.feature_rows):
-        if _fits(work.features(outputs, rows), limit, plan.memory):
+        if _fits(work.features(outputs, rows), limit, plan.memory) and work.in_time(outputs, rows):
             notes = _reduced("feature matrices", outputs, plan.outputs, rows, plan.feature_rows)
             return replace(plan, outputs=outputs, feature_rows=rows, notes=(*plan.notes, *notes))
     return _without(plan, "features", "feature matrices")
