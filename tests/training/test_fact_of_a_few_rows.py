@@ -117,7 +117,9 @@ def test_labels_that_alternate_are_in_both_halves() -> None:
     x = torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.where(torch.arange(400) % 2 == 0, 1.0, -1.0).double()[:, None]
     x[:, 0] += 5 * y[:, 0]
-    model = nn.Linear(5, 1).double()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 1).double()
     order = torch.randperm(400, generator=torch.Generator().manual_seed(2))
     in_turns, shuffled = (
         fl.probe(model, (x[i], y[i]), loss=loss, weight_decay=DECAY)["model"].relgrad_noise
