@@ -89,6 +89,8 @@ class FeatureAccumulator:
         self._loss = loss if self._wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
         self._memory, self._max_memory = parse_memory(max_memory), max_memory
+        if max_memory is None:
+            self._memory = min(self._memory, memory_limit(None))
         self._sizes: Sizes | None = None
         groups = 1 if outputs == "exact" else GROUPS
         plans = plan_sums(self._subject.layers, self._wanted, groups, self._memory)

@@ -12,6 +12,7 @@ from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
 from featlearn.features.outputs import check_outputs, cotangents, plan_outputs
 from featlearn.features.sums import add_gram, mirrored
+from featlearn.numerics.memory import check_fits
 from featlearn.numerics.seeds import Seed, as_generator
 
 __all__ = ["egop"]
@@ -65,6 +66,9 @@ def egop(
     check_outputs(outputs)
     source = as_generator(generator, "sketch")
     n, d = X.shape[0], X[0].numel()
+    check_fits(
+        24.0 * d**2, f"a matrix of {d:,} x {d:,} inputs", "take fewer inputs, or the first layer's AGOP by probe"
+    )
     total = torch.zeros(1, d, d, dtype=torch.float64, device=X.device)
     scale = 1.0
     precision = torch.float64 if X.dtype == torch.float64 else torch.float32

@@ -142,12 +142,21 @@ def check_memory(X: Any, Z: Any, tangents: TangentFeatures, full: bool, max_memo
 
 def most_rows(*data: Any, most: int | None = _MOST_ROWS) -> int:
     """About how many samples there are, at most as many as a block has: for the choice of a form."""
-    found = [
-        rows_of(part) if sliceable(part) else sum(_rows_of_batch(raw) for raw in part) if isinstance(part, list) else 64
-        for part in data
-        if part is not None
-    ]
+    found = [_rows(part) for part in data if part is not None]
     return max((rows if most is None else min(most, rows) for rows in found), default=64)
+
+
+def _rows(data: Any) -> int:
+    """Samples of data in any form; a guess where only reading it would tell."""
+    if sliceable(data):
+        return rows_of(data)
+    if isinstance(data, list):
+        return sum(_rows_of_batch(raw) for raw in data)
+    try:
+        sized: Any = data.dataset if isinstance(data, torch.utils.data.DataLoader) else data
+        return len(sized)
+    except (TypeError, AttributeError, NotImplementedError):  # a stream
+        return 64
 
 
 def _rows_of_batch(raw: Any) -> int:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from featlearn.capture import Forward, Subject, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.outputs import Outputs, cotangents
+from featlearn.kernels.blocks import most_rows
 from featlearn.layers import Layer, find_layers, unwrap
+from featlearn.numerics.memory import check_fits
 
 __all__ = ["ck", "ck_by_layer", "ptk"]
 
@@ -167,6 +169,9 @@ def _kernels(
     subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
 ) -> dict[str, Tensor]:
     """The kernel of each layer; one that is not called, or not on samples, is an error, or left out if not strict."""
+    n = most_rows(X, most=None)
+    m = n if Z is None else most_rows(Z, most=None)
+    check_fits(12.0 * n * m * len(subject.layers), f"kernels of {n:,} x {m:,} samples", "take fewer samples")
     with subject.open(inputs=inputs):
         left = _stacked(subject, X, features, batch_size, inputs, strict)
         right = left if Z is None else _stacked(subject, Z, features, batch_size, inputs, strict)

@@ -30,6 +30,7 @@ Factory = Callable[[int, int, torch.Generator], nn.Module]
 
 _WIDTH = 512
 _DOUBTFUL = 1e-2
+_BLOCK = 2**29  # bytes of the kernel that a prediction takes at a time
 _COPIES = 3  # of the kernel: itself, its eigenvectors, and what they are computed in
 
 
@@ -124,18 +125,24 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         it grows with the condition number, and tells nothing about how good the model is.
         """
         check_is_fitted(self, "dual_coef_")
-        points = self._points(validate_data(self, X, reset=False, dtype=np.float64))
+        rows = validate_data(self, X, reset=False, dtype=np.float64)
         c = self.dual_coef_.shape[1]
+        step = max(1, int(_BLOCK / (8 * c**2 * len(self.X_fit_))))
+        parts = [self._predicted(rows[i : i + step], c) for i in range(0, len(rows), step)]
+        values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if self._flat:
+            values, errors = values[:, 0], errors[:, 0]
+        return (values, errors) if return_error else values
+
+    def _predicted(self, X: Array, c: int) -> tuple[Array, Array]:
+        """Predictions and their errors, (n, c)."""
+        points = self._points(X)
         cross = _as_matrix(self._kernel(points, self.X_fit_))
         flat = torch.as_tensor(self.dual_coef_, device=cross.device).reshape(-1)
         values = (self._start(points, c) + (cross @ flat).reshape(-1, c)).cpu().numpy()
-        values = values[:, 0] if self._flat else values
-        if not return_error:
-            return values
         sizes = ((cross @ self._vectors) * self._inverse).norm(dim=1).reshape(-1, c)
         top = float(self.eigenvalues_[-1])
-        error = (self._precision * top * float(flat.norm()) * sizes).cpu().numpy()
-        return values, error[:, 0] if self._flat else error
+        return values, (self._precision * top * float(flat.norm()) * sizes).cpu().numpy()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.numerics import progress_bar
+from featlearn.numerics.memory import check_fits
 from featlearn.plots import feature_matrix_picture
 from featlearn.rfm.arguments import (
     check_finite,
@@ -152,6 +153,14 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         check_memory(
             len(full) if direct else min(len(full), settings.subset or len(full)), full.x.dtype, self.max_memory, direct
         )
+        if settings.update != "none" and not settings.diagonal:
+            d = X.shape[1]
+            check_fits(
+                4.0 * full.x.element_size() * d**2,
+                f"the feature matrix of {d:,} features, its root and what they are computed in,",
+                "pass diagonal=True, or fewer features",
+                self.max_memory,
+            )
         if len(problem) < 2:  # nothing can be left out: the mean is all there is to learn
             settings = replace(
                 settings, judge=False, update="none", ridge=settings.ridge or 1.0, bandwidth=settings.bandwidth or 1.0
