@@ -485,3 +485,15 @@ def test_samples_that_act_on_later_ones(n: int) -> None:
     report = fl.probe(model, [x], forward=lambda m, batch: m(batch), measure=("nfc", "ptk_covariance"))
     k = naive(model, x, torch.zeros(n, 2), None)["inp"][0]
     torch.testing.assert_close(report["inp"].ptk_covariance, k)
+
+
+def test_a_layer_on_samples_and_on_a_query() -> None:
+    """It has no conjugate kernel of samples: refused by name, and left out of all."""
+    model, x = seeded(TwoUses), real(N, 6)
+    with pytest.raises(fl.InputError, match=r"'lin' has .* rows for 12 samples"):
+        fl.ck(model, x, layer="lin")
+    assert set(fl.kernels.ck_by_layer(model, x)) == {"out"}
+    found = fl.Monitor(model, x, every=1).step()
+    assert found is not None
+    assert "ck.top" in found.layers["out"]
+    assert "nfc" in found.layers["lin"]

@@ -129,3 +129,35 @@ def test_loss_gradients_out_of_range(kind: str) -> None:
     table = fl.probe(model, (X, Y), loss=squared, weight_decay=0.1).table()
     assert np.isfinite(table.loc["good", ["nfc", "enfa", "fact", "relgrad"]].astype(float)).all()
     assert np.isnan(table.loc["bad", "nfc"])
+
+
+def test_one_layer_does_not_end_a_monitor() -> None:
+    model = seeded(lambda: Branches(SPOILT["infinite"]))
+    with pytest.raises(fl.InputError, match=r"gradients in .* are NaN or infinite.*parameters="):
+        fl.ntk(model, X)
+    monitor = fl.Monitor(model, (X, Y), every=1)
+    with pytest.warns(UserWarning, match="tangent kernels are not measured"):
+        found = monitor.step()
+    assert found is not None
+    assert np.isfinite(found.layers["good"]["nfc"])
+    assert "ck.top" in found.layers["good"]
+
+
+class PartlyComplex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(4, 3, dtype=torch.complex64), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.inner(x.to(torch.complex64)).abs())
+
+
+def test_layers_beside_complex_ones_can_be_measured() -> None:
+    model = seeded(PartlyComplex)
+    with pytest.raises(fl.UnsupportedModelError, match="complex weights.*'inner'.*layers="):
+        fl.probe(model, X)
+    assert fl.probe(model, X, layers="out")["out"].nfc > 0
+    with pytest.raises(fl.UnsupportedModelError, match="complex parameters.*'inner.weight'.*parameters="):
+        fl.ntk(model, X)
+    h = model.inner(X.to(torch.complex64)).abs().detach()
+    torch.testing.assert_close(fl.ntk(model, X, parameters="out.*"), 2 * (h @ h.T + 1).double(), rtol=1e-5, atol=1e-5)

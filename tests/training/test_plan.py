@@ -101,6 +101,36 @@ def test_a_model_that_takes_whole_batches_only() -> None:
     assert planned(Fixed(), torch.randn(10, 4)).parts == ALL
 
 
+class RawParameters(nn.Module):
+    """Weights that no layer owns: gradients in them are taken sample by sample."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.w, self.v = nn.Parameter(torch.randn(k, 64) / 8), nn.Parameter(torch.randn(64, k) / k**0.5)
+        self.out = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(x @ self.w.T) @ self.v.T)
+
+
+class Tied(nn.Module):
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(tokens, 16), nn.Linear(16, tokens, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.embedding(ids)).mean(1))
+
+
+def test_parameters_that_no_layer_owns_are_priced() -> None:
+    raw = planned(RawParameters(2048), torch.randn(512, 64))
+    assert "ntk" not in raw.parts or raw.ntk_rows < 128
+    tied = planned(Tied(8000), torch.randint(0, 8000, (64, 12)))
+    assert tied.sketches is not None
+    assert tied.ntk_rows < 64 or "ntk" not in tied.parts
+
+
 class Nodes(nn.Module):
     """A graph network whose nodes are the samples: a backward pass per node and output."""
 

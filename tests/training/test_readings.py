@@ -29,6 +29,7 @@ MOVED = {"weight_change": 0.5, "nfc": 0.6, "centered_ratio": 0.3}
         ({**MOVED, "relgrad": 0.02, "fact": 0.99, "relgrad_noise": 24.0}, None, "at convergence", "0.990"),
         ({**MOVED, "relgrad": 5.0, "fact": 0.5, "relgrad_noise": 24.0}, None, "learning", "50%"),
         ({**MOVED, "relgrad": 90.0, "fact": 0.5, "relgrad_noise": 24.0}, None, "learning", "50%"),
+        ({**MOVED, "relgrad": 60.0, "fact": 0.5, "relgrad_noise": 24.0}, None, "undecided", "60"),
         ({**MOVED, "nfc": math.nan}, None, "collapsed", "no gradient"),
         ({**MOVED, "w.effective_rank": 2.0, "w.initial_effective_rank": 40.0}, None, "collapsed", "40.0 to 2.0"),
         ({**MOVED, "w.effective_rank": 30.0, "w.initial_effective_rank": 40.0}, "rank collapse", "collapsed", "30.0"),
@@ -49,3 +50,10 @@ def test_a_single_output_is_aligned_by_construction_and_not_called_so() -> None:
     reading = read_layer(numbers, trivial=True)
     assert reading.word == "learning"
     assert "single output" in reading.text
+
+
+def test_a_part_of_the_rows_without_a_noise_estimate_decides_nothing() -> None:
+    numbers = {**MOVED, "relgrad": 5.0, "fact": 0.5, "relgrad_noise": math.nan}
+    assert read_layer(numbers, part=True).word == "undecided"
+    assert read_layer(numbers).word == "learning"
+    assert read_layer({**MOVED, "relgrad": 0.05, "fact": 0.99, "relgrad_noise": 24.0}, part=True).word == "undecided"

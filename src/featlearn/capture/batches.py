@@ -21,6 +21,7 @@ __all__ = [
     "batches",
     "few_rows",
     "map_tensors",
+    "pick_rows",
     "preserved_loader",
     "rows_of",
     "run_forward",
@@ -63,7 +64,7 @@ class Batch:
         part = self.raw if raw else self.inputs
         if set(_sizes(part)) != {n}:
             return None
-        part = map_tensors(part, lambda t: t[which])
+        part = map_tensors(part, lambda t: pick_rows(t, which))
         return Batch(part, part, None, len(which))
 
     def own_target(self) -> Any:
@@ -196,6 +197,11 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
     if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
         return result[0]
     return result
+
+
+def pick_rows(t: Tensor, which: list[int]) -> Tensor:
+    """Return some rows of a tensor, by slices: no index has to be brought to its device."""
+    return torch.cat([t[i : i + 1] for i in which])
 
 
 def few_rows(batch: Batch) -> Batch:

@@ -50,6 +50,7 @@ class Trace:
         calls: The calls of each layer that gradients can reach.
         weights: The weight tensor each called layer used (the computed one of a parametrised weight).
         blocked: Layers that were called where autograd was off.
+        complex: Layers with complex pre-activations, which are not supported.
         shared: Layers in which a row acts on several samples. `gradients` leaves them out, `gradients_by_sample` gives
             them sample by sample.
         alone: Traces of each sample of the batch by itself; none where the model takes whole batches only.
@@ -60,6 +61,7 @@ class Trace:
     calls: dict[str, list[Call]]
     weights: dict[str, Tensor]
     blocked: set[str] = field(default_factory=set)
+    complex: set[str] = field(default_factory=set)
     shared: frozenset[str] = frozenset()
     alone: Sequence[Trace] = ()
 
@@ -377,9 +379,8 @@ class Capture:
     def _record(self, layer: Layer, x: Tensor, h: Tensor) -> Tensor:
         assert self._trace is not None
         if h.is_complex():
-            raise UnsupportedModelError(
-                f"complex weights are not supported: layer {layer.name!r} gives {h.dtype}. Leave it out with layers="
-            )
+            self._trace.complex.add(layer.name)
+            return h
         if not torch.is_grad_enabled():
             self._trace.blocked.add(layer.name)
             return h

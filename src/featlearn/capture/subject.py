@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture.batches import Batch, Forward, as_batch, run_forward
+from featlearn.capture.batches import Batch, Forward, as_batch, pick_rows, run_forward
 from featlearn.capture.capture import Call, Capture, Trace
 from featlearn.capture.jacobian import sample_jacobian
 from featlearn.capture.models import initial_model, matching_layers, placed
@@ -341,12 +341,14 @@ class Subject:
         """
         n = trace.output.shape[0]
         # Others are left out on both sides of each.
-        parts = [[0], [1]] if n == 2 else [sorted({round(1 + i * (n - 3) / 7) for i in range(8)})]
+        parts = (
+            [[0], [1]] if n == 2 else [[0, 2]] if n == 3 else [sorted({round(1 + i * (n - 3) / 7) for i in range(8)})]
+        )
         for which in parts:
             some = self._part(batch, which, n)
             if some is None:
                 return
-            if self._same_output(trace.output[which], some.output) is False and self._forward is None:
+            if self._same_output(pick_rows(trace.output, which), some.output) is False and self._forward is None:
                 raise UnsupportedModelError(_ACT_ON_EACH_OTHER)
             self.unscaled |= {
                 name
@@ -386,7 +388,7 @@ def _mark(model: nn.Module) -> list[tuple[int, float]]:
     own = {id(m.weight) for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.max_norm is not None}
     with torch.no_grad():
         return [
-            (p._version, float(p.norm() if p.is_floating_point() else p.float().norm()))
+            (p._version, float(p.norm() if p.is_floating_point() or p.is_complex() else p.float().norm()))
             for p in model.parameters()
             if id(p) not in own
         ]

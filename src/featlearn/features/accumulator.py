@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.capture import Batch, Forward, Sizes, Subject, Trace, batches, few_rows, rows_of, shared_layers
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features.decay import WeightDecay, decay_of_layers
 from featlearn.features.layer_features import LayerFeatures
 from featlearn.features.losses import Loss, check_loss, summed_loss
@@ -21,7 +20,7 @@ from featlearn.features.measures import plan_sums, resolve_measure
 from featlearn.features.outputs import GROUPS, Outputs, check_outputs, cotangents, plan_outputs
 from featlearn.features.report import Report
 from featlearn.features.sums import BatchSums, mirrored
-from featlearn.features.totals import Totals, in_processes
+from featlearn.features.totals import CELLS, Totals, in_processes
 from featlearn.layers import Layer, coverage, find_layers, select_layers
 from featlearn.numerics.memory import check_fits, memory_limit, parse_memory
 from featlearn.numerics.seeds import Seed, as_generator
@@ -30,7 +29,9 @@ __all__ = ["FeatureAccumulator"]
 
 Rows = dict[str, list[Tensor]]
 
-_LOST = "its gradients are NaN, infinite or so small that their squares are lost; pass dtype=torch.float64"
+_LOST = (
+    "gradients are NaN, infinite or so small that their squares are lost; pass dtype=torch.float64, or scale the output"
+)
 
 
 class FeatureAccumulator:
@@ -197,6 +198,10 @@ class FeatureAccumulator:
 
     def _update(self, batch: Batch) -> None:
         trace = self._subject.trace(batch)
+        if trace.complex:
+            raise UnsupportedModelError(
+                f"complex weights are not supported: layer {min(trace.complex)!r} has them. Leave it out with layers="
+            )
         samples = trace.output.shape[0]
         count = trace.output.numel() // samples
         plan = replace(self._totals.outputs or plan_outputs(self._outputs_argument, count), count=count)
@@ -206,7 +211,7 @@ class FeatureAccumulator:
             total = summed_loss(self._loss, trace.output, batch.own_target(), samples, self._loss_reduction)
         drawn = self._generator.get_state()
         new = self._batch_sums(plan, torch.float64 if trace.output.dtype == torch.float64 else torch.float32)
-        half = self._add_batch(plan, batch, trace, initial, total, new)
+        self._add_batch(plan, batch, trace, initial, total, new)
         lost: set[str] = set()
         if out := _out_of_range(trace, new):
             # Their squares leave the range of single precision: these layers once more, in double.
@@ -221,10 +226,11 @@ class FeatureAccumulator:
                     "squared on this batch: scale the output, or pass dtype=torch.float64"
                 )
         outside = self._subject.used_outside(trace)
+        cells, spread = self._cells(total, trace, new)
         # From here on nothing fails: the batch is added as a whole.
         self._totals.lost |= lost
         self._totals.add_batch(plan, samples, new)
-        self._totals.half += half
+        self._totals.add_cells(cells, {name: value for name, value in spread.items() if name not in lost})
         self._totals.seen |= set(trace.calls)
         self._totals.shared |= trace.shared & set(trace.calls)
         self._totals.blocked |= trace.blocked
@@ -264,11 +270,12 @@ class FeatureAccumulator:
         initial: Trace | None,
         total: Tensor | None,
         new: Mapping[str, BatchSums],
-    ) -> int:
-        """Add all gradients of a batch to the sums of some layers; return how many samples half of it are."""
+    ) -> None:
+        """Add all gradients of a batch to the sums of some layers."""
         if self._wanted & {"K", "Kb"}:
             self._add_output_gradients(plan, batch, trace, initial, new)
-        return 0 if total is None else self._add_loss_gradients(total, batch, trace, new)
+        if total is not None:
+            self._add_loss_gradients(total, batch, trace, new)
 
     def _initial_trace(self, trace: Trace, batch: Batch) -> Trace | None:
         if self._initial is None or not self._initial.is_open:
@@ -319,31 +326,56 @@ class FeatureAccumulator:
             for j, j0 in zip(found, start, strict=True):
                 sums.add_output_gradients(group, _flat(j), None if j0 is None else _flat(j0))
 
-    def _add_loss_gradients(self, total: Tensor, batch: Batch, trace: Trace, new: Mapping[str, BatchSums]) -> int:
-        """Add the gradients of the summed losses; return how many samples are in the sums of half of them."""
+    def _add_loss_gradients(self, total: Tensor, batch: Batch, trace: Trace, new: Mapping[str, BatchSums]) -> None:
         if "D" in self._wanted:
             rows, gradients = trace.gradients_and_weight_gradients(total)
-            self._add_weight_gradients("D", gradients, new)
+            for name, matrix in self._matrices(gradients).items():
+                if name in new:
+                    new[name].add_weight_gradient(matrix)
         else:
             rows = trace.gradients(total)
-        (v,) = torch.autograd.grad(total, trace.output, retain_graph=True, allow_unused=True, materialize_grads=True)
         if "B" in self._wanted and not self._wanted & {"K", "Kb"}:
             self._separate(batch, trace, None, None, rows, None)
-        for part in chain([rows], trace.gradients_by_sample(v) if "B" in self._wanted else ()):
+        by_sample: Iterable[Rows] = ()
+        if "B" in self._wanted and trace.shared:
+            by_sample = trace.gradients_by_sample(_output_gradient(total, trace))
+        for part in chain([rows], by_sample):
             for name, sums in new.items():
                 for g in part.pop(name):
                     sums.add_loss_gradients(_flat(g))
-        if "D" not in self._wanted:
-            return 0
-        half = _half_of(len(v), self.samples)
-        mask = half.to(v.device, v.dtype).reshape(-1, *[1] * (v.ndim - 1))
-        self._add_weight_gradients("D_half", trace.weight_gradients(v * mask), new)
-        return int(half.sum())
 
-    def _add_weight_gradients(self, kind: str, gradients: Mapping[str, Tensor], new: Mapping[str, BatchSums]) -> None:
-        for layer in self._subject.layers:
-            if layer.name in gradients and layer.name in new:
-                new[layer.name].add_weight_gradient(kind, layer.matrix(gradients[layer.name]))
+    def _cells(self, total: Tensor | None, trace: Trace, new: Mapping[str, BatchSums]) -> tuple[int, dict[str, float]]:
+        """Compare gradients in W of parts of the batch: their number, and ``sum |s_i|^2 / n_i`` of each layer.
+
+        The first batches are cut, into parts that do not depend on the order of the rows in any simple way; later ones
+        count as one part each.
+        """
+        if total is None or "D" not in self._wanted:
+            return 0, {}
+        n = trace.output.shape[0]
+        parts = min(n, CELLS) if self._totals.cells < CELLS**2 else 1
+        left = {name: sums.sums["D"].double() for name, sums in new.items()}
+        if parts == 1:
+            return 1, {name: float(value.square().sum()) / n for name, value in left.items()}
+        v = _output_gradient(total, trace)
+        cell = torch.randperm(n, generator=torch.Generator().manual_seed(self.samples)) % parts
+        spread = dict.fromkeys(left, 0.0)
+        for i in range(parts):
+            mask = cell == i
+            if i < parts - 1:
+                weights = mask.to(v.device, v.dtype).reshape(-1, *[1] * (v.ndim - 1))
+                found = {
+                    k: m.double() for k, m in self._matrices(trace.weight_gradients(v * weights)).items() if k in left
+                }
+                left = {k: value - found[k] if k in found else value for k, value in left.items()}
+            else:
+                found = left
+            for name, value in found.items():
+                spread[name] += float(value.square().sum()) / int(mask.sum())
+        return parts, spread
+
+    def _matrices(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {x.name: x.matrix(gradients[x.name]) for x in self._subject.layers if x.name in gradients}
 
     # --- state -----------------------------------------------------------------------------------
 
@@ -403,7 +435,7 @@ class FeatureAccumulator:
                 continue
             if key == "D":
                 averages[key] = value / (totals.samples if self._loss_reduction == "mean" else 1)
-            elif key != "D_half":
+            else:
                 averages[key] = mirrored(value) / (totals.samples * (outputs.scale(1) if value.ndim == 4 else 1.0))
         flags = [layer.note] if layer.note else []
         if layer.name in totals.lost:
@@ -423,27 +455,14 @@ class FeatureAccumulator:
         if outputs.sketches and outputs.groups == 1:
             flags.append("sketched in one group")
         weights, decay = self._weights[layer.name], self._decay.get(layer.name)
-        noise = self._noise(**totals.sums[layer.name]) if "D" in averages else None
+        noise = totals.gradient_noise(layer.name, self._loss_reduction) if "D" in averages else None
         return LayerFeatures(layer.name, layer.kind, layer.shape, weights, averages, decay, tuple(flags), noise)
 
-    def _noise(self, D: Tensor, D_half: Tensor, **_: Tensor) -> float | None:
-        """Estimate how far the gradient in W is from its mean, if the samples were drawn from many more.
 
-        With means D1 and D2 over n1 and n2 samples it is ``|D1 - D2| (n1 n2)^{1/2} / n``: half of the difference of
-        two halves.
-        """
-        n, one = self._totals.samples, self._totals.half
-        two = n - one
-        if not one or not two:
-            return None
-        difference = float((D_half / one - (D - D_half) / two).norm()) * math.sqrt(one * two) / n
-        return difference if self._loss_reduction == "mean" else difference * n
-
-
-def _half_of(samples: int, first: int) -> Tensor:
-    """Choose half of some samples by their number, evenly and in no period: the same ones however batches are cut."""
-    numbers = torch.arange(first, first + samples, dtype=torch.float64)
-    return (numbers * ((5**0.5 - 1) / 2)) % 1 < 0.5
+def _output_gradient(total: Tensor, trace: Trace) -> Tensor:
+    """Gradient of the summed losses in the output, through which alone they depend on the model sample by sample."""
+    (v,) = torch.autograd.grad(total, trace.output, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return v
 
 
 def _flat(rows: Tensor) -> Tensor:

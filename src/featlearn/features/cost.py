@@ -11,6 +11,7 @@ from torch import nn
 from featlearn.errors import InputError
 from featlearn.features.measures import UNGROUPED, Plan, plan_sums, resolve_measure, sums_bytes
 from featlearn.features.outputs import GROUPS
+from featlearn.features.totals import CELLS
 from featlearn.layers import Layer, find_layers, select_layers
 from featlearn.numerics.memory import parse_memory, readable_size
 
@@ -135,14 +136,14 @@ def _layer_cost(
     weights = blocks * k_out * k_in
     models = 2 if "Kb" in wanted else 1
     backward = (outputs * models if wanted & {"K", "Kb"} else 0) + (1 if wanted & {"B", "D"} else 0)
-    # The gradient in W, of all samples and of half of them; the latter is a backward pass of its own.
-    passes = 2.0 * rows * weights * (models + backward + (3 if "D" in wanted else 0))
+    # The gradient in W, and those of parts of the first batches, for its noise.
+    passes = 2.0 * rows * weights * (models + backward + (1 + 2 * (CELLS - 1) if "D" in wanted else 0))
     side = k_out if plan.outer else k_in
     projected = 0.0 if plan.outer else 2.0 * weights
     of_outputs = [name for name in plan.sums if name not in UNGROUPED]
     times = outputs * len(of_outputs) + sum(name in ("B", "enfa") for name in plan.sums)
     sums = float(rows) * times * (projected + blocks * float(side) ** 2)
-    kept = sum(groups if name in of_outputs else 1 for name in plan.sums if name not in ("D", "D_half"))
+    kept = sum(groups if name in of_outputs else 1 for name in plan.sums if name != "D")
     # The Gram matrix of W, and one product with each set of sums.
     numbers = 2.0 * blocks * side**2 * (k_out + k_in - side) + 2.0 * blocks * kept * float(side) ** 3
     shape = f"{k_out} x {k_in}" if blocks == 1 else f"{blocks} of {k_out} x {k_in}"

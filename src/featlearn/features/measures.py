@@ -36,7 +36,7 @@ QUANTITIES: Mapping[str, frozenset[str]] = {
     "relgrad_noise": frozenset({"D", "decay"}),
 }
 
-UNGROUPED = ("B", "D", "D_half", "enfa")
+UNGROUPED = ("B", "D", "enfa")
 """Sums of loss gradients, which are not sketched; those of output gradients have a dimension of sketch groups."""
 
 # What a need is met by.
@@ -130,7 +130,7 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
         kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
     sums = {name: square for need, name in kinds.items() if need in wanted}
     if "D" in wanted:
-        sums |= {"D": layer.shape, "D_half": layer.shape}  # of all samples, and of half of them
+        sums["D"] = layer.shape
     return sums
 
 

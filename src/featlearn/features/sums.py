@@ -100,14 +100,9 @@ class BatchSums:
             if name in self.sums:
                 add_gram(self.sums[name], self._project(name, rows.to(self.dtype)))
 
-    def add_weight_gradient(self, name: str, matrix: Tensor) -> None:
-        """Add the gradient of the summed losses with respect to W.
-
-        Args:
-            name: ``"D"`` for all samples, ``"D_half"`` for half of them.
-            matrix: The gradient, (blocks, k_out, k_in).
-        """
-        self.sums[name] += matrix.to(self.dtype)
+    def add_weight_gradient(self, matrix: Tensor) -> None:
+        """Add the gradient of the summed losses with respect to W, (blocks, k_out, k_in)."""
+        self.sums["D"] += matrix.to(self.dtype)
 
     def fold_into(self, sums: Mapping[str, Tensor]) -> None:
         """Add to the float64 sums of the layer; of squares, too, only the upper triangle is meant."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -14,8 +15,10 @@ from featlearn.features.measures import Plan
 from featlearn.features.outputs import Outputs
 from featlearn.features.sums import BatchSums, empty_sums
 
-__all__ = ["Totals", "in_processes"]
+__all__ = ["CELLS", "Totals", "in_processes"]
 
+CELLS = 4
+"""Parts of each of the first batches whose gradients in W are compared, and how many batches these are."""
 _SETS = ("seen", "blocked", "outside", "shared", "lost")
 _NONE = -(2**62)  # below every value that processes compare
 
@@ -35,7 +38,8 @@ class Totals:
         outside: Layers whose weight is used without calling the module.
         shared: Layers in which a row acts on several samples.
         lost: Layers whose gradients left the range of their precision.
-        half: Number of samples in the sums of half of the samples.
+        cells: Number of parts of the data whose gradients in W are compared.
+        spread: Layer name -> ``sum |s_i|^2 / n_i`` over these parts, of n_i samples with the summed gradient s_i.
     """
 
     plans: Mapping[str, Plan]
@@ -48,7 +52,8 @@ class Totals:
     outside: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-    half: int = 0
+    cells: int = 0
+    spread: dict[str, float] = field(default_factory=dict)
 
     def start(self, outputs: Outputs) -> None:
         """Make room for sums of outputs taken in this way, or check that it is the way they were taken."""
@@ -68,6 +73,31 @@ class Totals:
                 part.fold_into(self.sums[name])
         self.samples += samples
 
+    def add_cells(self, cells: int, spread: Mapping[str, float]) -> None:
+        """Add parts of the data whose gradients in W were measured by themselves."""
+        self.cells += cells
+        for name, value in spread.items():
+            self.spread[name] = self.spread.get(name, 0.0) + value
+
+    def gradient_noise(self, name: str, reduction: str) -> float | None:
+        """Estimate how far a layer's gradient in W is from its mean, if the samples were drawn from many more.
+
+        With m parts of n_i samples and summed gradients s_i, an analysis of variance gives that of one sample,
+        ``(sum |s_i|^2 / n_i - |s|^2 / n) / (m - 1)``; the mean over n samples has 1/n of it.
+
+        Args:
+            name: Name of the layer.
+            reduction: ``"mean"`` or ``"sum"`` over samples, as the loss has it.
+
+        Returns:
+            The noise in the Frobenius norm; None where there are fewer than two parts.
+        """
+        if self.cells < 2 or name not in self.spread:
+            return None
+        whole = float(self.sums[name]["D"].square().sum()) / self.samples
+        variance = max(self.spread[name] - whole, 0.0) / (self.cells - 1)
+        return math.sqrt(variance / self.samples) * (1 if reduction == "mean" else self.samples)
+
     def add(self, other: Totals) -> None:
         """Add other totals of the same plans."""
         if other.outputs is None:
@@ -77,16 +107,20 @@ class Totals:
             for key, value in sums.items():
                 value += other.sums[name][key].to(value.device)
         self.samples += other.samples
-        self.half += other.half
+        self.add_cells(other.cells, other.spread)
         for kind in _SETS:
             getattr(self, kind).update(getattr(other, kind))
 
     def reduce(self, settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Add up the totals of all processes, which must have the same settings and weights."""
         self._agree(_fingerprint(settings, weights))
-        counts = torch.tensor([self.samples, self.half], device=self.device)
+        counts = torch.tensor([self.samples, self.cells], device=self.device)
         torch.distributed.all_reduce(counts)
-        self.samples, self.half = counts.tolist()
+        self.samples, self.cells = counts.tolist()
+        spread = torch.tensor([self.spread.get(name, 0.0) for name in self.plans], dtype=torch.float64)
+        spread = spread.to(self.device)
+        torch.distributed.all_reduce(spread)
+        self.spread = dict(zip(self.plans, spread.tolist(), strict=True))
         for kind in _SETS:
             setattr(self, kind, self._union(getattr(self, kind)))
         for sums in self.sums.values():

@@ -202,14 +202,15 @@ def _stacked(
                 if strict:
                     raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
                 continue
-            rows = torch.cat(list(features(trace, layer)), dim=1).detach()
-            if rows.shape[0] != n or (inputs and layer.name in subject.unscaled):
+            counts = {call.shape[0] if call.shape else 1 for call in trace.calls[layer.name]}
+            if layer.name not in trace.shared and (counts != {n} or (inputs and layer.name in subject.unscaled)):
                 if not strict:
                     continue
                 raise InputError(
-                    f"layer {layer.name!r} has {rows.shape[0]} rows for {n} samples, and they are not samples: these "
+                    f"layer {layer.name!r} has {max(counts)} rows for {n} samples, and they are not samples: these "
                     "must come first in it"
                 )
+            rows = torch.cat(list(features(trace, layer)), dim=1).detach()
             if not torch.isfinite(rows).all():
                 raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")
             blocks.setdefault(layer.name, []).append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))

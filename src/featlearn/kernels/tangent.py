@@ -98,6 +98,9 @@ def ntk(
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
         kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory)
+    for name, kernel in kernels.items():
+        if not torch.isfinite(kernel).all():
+            raise InputError(f"the gradients in {name!r} are NaN or infinite: leave parameters out with parameters=")
     if by_layer:
         return kernels
     total = sum(kernels.values())

@@ -53,7 +53,7 @@ class Monitor:
 
     Args:
         model: Any module; compiled and DistributedDataParallel ones are unwrapped.
-        data: Rows to measure on, as `featlearn.probe` takes them; the first ``samples`` are kept, and are the same
+        data: Rows to measure on, as `featlearn.probe` takes them; ``samples`` of them are kept, and are the same
             each time.
         run: Where to write: a `featlearn.runs.Run` that is open for writing, or a folder, in which a run is made. If
             the folder holds a run with steps already, the new run is made beside it, in ``<folder>-2``,

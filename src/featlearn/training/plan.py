@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from featlearn.errors import FeatlearnError
 from featlearn.features import probe_cost
 from featlearn.features.outputs import SKETCHES, plan_outputs
 from featlearn.kernels.shares import pair_operations, sample_operations
-from featlearn.layers import Layer
+from featlearn.layers import Layer, find_layers
 from featlearn.numerics.memory import readable_size
 from featlearn.training.probe_rows import ProbeRows, first_of
 
@@ -203,6 +204,8 @@ class _Work:
         self.layers, self.sizes, self.samples, self._sharing = layers, sizes, samples, sharing
         self._model, self._features = model, features
         every = {layer.name: layer for layer in Subject(model).layers}
+        self._others = _others(model)
+        self._all_weights = sum(_weights(layer) for layer in layers.values())
         self._forward = sum(2.0 * sizes.positions.get(n, 0) * _weights(layer) for n, layer in every.items())
 
     def passes(self, rows: int, number: float) -> float:
@@ -220,7 +223,8 @@ class _Work:
             layers=self._features["layers"], initial=True, loss=loss, weight_decay=decay,
         )  # fmt: skip
         sums = float(cost.table[["sums", "numbers"]].to_numpy().sum())
-        return self.passes(rows, 2.0 * (1 + vectors) + 4 * loss) + sums, float(cost.bytes)
+        # Sums, what numbers are computed in, and weights in double precision, of two models.
+        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + sums, 2.0 * cost.bytes + 32.0 * self._all_weights
 
     def in_time(self, outputs: str | int, rows: int) -> bool:
         """Whether layers with shared rows can be measured sample by sample, in this model and the initial one."""
@@ -257,6 +261,9 @@ class _Work:
             numbers += p * layer.groups * (vectors * layer.k_out + layer.k_in)
             if gradients <= pairs:
                 numbers += vectors * _weights(layer)
+        # Parameters that are no layer's own are differentiated sample by sample.
+        work += 2.0 * rows * (rows + 4) * vectors * self._others
+        numbers += 2.0 * vectors * self._others
         # Features of two blocks of one row at least, with what they are made of, and the kernels.
         return work, 4 * 8 * numbers + 16.0 * (len(self.layers) + 1) * rows**2
 
@@ -329,6 +336,16 @@ def _reduced(what: str, outputs: Any, asked: Any, rows: int, all_rows: int) -> l
 
 def _without(plan: Plan, part: str, what: str) -> Plan:
     return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what.removeprefix('the ')}"))
+
+
+def _others(model: nn.Module) -> int:
+    """Numbers of the parameters that are no layer's own: used in a module's own code, or tied."""
+    uses: Counter[int] = Counter()
+    for layer in find_layers(model, vectors=True):
+        uses.update(id(p) for name, p in layer.module.named_parameters() if name in (layer.parameter, layer.bias))
+    parts = {id(layer.module) for layer in find_layers(model) if layer.part is not None}
+    packed = {id(p) for m in model.modules() if id(m) in parts for p in m.parameters()}
+    return sum(p.numel() for p in model.parameters() if id(p) not in packed and uses[id(p)] != 1)
 
 
 def _weights(layer: Layer) -> int:

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featlearn.capture import as_batch, as_tensors, batches, map_tensors, preserved_loader, preserved_rng
+from featlearn.capture import (
+    as_batch,
+    as_tensors,
+    batches,
+    map_tensors,
+    preserved_loader,
+    preserved_rng,
+    rows_of,
+    sliceable,
+)
 from featlearn.errors import InputError
 from featlearn.features import in_processes
 
@@ -57,9 +66,10 @@ def first_of(raws: list[Any], rows: int, at_a_time: int) -> list[Any]:
 
 
 def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: int | None) -> ProbeRows:
-    """Read the data once and keep its first rows.
+    """Read the data once and keep some of its rows: of tensors rows from all over, of batches the first.
 
-    Taking them anew from a shuffling loader would measure other rows each time, and move the global generator.
+    Taking them anew from a shuffling loader would measure other rows each time, and move the global generator. Tensors
+    may be sorted, by class for instance: their first rows would be no sample of the data.
 
     Args:
         data: As `featlearn.probe` takes it.
@@ -73,6 +83,8 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}")
     kept: list[Any] = []
     count, part = 0, False
+    if samples is not None and sliceable(data) and rows_of(data) > samples:
+        data, part = _spread(data, samples), True
     # Not under inference mode, whose tensors cannot be differentiated through.
     with preserved_rng(), preserved_loader(data), torch.inference_mode(False):
         for raw in batches(data, batch_size or 256):
@@ -85,8 +97,6 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
                 raw, rows, part = _first(raw, samples - count), samples - count, True
             kept.append(map_tensors(raw, lambda t: t.detach().clone()))
             count += rows
-            if part:
-                break
     shared = _alike(_of_all_processes(kept, kernel_samples))
     few, left = [], kernel_samples
     for raw in shared:
@@ -96,6 +106,14 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         if not left:
             break
     return ProbeRows(kept, few, _targets(few), count, part)
+
+
+def _spread(data: Any, samples: int) -> Any:
+    """Rows at equal distances, in an order that spreads the first of them as well."""
+    data = as_tensors(data)
+    order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
+    which = order * rows_of(data) // samples
+    return map_tensors(data, lambda t: t[which.to(t.device)])
 
 
 def _alike(raws: list[Any]) -> list[Any]:

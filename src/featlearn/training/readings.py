@@ -58,12 +58,13 @@ def read_layer(
     4. **heavy-tailed**: the spectrum of W is in the phase "heavy tail".
     5. **aligned**: NFC at least 0.8, of which at least half is due to the change of the weights (C/UC ratio).
     6. **lazy**: the weights moved by less than a tenth, and the C/UC ratio is below a tenth.
-    7. **undecided**: relgrad is what sampling noise alone gives: at most twice ``relgrad_noise``, which is above 0.1.
+    7. **undecided**: relgrad is what sampling noise alone gives: at most three times ``relgrad_noise``, which is above
+       0.1 or not known.
     8. **learning**: otherwise.
 
     The theorem of rule 3 is about the loss of all training rows. On a part of them relgrad is about ``relgrad_noise``
-    at a critical point as well, so that such a layer is not called "at convergence" either. A relgrad below half of the
-    noise shows that the model was trained on just these rows, unless they are known to be a part of the data.
+    at a critical point as well, so that such a layer is not called "at convergence" either. A relgrad below a third of
+    the noise shows that the model was trained on just these rows, unless they are known to be a part of the data.
 
     Args:
         numbers: As a `featlearn.training.Snapshot` has them: ``nfc``, ``centered_ratio``, ``weight_change``,
@@ -88,7 +89,8 @@ def read_layer(
     if phase == "rank collapse" or rank < _COLLAPSED * initial_rank:
         return Reading("collapsed", f"its effective rank went from {initial_rank:.1f} to {rank:.1f}")
     noise = numbers.get("relgrad_noise", math.nan)
-    noisy = noise > _CONVERGED and (0 if part else noise / 2) <= relgrad <= 2 * noise
+    noisy = noise > _CONVERGED and (0 if part else noise / 3) <= relgrad <= 3 * noise
+    noisy |= part and not math.isnan(relgrad) and math.isnan(noise)
     if relgrad <= _CONVERGED and fact >= _FACT and not noisy:
         return Reading(
             "at convergence",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featlearn.capture import Forward, at_rest
-from featlearn.errors import InputError
+from featlearn.errors import FeatlearnError, InputError
 from featlearn.features import FeatureAccumulator, NotMeasuredError, Report, in_processes
 from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
 from featlearn.kernels.alignment import labels_vary
@@ -271,17 +272,29 @@ def _kernels(
     found: dict[tuple[str | None, str], Tensor] = {}
     if "ck" in plan.parts and names:
         data = first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows)
-        kernels = ck_by_layer(model, data, layers=names, forward=forward, train_mode="eval")
-        found |= {(name, "ck"): kernel for name, kernel in kernels.items()}
+        with _left_out("conjugate kernels"):
+            kernels = ck_by_layer(model, data, layers=names, forward=forward, train_mode="eval")
+            found |= {(name, "ck"): kernel for name, kernel in kernels.items()}
     if "ntk" in plan.parts:
         data = first_of(rows.kernel_batches, plan.ntk_rows, plan.batch_rows)
         # The same output vectors each time, so that spectra can be compared with those of the start.
-        kernel = ntk(
-            model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, forward=forward, train_mode="eval"
-        )
-        assert isinstance(kernel, Tensor)
-        found[None, "ntk"] = kernel
+        with _left_out("tangent kernels"):
+            kernel = ntk(
+                model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, forward=forward,
+                train_mode="eval",
+            )  # fmt: skip
+            assert isinstance(kernel, Tensor)
+            found[None, "ntk"] = kernel
     return {key: kernel.cpu() for key, kernel in found.items()}
+
+
+@contextmanager
+def _left_out(what: str) -> Iterator[None]:
+    """A part that the model does not allow is left out with a warning, and does not end the measurement."""
+    try:
+        yield
+    except FeatlearnError as error:
+        warnings.warn(f"{what} are not measured: {error}", UserWarning, stacklevel=6)
 
 
 def _weight(layer: Layer) -> Tensor:
