@@ -154,10 +154,10 @@ class PartlyComplex(nn.Module):
 
 def test_layers_beside_complex_ones_can_be_measured() -> None:
     model = seeded(PartlyComplex)
-    with pytest.raises(fl.UnsupportedModelError, match="complex weights.*'inner'.*layers="):
+    with pytest.raises(fl.UnsupportedModelError, match=r"complex weights.*'inner'.*layers="):
         fl.probe(model, X)
     assert fl.probe(model, X, layers="out")["out"].nfc > 0
-    with pytest.raises(fl.UnsupportedModelError, match="complex parameters.*'inner.weight'.*parameters="):
+    with pytest.raises(fl.UnsupportedModelError, match=r"complex parameters.*'inner.weight'.*parameters="):
         fl.ntk(model, X)
     h = model.inner(X.to(torch.complex64)).abs().detach()
     torch.testing.assert_close(fl.ntk(model, X, parameters="out.*"), 2 * (h @ h.T + 1).double(), rtol=1e-5, atol=1e-5)
