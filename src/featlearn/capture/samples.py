@@ -25,6 +25,9 @@ _POWERS, _STEPS = range(-3, 4), 64
 # Rows that are smaller than this share of the layer's largest do not decide: their outer products are rounding.
 _SMALL = 1e-6
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
+# Rounding in a row is that of the largest terms summed in it, not of what is left of them: in units of the last place
+# of the largest gradient of the layer, times the factor of the row.
+_ROUNDING = 8
 _COARSE = 0.03  # of half precision, where factors are powers of two, or signs
 
 
@@ -102,18 +105,22 @@ def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: floa
     tolerance = _TOLERANCE.get(plain.dtype, _COARSE)
     precision = torch.promote_types(plain.dtype, torch.float32)
     a, b = (j.to(precision).flatten(2) for j in (plain, scaled))
+    rounding = _ROUNDING * torch.finfo(plain.dtype).eps * float(a.abs().amax())
     # The sum over samples of either may vanish: the larger one decides whether a row is small.
     decisive = torch.maximum(a.abs().amax(2), b.abs().amax(2)) > _SMALL * largest
     if a.shape[0] == len(factors):  # rows in the order of the samples, nearly always
         expected = factors.to(precision)[:, None, None]
-        even = (b - expected * a).abs().amax(2) <= tolerance * b.abs().amax(2)
+        off = (b - expected * a).abs().amax(2)
+        even = off <= tolerance * b.abs().amax(2) + rounding * expected.abs()[..., 0]
         if bool((even | ~decisive).all()):
             return True
     a, b = a[decisive], b[decisive]
     at = a.abs().argmax(1, keepdim=True)
     found = (b.gather(1, at) / a.gather(1, at)).double()
     known = factors.sort().values
-    place = torch.searchsorted(known, found).clamp(max=len(known) - 1)
-    near = torch.minimum((known[place] - found).abs(), (known[(place - 1).clamp_min(0)] - found).abs())
-    even = (b - found.to(precision) * a).abs().amax(1, keepdim=True) <= tolerance * b.abs().amax(1, keepdim=True)
-    return bool(((near <= tolerance * found.abs()) & even).all())
+    above = torch.searchsorted(known, found).clamp(max=len(known) - 1)
+    below = (above - 1).clamp_min(0)
+    nearest = torch.where((known[above] - found).abs() < (known[below] - found).abs(), known[above], known[below])
+    nearest = nearest.to(precision)
+    off = (b - nearest * a).abs().amax(1, keepdim=True)
+    return bool((off <= tolerance * b.abs().amax(1, keepdim=True) + rounding * nearest.abs()).all())

@@ -125,6 +125,11 @@ class Subject:
         return next(self.model.parameters()).device
 
     @property
+    def sharded(self) -> bool:
+        """Whether weights are spread over processes (FSDP2), which must then all make the same passes."""
+        return any(hasattr(p, "full_tensor") for p in self.model.parameters())
+
+    @property
     def is_open(self) -> bool:
         """Whether the model can be traced now."""
         return self._capture is not None
@@ -173,7 +178,7 @@ class Subject:
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
         self._check_samples(trace, batch)
-        if not self._known and trace.output.shape[0] > 1:
+        if not self._known and trace.output.shape[0] > 1 and not self.sharded:
             self._check_apart(trace, batch)
             self._known = True
         return trace

@@ -93,6 +93,7 @@ class FeatureAccumulator:
         if max_memory is None:
             self._memory = min(self._memory, memory_limit(None))
         self._sizes: Sizes | None = None
+        self._sharded = self._subject.sharded
         groups = 1 if outputs == "exact" else GROUPS
         plans = plan_sums(self._subject.layers, self._wanted, groups, self._memory)
         self._generator = as_generator(generator, "sketch")
@@ -249,7 +250,7 @@ class FeatureAccumulator:
             now: Gradients for this cotangent; those of layers with shared rows are taken out.
             before: The same of the initial model, or None.
         """
-        if trace.alone or trace.shared:
+        if trace.alone or trace.shared or self._sharded:
             return
         seed = self.samples
         shared = shared_layers(trace, v, None if v is None else now, seed)
@@ -353,7 +354,7 @@ class FeatureAccumulator:
         if total is None or "D" not in self._wanted:
             return 0, {}
         n = trace.output.shape[0]
-        parts = min(n, CELLS) if self._totals.cells < CELLS**2 else 1
+        parts = min(n, CELLS) if self._totals.cells < CELLS**2 and not self._sharded else 1
         left = {name: sums.sums["D"].double() for name, sums in new.items()}
         if parts == 1:
             return 1, {name: float(value.square().sum()) / n for name, value in left.items()}
@@ -387,7 +388,7 @@ class FeatureAccumulator:
     def _check_memory(self, batch: Batch) -> None:
         """Refuse a batch whose graph does not fit, from the activations of two of its samples."""
         few = few_rows(batch)
-        if few is batch:
+        if few is batch or self._sharded:
             return
         if self._sizes is None:
             try:
@@ -440,6 +441,8 @@ class FeatureAccumulator:
         flags = [layer.note] if layer.note else []
         if layer.name in totals.lost:
             flags.append(f"not measured: {_LOST}")
+        if self._sharded:
+            flags.append("weights are spread over processes: rows that samples share are not looked for")
         if layer.name in totals.shared:
             flags.append("rows shared by samples: measured sample by sample")
         if layer.name not in totals.seen:
