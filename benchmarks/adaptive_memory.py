@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.timing import Row, limited
 from featlearn.adaptive import AdaptiveTangentRegressor
 from featlearn.kernels import LazyRegressor
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 N, D, WIDTH = 2000, 300, 865
 LIMIT = 4 * 2**30

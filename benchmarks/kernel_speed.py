@@ -14,7 +14,7 @@ from torch.func import functional_call, jacrev, vmap
 import featlearn as fl
 from benchmarks.models import GPT, resnet
 from benchmarks.timing import Row, limited, median_times
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 CHUNKS = (16, 64)
 

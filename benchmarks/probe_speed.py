@@ -12,7 +12,7 @@ from torch.func import functional_call, jacrev, vmap
 import featlearn as fl
 from benchmarks.models import GPT, resnet
 from benchmarks.timing import Row, best_times, limited
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 SKETCHES = 16
 

@@ -22,7 +22,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from benchmarks.xrfm_peer import DEFAULT, TABARENA, XRFM, grid
-from featlearn.lab.tasks import chain_monomial_task, parity_task
+from featlearn.datasets import chain_monomial_task, parity_task
 from featlearn.rfm import RFMClassifier, RFMRegressor
 
 SEEDS = 5

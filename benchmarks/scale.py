@@ -15,8 +15,8 @@ from rich.table import Table
 from torch import nn
 
 import featlearn as fl
+from featlearn._utils.memory import readable_size
 from featlearn.features import ProbeCost, probe_cost
-from featlearn.numerics.memory import readable_size
 
 SIZES = ((64, 2, 512), (128, 4, 256), (256, 8, 128), (512, 16, 64), (1024, 12, 64))
 """Width, blocks, and rows."""

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from featlearn.spectra import bbp_threshold, weight_spectra
-from featlearn.spectra.gram import gram_eigenvalues
-from featlearn.spectra.weight_spectrum import judge
+from featlearn.spectra._ranks import gram_eigenvalues
+from featlearn.spectra._weight_spectrum import judge
 
 Array = NDArray[np.float64]
 Make = Callable[[int, int, np.random.Generator], Array]

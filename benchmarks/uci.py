@@ -1,6 +1,6 @@
 """Accuracy on the UCI sets, a line a set: ``python -m benchmarks.uci --data FOLDER``; see ``--help``.
 
-The folder holds ``index.csv`` and the archive of the sets (`featlearn.lab.tasks.uci_tables`). A table that exists is
+The folder holds ``index.csv`` and the archive of the sets (`featlearn.datasets.uci_tables`). A table that exists is
 gone on with: sets that it holds are not fitted again.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featlearn.lab.experiments.fact.table3 import PROTOCOLS, uci_accuracy
-from featlearn.lab.tasks import uci_tables
+from featlearn.datasets import uci_tables
+from featlearn.papers.fact.table3 import PROTOCOLS, uci_accuracy
 
 COLUMNS = ("name", "rows", "features", "classes", "mean", "fold0", "fold1", "fold2", "fold3", "iterations", "seconds")
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.adaptive import penalty_curves
-from featlearn.lab.experiments import adaptive_comparison, spectral_case
-from featlearn.lab.nets import mlp
-from featlearn.lab.tasks import chain_monomial_egop, chain_monomial_task
+from featlearn.datasets import chain_monomial_egop, chain_monomial_task
+from featlearn.models import mlp
+from featlearn.papers import adaptive_comparison, spectral_case
 from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
 from featlearn.training import fit
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from featlearn.html import markdown_ledger, read_records
+from featlearn.papers.ledger import markdown_ledger, read_records
 
 DOCS = Path(__file__).parent
 PICTURES = DOCS / "img" / "reproductions"

@@ -12,20 +12,58 @@ import pytest
 
 import featlearn as fl
 
+_LAZY = ("featlearn", "featlearn.datasets", "featlearn.training")
 
-def test_every_public_name_is_there_and_those_for_type_checkers_are_the_same() -> None:
-    for name in [*fl.__all__, *fl._PACKAGES]:
-        assert getattr(fl, name) is not None
-        assert name in dir(fl)
-    tree = ast.parse(Path(fl.__file__).read_text(encoding="utf-8"))
+
+@pytest.mark.parametrize("package", _LAZY)
+def test_every_public_name_is_there_and_those_for_type_checkers_are_the_same(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+        assert name in dir(module)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     told = {alias.name: node.module for node in block.body for alias in node.names}
-    for name, module in told.items():
-        assert getattr(fl, name) is getattr(importlib.import_module(module), name)
-    errors = {"FeatlearnError", "InputError", "RunStoreError", "UnsupportedModelError"}
-    assert set(told) == set(fl.__all__) - errors
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        fl.nothing  # noqa: B018
+    for name, home in told.items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+        assert home == (package if module._HOMES[name] is None else f"{package}.{module._HOMES[name]}")
+    errors = (
+        {"FeatlearnError", "InputError", "RunStoreError", "UnsupportedModelError"} if package == "featlearn" else {}
+    )
+    assert set(told) == set(module.__all__) - set(errors)
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
+        module.nothing  # noqa: B018
+
+
+def test_every_package_with_a_table_is_compared() -> None:
+    files = Path(fl.__file__).parent.rglob("__init__.py")
+    lazy = {
+        str(file.parent.relative_to(Path(fl.__file__).parents[1])) for file in files if "_HOMES" in file.read_text()
+    }
+    assert {name.replace("/", ".") for name in lazy} == set(_LAZY)
+
+
+def _loaded_by(code: str) -> list[str]:
+    """Run code in a process of its own and return the modules that it has loaded."""
+    code += "\nimport sys; print(*sorted(sys.modules))"
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_a_function_of_matrices_loads_little() -> None:
+    loaded = _loaded_by("import featlearn as fl\nfl.cosine")
+    assert sum(name.partition(".")[0] == "featlearn" for name in loaded) <= 12
+    assert "sklearn" not in loaded
+
+
+def test_a_fit_loads_neither_papers_nor_the_monitor(tmp_path: Path) -> None:
+    rows = [f"{i % 7},{i % 5},{(i % 7) * (i % 5)}" for i in range(60)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,y", *rows]))
+    told = ["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "out"), "--json"]
+    loaded = _loaded_by(f"from featlearn.cli import app\napp({told}, standalone_mode=False)")
+    ours = [name for name in loaded if name.partition(".")[0] == "featlearn"]
+    assert len(ours) <= 110
+    unneeded = ("featlearn.papers", "featlearn.kernels", "featlearn.capture", "featlearn.training._monitor")
+    assert not [name for name in ours if name.startswith(unneeded)]
 
 
 def test_help_does_not_wait_for_torch() -> None:

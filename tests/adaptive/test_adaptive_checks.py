@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import Generator, nn
 
 from featlearn.adaptive import AdaptiveTangentRegressor
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 
 class Small:

@@ -11,10 +11,9 @@ from torch import nn
 
 import featlearn as fl
 from featlearn.adaptive import AdaptiveTangentRegressor, adapt, effective_joint_penalty, effective_penalty, power
-from featlearn.adaptive.space import tangent_space
-from featlearn.adaptive.tangents import NetworkFeatures
-from featlearn.kernels.tangent_features import owned
-from featlearn.lab.nets import mlp
+from featlearn.adaptive._tangent_features import NetworkFeatures, tangent_space
+from featlearn.kernels.per_sample_gradients import owned
+from featlearn.models import mlp
 
 source = np.random.RandomState(0)
 X, y = source.randn(20, 4), source.randn(20)
@@ -200,7 +199,7 @@ def test_blocks_of_a_diagonal_m_fit_into_the_memory() -> None:
 
 def test_a_network_that_is_too_large_is_not_differentiated(monkeypatch) -> None:
     model = mlp([4, 300, 300, 1], generator=1)
-    monkeypatch.setattr("featlearn.adaptive.space.owned", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr("featlearn.adaptive._tangent_features.owned", lambda *_: pytest.fail("it was"))
     with pytest.raises(fl.InputError, match=r"91,500 adapted weights.*at most 10,922 fit"):
         AdaptiveTangentRegressor(model, max_memory="1 MB").fit(X, y)
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.adaptive import AdaptiveTangentRegressor
-from featlearn.adaptive.space import check_size, tangent_space
-from featlearn.adaptive.tangents import NetworkFeatures
+from featlearn.adaptive._tangent_features import NetworkFeatures, check_size, tangent_space
 from featlearn.kernels import LazyRegressor, ntk
-from featlearn.kernels.shares import Gradients, Pairs
-from featlearn.lab.nets import mlp
+from featlearn.kernels.contractions import Gradients, Pairs
+from featlearn.models import mlp
 
 source = torch.Generator().manual_seed(0)
 X = torch.randn(12, 6, generator=source, dtype=torch.float64)

@@ -12,8 +12,8 @@ from sklearn.linear_model import Lasso
 
 import featlearn as fl
 from featlearn.adaptive import adapt, effective_joint_penalty, effective_penalty
-from featlearn.adaptive.systems import System, leave_one_out
-from featlearn.adaptive.tangents import GivenFeatures, adapted_kernel, derivatives
+from featlearn.adaptive._linear_solvers import System, leave_one_out
+from featlearn.adaptive._tangent_features import GivenFeatures, adapted_kernel, derivatives
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

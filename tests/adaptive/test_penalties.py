@@ -12,8 +12,8 @@ from scipy.optimize import minimize, minimize_scalar
 
 import featlearn as fl
 from featlearn.adaptive import effective_joint_penalty, effective_penalty, joint_penalty, penalty_curves, power
-from featlearn.adaptive.effective import minimisers
-from featlearn.adaptive.penalties import PENALTIES, as_pair, as_penalty
+from featlearn.adaptive._effective_penalty import minimisers
+from featlearn.adaptive._penalties import PENALTIES, as_pair, as_penalty
 
 V = np.concatenate([[0.0, 1e-6, 1e-3], np.linspace(0.05, 3, 30), [10.0, 300.0]])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featlearn as fl
-from featlearn.capture.samples import sample_factors
+from featlearn.capture._shared_rows import sample_factors
 
 N = 12
 

@@ -60,12 +60,12 @@ def test_the_dashboard_says_what_is_missing(featlearn: Any) -> None:
 def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import typer
 
-    from featlearn.cli import dashboard as module
+    from featlearn.cli import _dashboard as module
 
     def without(name: str) -> None:
         raise ModuleNotFoundError(f"No module named 'starlette' for {name}", name="starlette")
 
-    monkeypatch.setattr("featlearn.cli.dashboard.importlib.import_module", without)
+    monkeypatch.setattr("featlearn.cli._dashboard.importlib.import_module", without)
     with pytest.raises(typer.Exit):
         module.dashboard()
     told = "the dashboard needs starlette, which is not installed: call pip install 'featlearn[dashboard]'"
@@ -75,7 +75,7 @@ def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
     import typer
 
-    from featlearn.cli.outcome import exit_codes
+    from featlearn.cli._errors import exit_codes
 
     with pytest.raises(typer.Exit) as ended, exit_codes():
         raise ZeroDivisionError("two\nlines")
@@ -103,7 +103,7 @@ import featlearn.cli
 
 
 def test_a_stream_that_knows_no_plus_minus_shows_a_question_mark() -> None:
-    from featlearn.cli.outcome import replace_what_cannot_be_shown
+    from featlearn.cli._errors import replace_what_cannot_be_shown
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     replace_what_cannot_be_shown(stream)

@@ -186,14 +186,14 @@ def test_ctrl_c_leaves_nothing_half_written(featlearn: Any) -> None:
     ids=["whole", "broken", "many", "booleans", "texts"],
 )
 def test_the_task_is_told_by_the_target(values: list[Any], task: str, tmp_path: Path) -> None:
-    from featlearn.cli.tables import target_values
+    from featlearn.datasets.tables import target_values
 
     series = pd.Series(values, name="y").dropna()
     assert target_values(series, "auto")[1] == task
 
 
 def test_a_table_in_parts_is_the_table(tmp_path: Path) -> None:
-    from featlearn.cli.tables import read_frugally, read_whole
+    from featlearn.datasets.tables import read_frugally, read_whole
 
     (tmp_path / "t.csv").write_text(
         "number,mixed,flag,empty,late,large,town\n"
@@ -211,7 +211,7 @@ def test_a_table_in_parts_is_the_table(tmp_path: Path) -> None:
 
 
 def test_files_of_a_command_are_all_there_or_none(tmp_path: Path) -> None:
-    from featlearn.cli.outputs import staged
+    from featlearn.cli._output_dir import staged
 
     out = tmp_path / "out"
 
@@ -236,7 +236,7 @@ def test_files_of_a_command_are_all_there_or_none(tmp_path: Path) -> None:
 
 
 def test_what_is_not_of_a_command_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from featlearn.cli.outputs import check_folder, check_run, staged
+    from featlearn.cli._output_dir import check_folder, check_run, staged
     from featlearn.errors import InputError
 
     with fl.runs.Run.create(tmp_path / "run", {"task": "mine"}) as run:

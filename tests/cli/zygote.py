@@ -18,7 +18,8 @@ import traceback
 from typing import Any, NoReturn
 
 HEAVY = (
-    "featlearn.html", "featlearn.lab.reproduce", "featlearn.cli.data", "featlearn.cli.tables", "featlearn.cli.scores",
+    "featlearn.reports", "featlearn.papers.runner", "featlearn.cli._input_data", "featlearn.datasets.tables",
+    "featlearn.cli._scores",
     "sklearn.datasets", "sklearn.model_selection", "pyarrow.parquet", "typer.rich_utils", "rich.progress",
     "matplotlib.backends.backend_agg",
 )  # fmt: skip

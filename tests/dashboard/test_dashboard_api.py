@@ -27,9 +27,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("plotly")
 from starlette.testclient import TestClient
 
+from featlearn._utils.json import as_json, rounded, shrunk
 from featlearn.dashboard import create_app, serve
-from featlearn.dashboard.plain import as_json, rounded, shrunk
-from featlearn.dashboard.security import is_loopback
+from featlearn.dashboard._security import is_loopback
 
 SECRET = "the content of a file that is not a run"
 TOKEN = "a-token-of-more-than-16-letters"
@@ -374,7 +374,7 @@ def test_a_port_that_is_taken(root: Path) -> None:
 def test_missing_packages_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         create_app(tmp_path / "none")
-    monkeypatch.setattr("featlearn.dashboard.needs.find_spec", lambda name: None)
+    monkeypatch.setattr("featlearn.dashboard._assets.find_spec", lambda name: None)
     for call in (lambda: create_app(tmp_path), lambda: serve(tmp_path)):
         with pytest.raises(InputError, match=r"pip install 'featlearn\[dashboard\]'"):
             call()

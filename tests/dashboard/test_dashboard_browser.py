@@ -118,7 +118,7 @@ def drawn(driver: webdriver.Chrome) -> list[str]:
 
 
 def identifiers(site: Site) -> dict[str, str]:
-    from featlearn.dashboard.store import Store
+    from featlearn.dashboard._run_index import Store
 
     return {run.where: run.id for run in Store(site.root).runs()}
 

@@ -13,8 +13,8 @@ from featlearn.plots import PALETTE
 
 pytest.importorskip("plotly")
 from featlearn.dashboard import export_html
-from featlearn.dashboard.export import bundle
-from featlearn.dashboard.needs import STATIC
+from featlearn.dashboard._assets import STATIC
+from featlearn.dashboard._export import bundle
 
 
 @pytest.fixture(scope="module")

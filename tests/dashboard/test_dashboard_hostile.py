@@ -20,7 +20,7 @@ pytest.importorskip("plotly")
 from starlette.testclient import TestClient
 
 from featlearn.dashboard import create_app, export_html, serve
-from featlearn.dashboard.server import address
+from featlearn.dashboard._server import address
 
 DAMAGES = {
     "deep": "UPDATE meta SET value = '" + '{"a":' * 900 + "1" + "}" * 900 + "' WHERE key = 'config'",
@@ -76,7 +76,7 @@ def test_an_error_that_nobody_thought_of_is_a_sentence(tmp_path: Path, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("featlearn.dashboard.answers.run_list", broken)
+    monkeypatch.setattr("featlearn.dashboard._api.run_list", broken)
     with client_of(tmp_path) as client:
         answer = client.get("/api/runs")
     assert (answer.status_code, "cannot be read (ZeroDivisionError)" in answer.json()["error"]) == (500, True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import featlearn as fl
-from featlearn.numerics.memory import parse_memory
+from featlearn._utils.memory import parse_memory
 
 HEAD = """
 import resource, torch, featlearn as fl

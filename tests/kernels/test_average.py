@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from cases import CASES, Case, call, perturbed, samples
 from featlearn.kernels import average_ntk, ntk
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.kernels import LazyRegressor, ntk
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(40, 6, generator=generator, dtype=torch.float64).numpy()

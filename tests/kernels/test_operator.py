@@ -13,9 +13,10 @@ from torch.autograd.function import once_differentiable
 import featlearn as fl
 from cases import CASES, Case
 from featlearn.capture import Subject
-from featlearn.kernels import ntk, operator
-from featlearn.kernels.operator import ntk_operator
-from featlearn.numerics.krylov import frobenius_norm, hutchpp_trace, top_eigenpairs
+from featlearn.kernels import _ntk_operator as operator
+from featlearn.kernels import ntk
+from featlearn.kernels._ntk_operator import ntk_operator
+from featlearn.linalg._krylov import frobenius_norm, hutchpp_trace, top_eigenpairs
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featlearn as fl
-from featlearn.layers import Layer, coverage, discover, find_layers, register_layer, select_layers, unwrap
+from featlearn.layers import Layer, coverage, find_layers, register_layer, select_layers, unwrap
+from featlearn.layers import _registry as discover
 
 
 class OwnForward(nn.Linear):

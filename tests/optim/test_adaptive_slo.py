@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import featlearn as fl
-from featlearn.lab.nets import mlp
-from featlearn.lab.tasks import chain_monomial_task
+from featlearn.datasets import chain_monomial_task
+from featlearn.models import mlp
 from featlearn.optim import SLO, AdaptiveSLO
 from featlearn.training import fit
 

@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 
 import featlearn as fl
 from featlearn.optim import SLO
-from featlearn.optim.slo import _move_on_device
+from featlearn.optim._slo import _move_on_device
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 2), (1, 1)]
 OPTIONS: list[dict[str, Any]] = [

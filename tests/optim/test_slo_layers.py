@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 from featlearn.optim import SLO
-from featlearn.optim.parameters import parameters_of_layers
+from featlearn.optim._param_groups import parameters_of_layers
 
 
 class Tied(nn.Module):

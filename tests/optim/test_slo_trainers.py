@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 from featlearn.optim import SLO, AdaptiveSLO
 
 STEPS = 6

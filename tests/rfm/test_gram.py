@@ -11,9 +11,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm.gram import Gram, SingularKernelError
+from featlearn.rfm.kernel_solver import Gram, SingularKernelError
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.problem import Problem
+from featlearn.rfm.training_rows import Problem
 
 BANDWIDTH = 2.0
 SIZES = {"one strip": 60, "strips": 1100}

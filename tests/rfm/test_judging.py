@@ -9,12 +9,13 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from featlearn.errors import InputError
-from featlearn.rfm import RFMRegressor, judging
-from featlearn.rfm.fitting import Settings
-from featlearn.rfm.gram import SingularKernelError
+from featlearn.rfm import RFMRegressor
+from featlearn.rfm import _leave_one_out as judging
+from featlearn.rfm.iteration import Settings
+from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.machine import learn
-from featlearn.rfm.problem import Problem
+from featlearn.rfm.recursion import learn
+from featlearn.rfm.training_rows import Problem
 
 
 def problem_of(n: int, **options) -> Problem:

@@ -14,13 +14,13 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm import judging
-from featlearn.rfm import machine as machine_module
-from featlearn.rfm.fitting import Settings, predict_rows
-from featlearn.rfm.gram import SingularKernelError
+from featlearn.rfm import _leave_one_out as judging
+from featlearn.rfm import recursion as machine_module
+from featlearn.rfm.iteration import Settings, predict_rows
+from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.machine import Iteration, Machine, iterates, learn
-from featlearn.rfm.problem import HeldOut, Problem
+from featlearn.rfm.recursion import Iteration, Machine, iterates, learn
+from featlearn.rfm.training_rows import HeldOut, Problem
 
 EYE = torch.eye(3, dtype=torch.float64)
 UPDATES = ["fact", "fact-geometric", "nfa"]

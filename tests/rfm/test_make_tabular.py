@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from featlearn.errors import InputError
-from featlearn.rfm.tables import TableEncoder, make_tabular
+from featlearn.rfm._table_encoder import TableEncoder, make_tabular
 
 
 @parametrize_with_checks([TableEncoder()])

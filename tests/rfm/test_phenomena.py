@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from featlearn.lab.tasks.modular import circulant_share, modular_task
-from featlearn.lab.tasks.parity import ParityTask, parity_task
+from featlearn.datasets._modular_arithmetic import circulant_share, modular_task
+from featlearn.datasets._parity import ParityTask, parity_task
 from featlearn.rfm import RFMClassifier, RFMRegressor
 
 UPDATES = ["fact", "fact-geometric", "nfa"]

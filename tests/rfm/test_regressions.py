@@ -18,9 +18,12 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.rfm import RFMClassifier, RFMRegressor, fitting, judging, selection
-from featlearn.rfm.gram import Gram
-from featlearn.rfm.problem import some_rows
+from featlearn.rfm import RFMClassifier, RFMRegressor
+from featlearn.rfm import _leave_one_out as judging
+from featlearn.rfm import _leave_one_out as selection
+from featlearn.rfm import iteration as fitting
+from featlearn.rfm.kernel_solver import Gram
+from featlearn.rfm.training_rows import some_rows
 
 source = np.random.default_rng(0)
 X = source.normal(size=(80, 4))

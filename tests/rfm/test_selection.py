@@ -13,10 +13,10 @@ import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
-from featlearn.rfm.gram import Gram
+from featlearn.rfm._leave_one_out import Choice, View, kernel_scale, tune, walk
+from featlearn.rfm.kernel_solver import Gram
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.problem import HeldOut, Problem, distinct_rows, merge_rows
-from featlearn.rfm.selection import Choice, View, kernel_scale, tune, walk
+from featlearn.rfm.training_rows import HeldOut, Problem, distinct_rows, merge_rows
 
 LAPLACE = make_kernel("laplace")
 BANDWIDTH = 2.0

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from featlearn import InputError
-from featlearn.rfm import updates
-from featlearn.rfm.gram import Gram
+from featlearn.rfm import feature_updates as updates
+from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of
+from featlearn.rfm.kernel_solver import Gram
 from featlearn.rfm.kernels import Kernel
-from featlearn.rfm.updates import agop, fact, next_metric, root_of
 
 BANDWIDTH = 2.5
 D = 5

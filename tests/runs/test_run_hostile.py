@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from featlearn.errors import RunStoreError
-from featlearn.runs import Run, compare, compare_configs, list_runs, overview, remove
+from featlearn.runs import Run, compare, compare_configs, list_runs, remove
+from featlearn.runs import query as overview
 from featlearn.runs.lock import being_written
 
 DEEP = '{"a":' * 200 + "1" + "}" * 200

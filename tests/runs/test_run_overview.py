@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from featlearn._utils.state_file import read_tensor, tensor_shapes
 from featlearn.errors import InputError, RunStoreError
-from featlearn.runs import Run, overview
-from featlearn.runs.one_tensor import read_tensor, tensor_shapes
+from featlearn.runs import Run
+from featlearn.runs import query as overview
 
 
 def _logged(folder: Path) -> Run:

@@ -14,7 +14,8 @@ import torch
 from run_processes import heard, hold_lock, log_forever, process, use_without_rights, values_of, write_small_files_only
 
 from featlearn.errors import RunStoreError
-from featlearn.runs import Run, list_runs, trouble
+from featlearn.runs import Run, list_runs
+from featlearn.runs import database as trouble
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from scipy.optimize import brentq
 
 from featlearn.errors import InputError
-from featlearn.numerics import activation_constants
+from featlearn.linalg import activation_constants
 from featlearn.spectra import Law, conjugate_kernel_law, marchenko_pastur
 
 TANH = 0.964608689374

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.numerics import principal_angles
+from featlearn.linalg import principal_angles
 from featlearn.spectra import leading_alignment, leading_vectors, subspace_alignment
 
 

@@ -10,9 +10,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from featlearn.spectra import bbp_threshold, gram, phase, weight_eigenvalues, weight_spectra
-from featlearn.spectra.norms import _largest, against_norms, random_signs, varying_norms
-from featlearn.training.snapshot import _spectrum_numbers
+from featlearn.spectra import _ranks as gram
+from featlearn.spectra import bbp_threshold, phase, weight_eigenvalues, weight_spectra
+from featlearn.spectra._norm_null import _largest, against_norms, random_signs, varying_norms
+from featlearn.training._measurement import _spectrum_numbers
 
 FOUND = ("bulk + spikes", "heavy tail")
 

@@ -161,7 +161,7 @@ def test_half_precision_is_computed_in_double(tmp_path: Path) -> None:
 
 
 def test_blocks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("featlearn.spectra.gram._BLOCK", 7 * 13)
+    monkeypatch.setattr("featlearn.spectra._ranks._BLOCK", 7 * 13)
     for w in (seeded(100, 13), seeded(13, 100), seeded(100, 13).mT, seeded(4, 20, 13)):
         stack = w if w.ndim == 3 else w[None]
         assert weight_spectra({"w": stack})["w"].eigenvalues == pytest.approx(oracle(stack), rel=1e-12)

@@ -6,8 +6,15 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.theory.dual_kernels import ACTIVATIONS, _normal_integral, as_activation, pair_mean
-from featlearn.theory.wide_alignment import derivative_correlation, predict_depth, sphere_alignment
+from featlearn.theory._wide_networks import (
+    ACTIVATIONS,
+    _normal_integral,
+    as_activation,
+    derivative_correlation,
+    pair_mean,
+    predict_depth,
+    sphere_alignment,
+)
 
 FUNCTIONS = {
     "erf": (torch.erf, lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square())),

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.theory.quadratic_alignment import (
+from featlearn.theory._free_probability import (
+    alternating_trace,
+    kreweras_complement,
+    matrix_moments,
+    noncrossing_partitions,
+)
+from featlearn.theory._quadratic_prediction import (
     expected_derivatives,
     isotropic_numerator,
     numerator_terms,
     predict_quadratic,
     readout_moments,
 )
-from featlearn.theory.words import alternating_trace, kreweras_complement, matrix_moments, noncrossing_partitions
 
 
 def crosses(p) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.lab.nets import mlp
+from featlearn.models import mlp
 from featlearn.training import DivergenceError, fit, relative_gradient
 
 

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler as schedules
 from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training import fit
-from featlearn.training.resuming import tensor_mark
+from featlearn.training._checkpoint import tensor_mark
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2]).sin()

@@ -11,7 +11,7 @@ from sklearn.datasets import load_wine
 from featlearn import RFMClassifier, make_tabular
 from featlearn.errors import InputError
 from featlearn.runs import Run
-from featlearn.training.machines import log_machine, machine_config
+from featlearn.training.rfm_run import log_machine, machine_config
 
 
 def test_history_importances_and_matrix_are_in_the_run(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.lab.nets import gpt
-from featlearn.training.plan import Plan, Sharing, plan_measurement, sharing_of, sizes_of
-from featlearn.training.probe_rows import first_of, take_rows
+from featlearn.models import gpt
+from featlearn.training._plan import Plan, Sharing, plan_measurement, sharing_of, sizes_of
+from featlearn.training._probe_data import first_of, take_rows
 
 FEATURES: dict[str, Any] = {"loss": None, "weight_decay": None, "layers": None, "outputs": "auto"}
 ALL = frozenset({"features", "weights", "ck", "ntk"})
@@ -197,7 +197,7 @@ def test_a_part_that_is_left_out_leaves_the_others() -> None:
 SCRIPT = """
 import resource, sys, time, warnings
 import torch, featlearn as fl
-from featlearn.lab.nets import gpt
+from featlearn.models import gpt
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 model = gpt(60, 48, blocks=2, heads=4, width=48)

@@ -16,8 +16,14 @@ import torch
 from torch import nn
 
 from featlearn.training import Monitor
-from featlearn.training.trackers import MLflowTracker, TensorBoardTracker, Tracker, WandbTracker
-from featlearn.training.trackers.extras import MissingPackageError, needed
+from featlearn.training.trackers import (
+    MissingPackageError,
+    MLflowTracker,
+    TensorBoardTracker,
+    Tracker,
+    WandbTracker,
+    needed,
+)
 
 pytestmark = [
     # What the packages themselves use of their dependencies is not ours to mend.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featlearn.errors import InputError
-from featlearn.training.when import Budget, step_rule
+from featlearn.training._schedule import Budget, step_rule
 
 
 def test_every_so_many_steps() -> None:

@@ -1,6 +1,6 @@
 """Changes M of a layer's tangent features, and what they do to gradients ``A_n = sum_p J_p x_p^T``.
 
-Gradients are kept as inputs and gradients at positions, or as matrices, see `featlearn.kernels.shares`.
+Gradients are kept as inputs and gradients at positions, or as matrices, see `featlearn.kernels.contractions`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.adaptive.effective import minimisers
-from featlearn.adaptive.penalties import PENALTIES, Penalty
-from featlearn.kernels.shares import Gradients, Pairs, Share
+from featlearn.adaptive._effective_penalty import minimisers
+from featlearn.adaptive._penalties import PENALTIES, Penalty
+from featlearn.kernels.contractions import Gradients, Pairs, Share
 
 __all__ = ["Diagonal", "Kronecker", "Transform", "along", "pulled", "refreshed", "untouched"]
 

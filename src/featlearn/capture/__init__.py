@@ -1,6 +1,6 @@
 """The hall of the house: only this package calls a model."""
 
-from featlearn.capture.batches import (
+from featlearn.capture._data import (
     Batch,
     Forward,
     as_batch,
@@ -12,12 +12,11 @@ from featlearn.capture.batches import (
     rows_of,
     sliceable,
 )
-from featlearn.capture.capture import Call, Capture, Trace
+from featlearn.capture._hooks import Call, Capture, Trace
+from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
+from featlearn.capture._session import Sizes, Subject, copied, initial_model, matching_layers
+from featlearn.capture._shared_rows import shared_layers
 from featlearn.capture.jacobian import VectorisationError
-from featlearn.capture.models import copied, initial_model, matching_layers
-from featlearn.capture.samples import shared_layers
-from featlearn.capture.state import at_rest, check_shaped, check_training_mode, preserved_rng
-from featlearn.capture.subject import Sizes, Subject
 
 __all__ = [
     "Batch",

@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from featlearn.cli.dashboard import dashboard
-from featlearn.cli.demo import demo
-from featlearn.cli.fit import fit
-from featlearn.cli.outcome import replace_what_cannot_be_shown, show_tracebacks
-from featlearn.cli.predict import predict
-from featlearn.cli.probe import probe
-from featlearn.cli.reproduce import reproduce
-from featlearn.cli.runs import runs
-from featlearn.cli.spectra import spectra
+from featlearn.cli._dashboard import dashboard
+from featlearn.cli._demo import demo
+from featlearn.cli._errors import replace_what_cannot_be_shown, show_tracebacks
+from featlearn.cli._fit import fit
+from featlearn.cli._predict import predict
+from featlearn.cli._probe import probe
+from featlearn.cli._reproduce import reproduce
+from featlearn.cli._runs import runs
+from featlearn.cli._spectra import spectra
 
 __all__ = ["app"]
 

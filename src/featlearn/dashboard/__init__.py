@@ -3,8 +3,8 @@
 Needs the extra ``featlearn[dashboard]``, and says so when it is used without.
 """
 
-from featlearn.dashboard.app import create_app
-from featlearn.dashboard.export import export_html
-from featlearn.dashboard.server import serve
+from featlearn.dashboard._app import create_app
+from featlearn.dashboard._export import export_html
+from featlearn.dashboard._server import serve
 
 __all__ = ["create_app", "export_html", "serve"]

@@ -1,14 +1,13 @@
 """Feature matrices and correlations of the layers of a model."""
 
-from featlearn.features.accumulator import FeatureAccumulator
-from featlearn.features.cost import ProbeCost, probe_cost
-from featlearn.features.egop import egop
-from featlearn.features.layer_features import LayerFeatures, NotMeasuredError
-from featlearn.features.measures import QUANTITIES
-from featlearn.features.outputs import Outputs
-from featlearn.features.probe import probe
-from featlearn.features.report import Report
-from featlearn.features.totals import in_processes
+from featlearn.features._accumulator import FeatureAccumulator
+from featlearn.features._cost import ProbeCost, probe_cost
+from featlearn.features._egop import egop
+from featlearn.features._layer_features import LayerFeatures, NotMeasuredError
+from featlearn.features._probe import probe
+from featlearn.features._report import Report
+from featlearn.features._statistics import in_processes
+from featlearn.features.quantities import QUANTITIES, Outputs
 
 __all__ = [
     "QUANTITIES",

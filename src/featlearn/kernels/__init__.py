@@ -1,11 +1,11 @@
 """Kernels of a network, on the same capture as the probe, and how they align with labels."""
 
+from featlearn.kernels._ck_ptk import ck, ck_by_layer, ptk
+from featlearn.kernels._ntk import ntk
+from featlearn.kernels._ntk_operator import ntk_operator
+from featlearn.kernels._path_average import AverageKernel, average_ntk
 from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
-from featlearn.kernels.average import AverageKernel, average_ntk
-from featlearn.kernels.layer_kernels import ck, ck_by_layer, ptk
-from featlearn.kernels.lazy import LazyRegressor
-from featlearn.kernels.operator import ntk_operator
-from featlearn.kernels.tangent import ntk
+from featlearn.kernels.lazy_regressor import LazyRegressor
 
 __all__ = [
     "AverageKernel",

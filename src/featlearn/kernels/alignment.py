@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.numerics.linalg import as_float64, cosine
+from featlearn.linalg.matrices import as_float64, cosine
 
 __all__ = [
     "centred_alignment",

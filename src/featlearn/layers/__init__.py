@@ -1,7 +1,8 @@
 """What counts as a layer: every weight matrix of a model seen as ``h = W x``."""
 
-from featlearn.layers.attention import attention_in_parts
-from featlearn.layers.discover import (
+from featlearn.layers._attention import attention_in_parts
+from featlearn.layers._linear import token_rows
+from featlearn.layers._registry import (
     ParameterCoverage,
     coverage,
     find_layers,
@@ -9,8 +10,7 @@ from featlearn.layers.discover import (
     select_layers,
     unwrap,
 )
-from featlearn.layers.layer import Layer, stacked
-from featlearn.layers.linear import token_rows
+from featlearn.layers.base import Layer, stacked
 
 __all__ = [
     "Layer",

@@ -1,6 +1,6 @@
 """Optimizers that set the speed of layers."""
 
-from featlearn.optim.adaptive import AdaptiveSLO
-from featlearn.optim.slo import SLO
+from featlearn.optim._adaptive_slo import AdaptiveSLO
+from featlearn.optim._slo import SLO
 
 __all__ = ["SLO", "AdaptiveSLO"]

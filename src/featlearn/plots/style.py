@@ -18,9 +18,9 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from featlearn._utils.atomic import whole_file
 from featlearn.errors import InputError
-from featlearn.numerics.files import whole_file
-from featlearn.numerics.linalg import as_float64
+from featlearn.linalg.matrices import as_float64
 
 __all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "shorten", "style"]
 

@@ -1,7 +1,8 @@
 """Kernels of a recursive feature machine: a function of one number for each pair of rows, and its slope.
 
 Rows enter as ``u = M^{1/2} x``. A kernel first needs one number a pair: a power of the distance, or the inner product.
-From that number come the kernel and the slope in which every feature matrix is written (`featlearn.rfm.updates`).
+From that number come the kernel and the slope in which every feature matrix is written, see
+`featlearn.rfm.feature_updates`.
 """
 
 from __future__ import annotations

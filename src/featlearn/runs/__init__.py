@@ -3,10 +3,9 @@
 `list`, `open`, `compare`, `export` and `remove` are meant to be called through the module: ``runs.open("first")``.
 """
 
-from featlearn.runs.handing_on import export, remove
-from featlearn.runs.listing import compare, compare_configs, list_runs, open_run
-from featlearn.runs.nested import load_nested, save_nested
-from featlearn.runs.run import Run
+from featlearn._utils.state_file import load_nested, save_nested
+from featlearn.runs._collection import compare, compare_configs, export, list_runs, open_run, remove
+from featlearn.runs._run import Run
 
 list = list_runs
 open = open_run

@@ -1,4 +1,4 @@
-"""A run's database: one connection for its writer, a fresh one for each look of a reader."""
+"""SQLite database of a run: connections, tables and their versions, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from featlearn.errors import RunStoreError
-from featlearn.numerics.files import whole_file
-from featlearn.runs import trouble
-from featlearn.runs.schema import create_tables, migrate, pretend_current, version_of
-from featlearn.runs.trouble import database_trouble, file_trouble, row_trouble
+from featlearn._utils.atomic import file_trouble, whole_file
+from featlearn.errors import FeatlearnError, RunStoreError
 
-__all__ = ["DATABASE_FILE", "SIDE_FILES", "Database", "create_database", "require_run", "safest_journal"]
+__all__ = [
+    "BUSY_SECONDS",
+    "DATABASE_FILE",
+    "SCHEMA_VERSION",
+    "SIDE_FILES",
+    "Database",
+    "create_database",
+    "create_tables",
+    "database_trouble",
+    "migrate",
+    "pretend_current",
+    "require_run",
+    "row_trouble",
+    "safest_journal",
+    "version_of",
+]
 
 DATABASE_FILE = "run.db"
 SIDE_FILES = ("run.db-wal", "run.db-shm", "run.db-journal")
@@ -170,7 +182,7 @@ def _connect(path: Path, mode: str, *, check_same_thread: bool = True) -> sqlite
     return sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}",
         uri=True,
-        timeout=trouble.BUSY_SECONDS,
+        timeout=BUSY_SECONDS,
         isolation_level=None,
         check_same_thread=check_same_thread,
     )
@@ -202,3 +214,107 @@ def _has_content(path: Path) -> bool:
         return path.stat().st_size > 0
     except OSError:
         return False
+
+
+SCHEMA_VERSION = 2
+
+# A column of values has no type: SQLite would turn -0.0 into 0.0 in a REAL one. A value of NULL is a NaN.
+# A layer of '' is the run itself: parts of a primary key cannot be NULL.
+_VERSION_1 = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+    "CREATE TABLE metrics (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value, "
+    "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
+)
+
+# What leads from a version to the next one.
+_MIGRATIONS = {
+    1: (
+        "CREATE TABLE texts (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, "
+        "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
+        "CREATE TABLE starts (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, process_started REAL, "
+        "began REAL NOT NULL, seen REAL NOT NULL, checkpoint INTEGER, environment TEXT NOT NULL)",
+    ),
+}
+
+
+def create_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables of the current version in an empty database; the caller holds the transaction."""
+    for statement in _VERSION_1:
+        connection.execute(statement)
+    _climb(connection, 1)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring an older database to the current version; the caller holds the transaction."""
+    version = version_of(connection, path)
+    if version < SCHEMA_VERSION:
+        _climb(connection, version)
+
+
+def pretend_current(connection: sqlite3.Connection, version: int) -> None:
+    """Give a reader of an older database the tables it lacks, empty and in memory only; the file stays as it is."""
+    if version == SCHEMA_VERSION:
+        return
+    connection.execute("PRAGMA temp_store = MEMORY")
+    for older in range(version, SCHEMA_VERSION):
+        for statement in _MIGRATIONS[older]:
+            connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """Version of a database, one that this featlearn can read."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise RunStoreError(
+            f"the database {str(path)!r} has schema {version}, and this featlearn reads up to {SCHEMA_VERSION}: "
+            "a newer featlearn has written it"
+        )
+    known = connection.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'metrics')").fetchone()[0]
+    if version < 1 or known != 2:
+        raise RunStoreError(f"the database {str(path)!r} holds no run of featlearn")
+    return version
+
+
+def _climb(connection: sqlite3.Connection, version: int) -> None:
+    for older in range(version, SCHEMA_VERSION):
+        for statement in _MIGRATIONS[older]:
+            connection.execute(statement)
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+BUSY_SECONDS = 5.0
+
+_PRIMARY = 0xFF  # SQLite's finer codes carry the plain one in their last byte
+_REASONS = {
+    sqlite3.SQLITE_BUSY: "another process has locked it for longer than the time that featlearn waits; try again",
+    sqlite3.SQLITE_LOCKED: "another connection has locked it; try again",
+    sqlite3.SQLITE_FULL: "there is no room left on its disk",
+    sqlite3.SQLITE_READONLY: "it, or its folder, is read-only",
+    sqlite3.SQLITE_CANTOPEN: "it, or a file that SQLite needs beside it, cannot be opened",
+    sqlite3.SQLITE_PERM: "access to it is denied",
+    sqlite3.SQLITE_NOTADB: "it is not a database",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
+}
+
+
+@contextmanager
+def database_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Errors of SQLite in the block become a RunStoreError that names the database."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY)
+        told = f"{reason} ({error})" if reason else str(error)
+        raise RunStoreError(f"the database {os.fspath(path)!r} cannot be used: {told}") from error
+
+
+@contextmanager
+def row_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Rows that make no sense, such as a step that is a word, become a RunStoreError that names the database."""
+    try:
+        yield
+    except FeatlearnError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        raise RunStoreError(f"the database {os.fspath(path)!r} is damaged: {error}") from error

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from featlearn._utils.atomic import file_trouble
 from featlearn.errors import RunStoreError
-from featlearn.runs.trouble import file_trouble
 
 try:
     import fcntl

@@ -1,22 +1,25 @@
 """Spectra: the laws of random matrices, tails, and what stands outside a law."""
 
-from featlearn.spectra.bulk import FittedBulk, fit_marchenko_pastur
-from featlearn.spectra.change import ChangeNorms, change_norms, weight_eigenvalues
-from featlearn.spectra.comparison import TailComparison, compare
-from featlearn.spectra.conjugate import conjugate_kernel_law
-from featlearn.spectra.edges import EmpiricalEdge, empirical_edge
-from featlearn.spectra.heavy import TailEvidence, tail_evidence
-from featlearn.spectra.laws import Bulk, Law, marchenko_pastur
-from featlearn.spectra.leading import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
-from featlearn.spectra.norms import against_norms, varying_norms
-from featlearn.spectra.pairs import Histogram, Quantiles, histogram, ks_distance, qq
-from featlearn.spectra.phases import Phase, PhaseEvidence, PhaseName, phase
-from featlearn.spectra.ranks import effective_rank, spectral_entropy, stable_rank
-from featlearn.spectra.spikes import Spikes, bbp_threshold, edge_scale, spikes
-from featlearn.spectra.tails import PowerLawFit, power_law
-from featlearn.spectra.weight_report import TensorCoverage, WeightSpectra
-from featlearn.spectra.weight_spectrum import WeightSpectrum
-from featlearn.spectra.weights import weight_spectra
+from featlearn.spectra._bulk import EmpiricalEdge, FittedBulk, empirical_edge, fit_marchenko_pastur
+from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
+from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
+from featlearn.spectra._heavy_tail import TailEvidence, tail_evidence
+from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
+from featlearn.spectra._norm_null import against_norms, varying_norms
+from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
+from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
+from featlearn.spectra._ranks import (
+    ChangeNorms,
+    change_norms,
+    effective_rank,
+    spectral_entropy,
+    stable_rank,
+    weight_eigenvalues,
+)
+from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
+from featlearn.spectra._spikes import Spikes, bbp_threshold, edge_scale, spikes
+from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
+from featlearn.spectra._weight_spectrum import WeightSpectrum
 
 __all__ = [
     "Bulk",

@@ -1,10 +1,19 @@
 """Theory: what the papers' theorems predict, as functions to be held against measurement."""
 
-from featlearn.theory.deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
-from featlearn.theory.early import EarlyAlignment, LayerStart, early_alignment, flow_nfc
-from featlearn.theory.early_phase import EARLY_EXPONENTS, EarlyPhase, early_phase
-from featlearn.theory.invariance import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
-from featlearn.theory.quadratic_alignment import (
+from featlearn.theory._convergence_bounds import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
+from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
+from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
+from featlearn.theory._early_phase_bounds import EARLY_EXPONENTS, EarlyPhase, early_phase
+from featlearn.theory._free_probability import alternating_trace, matrix_moments
+from featlearn.theory._quadratic_networks import (
+    QuadraticNetwork,
+    Separation,
+    SeparationData,
+    least_norm_network,
+    separation,
+    separation_data,
+)
+from featlearn.theory._quadratic_prediction import (
     NumeratorTerms,
     QuadraticPrediction,
     expected_derivatives,
@@ -13,16 +22,7 @@ from featlearn.theory.quadratic_alignment import (
     predict_quadratic,
     readout_moments,
 )
-from featlearn.theory.quadratic_networks import (
-    QuadraticNetwork,
-    Separation,
-    SeparationData,
-    least_norm_network,
-    separation,
-    separation_data,
-)
-from featlearn.theory.wide_alignment import WideAlignment, derivative_correlation, predict_depth, sphere_alignment
-from featlearn.theory.words import alternating_trace, matrix_moments
+from featlearn.theory._wide_networks import WideAlignment, derivative_correlation, predict_depth, sphere_alignment
 
 __all__ = [
     "EARLY_EXPONENTS",

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.training.monitor import Monitor
-from featlearn.training.trackers.extras import needed
+from featlearn.training._monitor import Monitor
+from featlearn.training.trackers import needed
 
 __all__ = ["MonitorCallback"]
 

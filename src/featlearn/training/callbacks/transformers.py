@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from featlearn.training.monitor import Monitor
-from featlearn.training.trackers.extras import needed
+from featlearn.training._monitor import Monitor
+from featlearn.training.trackers import needed
 
 __all__ = ["MonitorCallback"]
 

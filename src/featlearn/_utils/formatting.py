@@ -1,0 +1,40 @@
+"""Numbers as people write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+__all__ = ["count", "pick_text", "short_number"]
+
+
+def short_number(value: float, digits: int = 3) -> str:
+    """A few digits that count: whole numbers whole, very large and very small ones with an exponent.
+
+    >>> [short_number(v) for v in (0.93451, 1000, 123.4, 2.5e-6, 31415.9, float("nan"))]
+    ['0.935', '1000', '123', '2.5e-06', '31416', '–']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{int(value)}"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+    return f"{value:.1e}"
+
+
+def count(number: int, what: str, several: str | None = None) -> str:
+    """A number of things.
+
+    >>> count(1, "layer"), count(1200, "layer"), count(2, "matrix", "matrices")
+    ('1 layer', '1,200 layers', '2 matrices')
+    """
+    return f"{number:,} {what if number == 1 else several or what + 's'}"
+
+
+def pick_text(names: Iterable[str], most: int = 5) -> str:
+    """The first names of many, in a sentence."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

@@ -1,0 +1,253 @@
+"""Compute effective penalties by minimizing over one or two positive scalars, for many such problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from featlearn.adaptive._penalties import NEAR_ZERO, PENALTIES, Array, Penalty, PenaltyLike, as_penalty
+from featlearn.errors import InputError
+
+__all__ = [
+    "convex_root",
+    "effective_joint_penalty",
+    "effective_penalty",
+    "joint_penalty",
+    "least_of_one",
+    "least_of_two",
+    "minimisers",
+    "penalty_curves",
+    "reach",
+]
+
+
+def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
+    """``w~(v) = min_{z >= 1} w(z) + v^2 / z^2`` (tangent features paper, section 3.2).
+
+    ``(z-1)^2`` gives ``(z-1)(2z-1)`` with ``z^4 - z^3 = v^2``; ``|z-1|`` gives ``v^2``, and from ``2 v^2 = 1`` on
+    ``1.5 (2 v^2)^{1/3} - 1``; ``z^2`` (not anchored, minimised over all z > 0) gives ``2 |v|``. In ``v^2`` it is
+    increasing and concave, and ``v^2 + o(v^2)`` at zero (Proposition 3).
+    """
+    return effective_joint_penalty(penalty, "indicator", v, allow_unanchored=allow_unanchored)
+
+
+def effective_joint_penalty(
+    first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unanchored: bool = False
+) -> Array:
+    """``min_{s1, s2 >= 1} w1(s1) + w2(s2) + v^2 / (s1 s2)^2``: the effective form of the joint penalty.
+
+    Two squares: ``(s-1)(3s-2)`` with ``s^5 (s-1) = v^2``. A square and an absolute value (figure 2's third curve):
+    that of the square alone up to ``v = (1 + sqrt 3)/(2 sqrt 2)``, then ``s(4s-5)`` with ``4 s^5 (s-1)^3 = v^2``.
+    """
+    w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
+    v = _sizes(v)
+    s1, s2 = minimisers(w1, w2, v)
+    return w1(s1) + w2(s2) + _quotient(v, s1 * s2)
+
+
+def joint_penalty(first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
+    """``(w1 + w2)(v) = min_{1 <= z <= v} w1(z) + w2(v / z)`` for v >= 1 (section 3.2, "independent optimization").
+
+    A square and an absolute value: ``(v-1)^2`` up to ``v = (1 + sqrt 3)/2``, then ``z(3z-4)`` with
+    ``2 z^2 (z-1) = v``. Two powers p >= 1: ``2 (sqrt v - 1)^p``, for ``(e^y - 1)^p`` is convex in y.
+    """
+    w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
+    v = _sizes(v)
+    anchored = w1.anchored and w2.anchored
+    if anchored and (v < 1).any():
+        raise InputError(f"a joint penalty is defined for v >= 1, got {float(v.min()):.6g}")
+    if w1.fixed or w2.fixed:
+        return w1(v) if w2.fixed else w2(v)
+    z = _joint_share(w1, w2, v)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return w1(z) + w2(np.where(z > 0, v / z, w2.rest))
+
+
+def minimisers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
+    """``s1, s2`` of `effective_joint_penalty`, entry by entry; with them ``sigma = v / (s1 s2)`` (Lemma 5, eq. 3).
+
+    By closed forms for powers p >= 1 (of which squares and absolute values are two) with the indicator or the same
+    power, for a square with an absolute value, and for ``z^2``; otherwise by searching a grid and refining it.
+    """
+    v = _sizes(v)
+    ones = np.ones_like(v)
+    if w1.fixed and w2.fixed:
+        return ones, ones
+    if w1.fixed:
+        s2, s1 = minimisers(w2, w1, v)
+        return s1, s2
+    p, q = w1.exponent or 0.0, w2.exponent or 0.0
+    if p >= 1 and (w2.fixed or p == q):
+        # p t^{p-1} (1+t)^b = 2 v^2, with b = 3 for one side and 5 for two that share it equally
+        s = 1 + convex_root(p - 1, 3 if w2.fixed else 5, 2 * v**2 / p)
+        return s, ones if w2.fixed else s
+    if {p, q} == {1.0, 2.0}:
+        square, absolute = _square_and_absolute(v)
+        return (square, absolute) if p == 2 else (absolute, square)
+    if w1 == PENALTIES["norm"] and (w2.fixed or w2 == w1):
+        s = v ** (1 / 2 if w2.fixed else 1 / 3)
+        return s, ones if w2.fixed else s
+    flat = v.ravel()
+    s1, s2 = _searched(w1, w2, flat)
+    return s1.reshape(v.shape), s2.reshape(v.shape)
+
+
+def penalty_curves(v: Any) -> dict[str, Array]:
+    """The curves of figure 2 at points v: three effective penalties, and ``v^2``, which they stay below."""
+    v = _sizes(v)
+    return {
+        "v^2": v**2,
+        "square": effective_penalty("square", v),
+        "absolute": effective_penalty("absolute", v),
+        "square and absolute": effective_joint_penalty("square", "absolute", v),
+    }
+
+
+def _square_and_absolute(v: Array) -> tuple[Array, Array]:
+    alone = v <= (1 + np.sqrt(3)) / (2 * np.sqrt(2))
+    first = 1 + np.where(alone, convex_root(1, 3, v**2), convex_root(3, 5, v**2 / 4))
+    return first, np.where(alone, 1.0, np.maximum(1.0, 2 * first * (first - 1)))
+
+
+def _joint_share(w1: Penalty, w2: Penalty, v: Array) -> Array:
+    """The z of `joint_penalty`."""
+    p, q = w1.exponent or 0.0, w2.exponent or 0.0
+    if (p >= 1 and p == q) or (w1 == w2 == PENALTIES["norm"]):
+        return np.sqrt(v)
+    if {p, q} == {1.0, 2.0}:
+        square = np.where(v <= (1 + np.sqrt(3)) / 2, v, 1 + convex_root(1, 2, v / 2))
+        return square if p == 2 else v / square
+    flat = np.maximum(v.ravel(), NEAR_ZERO)
+    top = np.log(flat)
+    low, high = (0 * top, top) if w1.anchored and w2.anchored else (np.full_like(top, np.log(NEAR_ZERO)), top + 28.0)
+    y = least_of_one(lambda y: w1(np.exp(y)) + w2(np.exp(top[:, None] - y)), low, high)
+    return np.exp(y).reshape(v.shape)
+
+
+def _searched(w1: Penalty, w2: Penalty, v: Array) -> tuple[Array, Array]:
+    zeros = np.zeros_like(v)
+    rest = (w1.rest, 1.0 if w2.fixed else w2.rest)
+    low1 = zeros if w1.anchored else np.full_like(v, np.log(NEAR_ZERO))
+    # What the other side costs at 1, where it may stay.
+    other1, other2 = (0.0 if w.anchored else float(w(1.0)) - w.least for w in (w2, w1))
+    high1 = np.log(reach(lambda z: w1(z) - w1.least, v, other1, w1.name))
+    if w2.fixed:
+        y = least_of_one(lambda y: w1(np.exp(y)) + (v[:, None] * np.exp(-y)) ** 2, low1, high1)
+        return np.where(v > 0, np.exp(y), rest[0]), np.ones_like(v)
+    low2 = zeros if w2.anchored else np.full_like(v, np.log(NEAR_ZERO))
+    high2 = np.log(reach(lambda z: w2(z) - w2.least, v, other2, w2.name))
+    y1, y2 = least_of_two(
+        lambda a, b: w1(np.exp(a)) + w2(np.exp(b)) + (v[:, None] * np.exp(-a - b)) ** 2, (low1, low2), (high1, high2)
+    )
+    return np.where(v > 0, np.exp(y1), rest[0]), np.where(v > 0, np.exp(y2), rest[1])
+
+
+def _quotient(v: Array, s: Array) -> Array:
+    """``v^2 / s^2``, and 0 where v is."""
+    return np.where(v > 0, (v / np.where(v > 0, s, 1.0)) ** 2, 0.0)
+
+
+def _sizes(v: Any) -> Array:
+    found = np.abs(np.asarray(v, dtype=np.float64))
+    if not np.isfinite(found).all():
+        raise InputError("effective penalties are of finite numbers, got NaN or infinite ones")
+    return found
+
+
+_ONE, _TWO = 257, 41
+_FINE_ONE, _FINE_TWO = 9, 7
+_SHRINK_ONE, _SHRINK_TWO = 0.5, 0.7
+_WIDTH = 1e-10
+_FARTHEST = 2.0**80
+
+
+def convex_root(a: float, b: float, q: Array) -> Array:
+    """The t >= 0 with ``t^a (1 + t)^b = q``; for a = 0 zero where q <= 1.
+
+    ``a u + b log(1 + e^u) = log q`` with ``u = log t`` is increasing and convex, so that Newton's steps come down
+    to the root from the right, after the first one, from wherever they start.
+    """
+    q = np.asarray(q, dtype=np.float64)
+    if a == 0:
+        return np.maximum(0.0, q ** (1 / b) - 1)
+    positive = q > 0
+    target = np.log(np.where(positive, q, 1.0))
+    u = target / np.where(target > 0, a + b, a)
+    for _ in range(60):
+        slope = a + b / (1 + np.exp(-np.clip(u, -700, 700)))
+        step = (a * u + b * np.logaddexp(0.0, u) - target) / slope
+        u = u - step
+        if np.abs(step).max(initial=0.0) <= 1e-15 * (1 + np.abs(u).max(initial=0.0)):
+            break
+    return np.where(positive, np.exp(u), 0.0)
+
+
+def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) -> Array:
+    """A number z >= 2 for each v, beyond which ``w(z) + v^2 / z^2`` is not least.
+
+    There the penalty alone is more than the whole at some smaller number; ``v^2``, the whole at 1, would be no bound to
+    search within: a slow penalty reaches it far beyond all numbers.
+
+    Args:
+        penalty: w, with 0 for its least value.
+        v: Sizes.
+        other: What else there is to pay, for a second factor that stays at 1.
+        name: How to call the penalty.
+    """
+    z = np.full(v.shape, 2.0)
+    least = penalty(np.ones_like(v)) + v**2
+    while True:
+        cost = penalty(z)
+        least = np.minimum(least, cost + (v / z) ** 2)
+        short = ~(cost > least + other)
+        if not short.any():
+            return z
+        if z.max() > _FARTHEST:
+            raise InputError(
+                f"the penalty {name!r} stays below {float((least + other)[short].max()):.3g} however far features "
+                "move, so that nothing is least: it must grow without bound"
+            )
+        z = np.where(short, 2 * z, z)
+
+
+def least_of_one(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
+    """The y in [low, high] with the least value, one for each entry, for functions of (m, points) arrays.
+
+    A grid finds the deepest valley, then ever finer grids around the best point find its ground.
+    """
+    grid = np.linspace(low, high, _ONE, axis=1)
+    rows = np.arange(len(low))
+    best: Array = grid[rows, np.argmin(function(grid), axis=1)]
+    width = (high - low) / (_ONE - 1)
+    offsets = np.linspace(-1.0, 1.0, _FINE_ONE)
+    while width.max(initial=0.0) > _WIDTH:
+        grid = np.clip(best[:, None] + width[:, None] * offsets, low[:, None], high[:, None])
+        best = grid[rows, np.argmin(function(grid), axis=1)]
+        width = width * _SHRINK_ONE
+    return best
+
+
+def least_of_two(
+    function: Callable[[Array, Array], Array], low: tuple[Array, Array], high: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    """As `least_of_one` in two variables, for functions of two (m, points) arrays."""
+    rows = np.arange(len(low[0]))
+    unit = np.linspace(0.0, 1.0, _TWO)
+    first, second = (part.ravel() for part in np.meshgrid(unit, unit))
+    grids = [a[:, None] + (b - a)[:, None] * part for a, b, part in zip(low, high, (first, second), strict=True)]
+    place = np.argmin(function(grids[0], grids[1]), axis=1)
+    best = [grid[rows, place] for grid in grids]
+    widths = [(b - a) / (_TWO - 1) for a, b in zip(low, high, strict=True)]
+    offsets = np.linspace(-1.5, 1.5, _FINE_TWO)
+    first, second = (part.ravel() for part in np.meshgrid(offsets, offsets))
+    while max(float(w.max(initial=0.0)) for w in widths) > _WIDTH:
+        grids = [
+            np.clip(at[:, None] + w[:, None] * part, a[:, None], b[:, None])
+            for at, w, part, a, b in zip(best, widths, (first, second), low, high, strict=True)
+        ]
+        place = np.argmin(function(grids[0], grids[1]), axis=1)
+        best = [grid[rows, place] for grid in grids]
+        widths = [w * _SHRINK_TWO for w in widths]
+    return best[0], best[1]

@@ -1,0 +1,96 @@
+"""What commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["plain", "print_files", "print_json", "result_console", "shorten", "text_table"]
+
+
+def result_console() -> Console:
+    """The console of results, which go to stdout; words in them are not coloured by what they look like."""
+    return Console(highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value to stdout, for programs: numbers that JSON does not know become null."""
+    print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: NaN and gaps are None, scalars of numpy numbers, everything else text."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if hasattr(value, "tolist"):  # of numpy and torch
+        inner = value.tolist()
+        return plain(inner) if isinstance(inner, bool | int | float | str | list) else str(inner)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(float(value)) else None
+    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)
+
+
+def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Group:
+    """A table for the terminal; texts are shown as they are, without markup.
+
+    Args:
+        columns: Title to how it stands: ``"left"``, ``"right"``, ``"name"`` for names that are shortened if the
+            terminal is too narrow for all columns, or ``"fold"`` for long texts, which may take several lines.
+        rows: A cell a column; numbers are shortened.
+        caption: A line below.
+    """
+    cells = [[value if isinstance(value, Text) else Text(_cell(value)) for value in row] for row in rows]
+    widths = [max([len(title), *(len(row[i]) for row in cells)]) for i, title in enumerate(columns)]
+    room = result_console().width - sum(widths) - 3 * len(widths) - 1
+    table = Table(header_style="bold")
+    for i, (title, kind) in enumerate(columns.items()):
+        table.add_column(
+            Text(title), justify="right" if kind == "right" else "left", no_wrap=kind != "fold", overflow="fold"
+        )
+        if kind == "name" and room < 0:
+            for row in cells:
+                row[i] = Text(shorten(row[i].plain, max(widths[i] + room, 8)))
+    for row in cells:
+        table.add_row(*row)
+    # Beside the table, and not its caption, which would be as narrow as the table.
+    return Group(table, Text(caption, "dim")) if caption else Group(table)
+
+
+def print_files(console: Console, files: Iterable[tuple[Path | str, str]]) -> None:
+    """Say what was written, a line a file."""
+    listed = [(str(path), what) for path, what in files]
+    width = max(len(path) for path, _ in listed)
+    for path, what in listed:
+        line = Text(f"  {path:{width}s}  ").append(what, style="dim")
+        console.print(line, soft_wrap=True)
+
+
+def shorten(name: str, most: int = 30) -> str:
+    """A long name with its beginning left out: the end of a layer's name tells more."""
+    return name if len(name) <= most else f"…{name[1 - most :]}"
+
+
+def _cell(value: Any) -> str:
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, Real):
+        return str(value)
+    from featlearn._utils.formatting import short_number  # brings torch, which --help can do without
+
+    return short_number(float(value))

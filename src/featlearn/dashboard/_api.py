@@ -1,0 +1,174 @@
+"""What the pages ask for, as plain data: the server sends it, and a page that is one file holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from featlearn._utils.json import rounded, writable
+from featlearn._utils.validation import flat_settings
+from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps
+from featlearn.dashboard._run_index import Found, NotThereError, Store, signature
+from featlearn.dashboard._spectrum_data import MEANINGS
+from featlearn.errors import FeatlearnError, InputError
+from featlearn.runs import compare_configs
+from featlearn.runs.query import Curve, curves, quantities, words
+from featlearn.training.diagnosis import WORDS
+
+__all__ = ["changes", "compare", "details", "ledger", "run_list", "series", "stretches"]
+
+MOST_LAYERS = 64
+MOST_COMPARED = 12
+_WORDS = ("reading", "reason", "w.phase", "ck.phase", "ntk.phase")
+
+
+def run_list(store: Store) -> dict[str, Any]:
+    """All runs, the newest first."""
+    found = [store.summary(run) for run in store.runs()]
+    found.sort(key=lambda line: (-(line.get("started") or 0.0), line["path"]))
+    return {"folder": writable(store.root.name), "runs": found, "ledger": bool(store.ledgers())}
+
+
+def details(store: Store, run: Found) -> dict[str, Any]:
+    """One run: what it was told, and what can be asked of it."""
+    line = store.summary(run)
+    if line["status"] == "unreadable":
+        return line | {"version": store.version(run)}
+    version = store.version(run)
+    seen = store.overview(run)
+    steps, shapes, trouble = _kept(store, run)
+    found = _cached(store, run, ("quantities",), lambda: quantities(store.checked(run)))
+    return line | {
+        "version": version,
+        "settings": flat_settings(seen.config),
+        "environment": flat_settings(seen.environment),
+        "features": _names(seen.config.get("features")),
+        "quantities": found.get(None, []),
+        "layers": {layer: names for layer, names in found.items() if layer is not None},
+        "matrix_steps": steps,
+        "matrices": {name: shape for name, shape in shapes.items() if len(shape) > 1},
+        "spectra": [name.removesuffix(EIGENVALUES) for name in shapes if name.endswith(EIGENVALUES)],
+        "trouble": trouble,
+    }
+
+
+def series(
+    store: Store,
+    run: Found,
+    name: str,
+    layer: str | None = None,
+    width: int = 800,
+    first: int | None = None,
+    last: int | None = None,
+    log: bool = False,
+) -> dict[str, Any]:
+    """A quantity over the steps, a curve a layer."""
+    found = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log)
+    if not found and first is None and last is None:
+        where = f" of layer {layer!r}" if layer else ""
+        raise NotThereError(f"the run has no numbers called {name!r}{where}")
+    return {"name": name, "curves": [_curve(c) for c in found[:MOST_LAYERS]], "left_out": len(found[MOST_LAYERS:])}
+
+
+def stretches(store: Store, run: Found) -> dict[str, Any]:
+    """Readings and phases of all layers along the training."""
+    found = _cached(store, run, ("words",), lambda: words(store.checked(run), _WORDS))
+    lines = [
+        {"layer": layer, "name": name, "stretches": parts[-1:] if name == "reason" else parts}
+        for (layer, name), parts in found.items()
+    ]
+    return {"words": lines, "meanings": {**WORDS, **MEANINGS}}
+
+
+def changes(store: Store, run: Found, after: str) -> dict[str, Any]:
+    """Whether a run has changed since somebody looked."""
+    version = store.version(run)
+    if version == after:
+        return {"version": version, "changed": False}
+    line = store.summary(run)
+    return {"version": version, "changed": True, "status": line["status"], "last_step": line.get("last_step")}
+
+
+def compare(
+    store: Store, identifiers: Sequence[str], name: str | None = None, layer: str | None = None, width: int = 800
+) -> dict[str, Any]:
+    """Runs beside each other: the settings in which they differ, and one quantity of all."""
+    chosen = list(dict.fromkeys(identifiers))
+    if not 0 < len(chosen) <= MOST_COMPARED:
+        raise InputError(f"choose from 1 to {MOST_COMPARED} runs to compare, got {len(chosen)}")
+    runs = [store.find(identifier) for identifier in chosen]
+    found: dict[str, Any] = {"runs": [store.summary(run) for run in runs], "settings": [], "curves": []}
+    readable = [run for run, line in zip(runs, found["runs"], strict=True) if line["status"] != "unreadable"]
+    if readable:
+        table = compare_configs([store.checked(run) for run in readable])
+        for setting, row in zip(table.index, table.to_numpy(dtype=object), strict=True):
+            values = {run.id: value for run, value in zip(readable, row, strict=True)}
+            found["settings"].append({"setting": str(setting), "values": values})
+    for run in readable if name is not None else ():
+        try:
+            curve = series(store, run, name or "", layer or "", width)["curves"]
+        except NotThereError:
+            continue
+        found["curves"] += [one | {"id": run.id} for one in curve]
+    return found
+
+
+def ledger(store: Store) -> dict[str, Any]:
+    """Claims of the ledgers in the folder."""
+    from featlearn.papers.ledger import read_records  # imports all experiments: only where there is a ledger
+
+    claims: list[dict[str, Any]] = []
+    troubles: list[str] = []
+    for file in store.ledgers():
+        try:
+            for record in read_records(file):
+                about = {"experiment": record.name, "title": record.title, "scale": record.scale}
+                about["paper"] = record.paper_title
+                if record.trouble:
+                    troubles.append(f"{record.name}: {record.trouble}")
+                claims += [
+                    about
+                    | {
+                        "text": claim.text,
+                        "where": claim.where,
+                        "published": claim.published_text,
+                        "measured": claim.measured_text,
+                        "tolerance": claim.tolerance,
+                        "verdict": claim.verdict,
+                        "note": claim.note,
+                    }
+                    for claim in record.claims
+                ]
+        except FeatlearnError as error:
+            troubles.append(store.told(error))
+        except Exception as error:  # written by other hands
+            troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
+    return {"claims": claims, "troubles": troubles}
+
+
+def _kept(store: Store, run: Found) -> tuple[list[int], dict[str, tuple[int, ...]], str]:
+    try:
+        steps = matrix_steps(store, run)
+        return steps, matrix_shapes(store, run, steps[-1]) if steps else {}, ""
+    except FeatlearnError as error:  # the numbers can still be shown
+        return [], {}, store.told(error)
+
+
+def _cached(store: Store, run: Found, key: tuple[Any, ...], make: Any) -> Any:
+    return store.cache.get((run.id, *key), signature(*run.files), make)
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "layer": curve.layer,
+        "steps": np.array(curve.steps, dtype=np.int64),
+        "values": rounded(np.array(curve.values), 6),
+        "total": curve.total,
+        "reduced": curve.total > len(curve.values),
+    }
+
+
+def _names(features: Any) -> list[str]:
+    return [str(name) for name in features] if isinstance(features, list) else []

@@ -1,0 +1,100 @@
+"""Matrices of a run, read one at a time and no larger than a screen shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from featlearn._utils.json import rounded, shrunk
+from featlearn._utils.state_file import read_tensor, tensor_shapes
+from featlearn.dashboard._run_index import Found, NotThereError, Store, signature
+from featlearn.errors import InputError
+from featlearn.runs.artifacts import steps_of
+from featlearn.runs.query import natural_order
+
+__all__ = ["EIGENVALUES", "SIDE", "matrix", "matrix_shapes", "matrix_steps", "vector"]
+
+SIDE = 256
+"""Rows and columns that are sent at most."""
+
+EIGENVALUES = ".eigenvalues"
+
+_LARGEST = 64_000_000  # entries; beyond, a look would take seconds and gigabytes
+
+
+def matrix_steps(store: Store, run: Found) -> list[int]:
+    """Steps with matrices or eigenvalues."""
+    return steps_of(store.checked(run, "matrices"))
+
+
+def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the matrices and vectors of a step; only the head of the file is read."""
+    file = _file(store, run, step)
+    shapes = store.cache.get(("shapes", run.id, step), signature(file), lambda: tensor_shapes(file))
+    return dict(sorted(shapes.items(), key=lambda item: natural_order(item[0])))
+
+
+def matrix(
+    store: Store, run: Found, step: int, name: str, *, group: int = 0, most: int = SIDE, digits: int = 4
+) -> dict[str, Any]:
+    """A matrix for a heat map: block means where it has more rows or columns than can be seen.
+
+    Args:
+        store: Of the run.
+        run: The run.
+        step: Of the training.
+        name: Of the matrix.
+        group: Which one of a grouped layer's.
+        most: Rows and columns.
+        digits: That count, of each entry.
+    """
+    array = _loaded(store, run, step, name)
+    if array.ndim not in (2, 3) or not array.size:
+        raise InputError(f"{name!r} is no matrix: it has the shape {tuple(array.shape)}")
+    blocks = array if array.ndim == 3 else array[None]
+    if not 0 <= group < len(blocks):
+        raise InputError(f"{name!r} has {len(blocks)} matrices: group must be from 0 to {len(blocks) - 1}")
+    whole = blocks[group]
+    small = shrunk(whole, most)
+    finite = small[np.isfinite(small)]
+    return {
+        "step": step,
+        "name": name,
+        "shape": list(whole.shape),
+        "block": [-(-size // most) for size in whole.shape],
+        "reduced": small.shape != whole.shape,
+        "groups": len(blocks),
+        "low": float(finite.min()) if finite.size else 0.0,
+        "high": float(finite.max()) if finite.size else 0.0,
+        "values": rounded(small, digits),
+    }
+
+
+def vector(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
+    """Eigenvalues that were kept."""
+    array = _loaded(store, run, step, name)
+    if array.ndim != 1 or not array.size:
+        raise InputError(f"{name!r} is no list of eigenvalues: it has the shape {tuple(array.shape)}")
+    return array
+
+
+def _file(store: Store, run: Found, step: int) -> Path:
+    file = store.checked(run, "matrices", f"{step}.safetensors")
+    if not file.is_file():
+        steps = matrix_steps(store, run)
+        there = f"the last step that has some is {steps[-1]}" if steps else "the run has none"
+        raise NotThereError(f"no matrices were kept at step {step}: {there}")
+    return file
+
+
+def _loaded(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
+    shapes = matrix_shapes(store, run, step)
+    if name not in shapes:
+        raise NotThereError(f"step {step} has no matrix {name!r}; it has {', '.join(list(shapes)[:6]) or 'none'}")
+    if int(np.prod(shapes[name], dtype=np.float64)) > _LARGEST:
+        raise InputError(f"{name!r} has more than {_LARGEST} entries: open the run in Python")
+    array: NDArray[np.float64] = read_tensor(_file(store, run, step), name).double().numpy()
+    return array

@@ -1,0 +1,97 @@
+"""Tasks with known structure to learn."""
+
+from typing import TYPE_CHECKING
+
+from featlearn._utils.lazy import lazy_names
+
+if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
+    from featlearn.datasets._base import ClassificationTask as ClassificationTask
+    from featlearn.datasets._base import RegressionTask as RegressionTask
+    from featlearn.datasets._base import one_hot_labels as one_hot_labels
+    from featlearn.datasets._chain_monomial import chain_monomial as chain_monomial
+    from featlearn.datasets._chain_monomial import chain_monomial_egop as chain_monomial_egop
+    from featlearn.datasets._chain_monomial import chain_monomial_task as chain_monomial_task
+    from featlearn.datasets._gaussian_inputs import covariance_with as covariance_with
+    from featlearn.datasets._gaussian_inputs import decaying_covariance as decaying_covariance
+    from featlearn.datasets._gaussian_inputs import gaussian_task as gaussian_task
+    from featlearn.datasets._gaussian_inputs import sphere_task as sphere_task
+    from featlearn.datasets._index_models import KernelLowerBounds as KernelLowerBounds
+    from featlearn.datasets._index_models import Teacher as Teacher
+    from featlearn.datasets._index_models import TeacherTask as TeacherTask
+    from featlearn.datasets._index_models import teacher_task as teacher_task
+    from featlearn.datasets._linear_teacher import LinearMap as LinearMap
+    from featlearn.datasets._linear_teacher import LinearTask as LinearTask
+    from featlearn.datasets._linear_teacher import linear_task as linear_task
+    from featlearn.datasets._modular_arithmetic import circulant_share as circulant_share
+    from featlearn.datasets._modular_arithmetic import modular_task as modular_task
+    from featlearn.datasets._parity import ParityTask as ParityTask
+    from featlearn.datasets._parity import parity as parity
+    from featlearn.datasets._parity import parity_task as parity_task
+    from featlearn.datasets._polynomials import SquaredProjections as SquaredProjections
+    from featlearn.datasets._polynomials import high_rank_task as high_rank_task
+    from featlearn.datasets._polynomials import polynomial as polynomial
+    from featlearn.datasets._polynomials import polynomial_task as polynomial_task
+    from featlearn.datasets._text import CharacterTask as CharacterTask
+    from featlearn.datasets._text import SentenceTask as SentenceTask
+    from featlearn.datasets._text import character_task as character_task
+    from featlearn.datasets._text import sentence_task as sentence_task
+    from featlearn.datasets.alignment_reversing import ReversingTask as ReversingTask
+    from featlearn.datasets.alignment_reversing import reversing_task as reversing_task
+    from featlearn.datasets.data_home import DataNotPresent as DataNotPresent
+    from featlearn.datasets.data_home import data_folder as data_folder
+    from featlearn.datasets.images import ImageTask as ImageTask
+    from featlearn.datasets.images import image_task as image_task
+    from featlearn.datasets.tables import read_table as read_table
+    from featlearn.datasets.uci import UCITable as UCITable
+    from featlearn.datasets.uci import uci_names as uci_names
+    from featlearn.datasets.uci import uci_table as uci_table
+    from featlearn.datasets.uci import uci_tables as uci_tables
+
+# Public name -> its module. Imported when first used, so that a table is read without the code for images and text.
+_HOMES = {
+    "CharacterTask": "_text",
+    "ClassificationTask": "_base",
+    "DataNotPresent": "data_home",
+    "ImageTask": "images",
+    "KernelLowerBounds": "_index_models",
+    "LinearMap": "_linear_teacher",
+    "LinearTask": "_linear_teacher",
+    "ParityTask": "_parity",
+    "RegressionTask": "_base",
+    "ReversingTask": "alignment_reversing",
+    "SentenceTask": "_text",
+    "SquaredProjections": "_polynomials",
+    "Teacher": "_index_models",
+    "TeacherTask": "_index_models",
+    "UCITable": "uci",
+    "chain_monomial": "_chain_monomial",
+    "chain_monomial_egop": "_chain_monomial",
+    "chain_monomial_task": "_chain_monomial",
+    "character_task": "_text",
+    "circulant_share": "_modular_arithmetic",
+    "covariance_with": "_gaussian_inputs",
+    "data_folder": "data_home",
+    "decaying_covariance": "_gaussian_inputs",
+    "gaussian_task": "_gaussian_inputs",
+    "high_rank_task": "_polynomials",
+    "image_task": "images",
+    "linear_task": "_linear_teacher",
+    "modular_task": "_modular_arithmetic",
+    "one_hot_labels": "_base",
+    "parity": "_parity",
+    "parity_task": "_parity",
+    "polynomial": "_polynomials",
+    "polynomial_task": "_polynomials",
+    "read_table": "tables",
+    "reversing_task": "alignment_reversing",
+    "sentence_task": "_text",
+    "sphere_task": "_gaussian_inputs",
+    "teacher_task": "_index_models",
+    "uci_names": "uci",
+    "uci_table": "uci",
+    "uci_tables": "uci",
+}
+
+__all__ = [*_HOMES]
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,133 @@
+"""Polynomials: any, by their terms, and the quadratic form of full rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from featlearn._utils.rng import Seed, as_generator
+from featlearn.datasets._base import RegressionTask
+from featlearn.datasets._gaussian_inputs import gaussian_task
+from featlearn.errors import InputError
+from featlearn.linalg.matrices import as_float64
+
+__all__ = ["SquaredProjections", "Terms", "high_rank_task", "polynomial", "polynomial_task"]
+
+Terms = Mapping[tuple[int, ...], float]
+"""Coefficients by the coordinates that a monomial multiplies, repeated ones as often as they occur."""
+
+
+def polynomial(X: Tensor, terms: Terms) -> Tensor:
+    """``y(x) = sum_t c_t prod_{i in t} x_i``.
+
+    Args:
+        X: ``(..., d)``.
+        terms: ``{(0, 1): 1.0, (2, 2, 2): -0.5, (): 3.0}`` is ``x_0 x_1 - x_2^3 / 2 + 3``.
+
+    Returns:
+        ``(..., 1)``, like a network with one output.
+
+    >>> polynomial(torch.tensor([[2.0, 3.0, 5.0]]), {(0, 1): 1.0, (2, 2): 10.0, (): 0.5})
+    tensor([[256.5000]])
+    """
+    _check_terms(terms, X.shape[-1])
+    value = X.new_zeros(*X.shape[:-1], 1)
+    for coordinates, coefficient in terms.items():
+        value = value + coefficient * X[..., list(coordinates)].prod(-1, keepdim=True)
+    return value
+
+
+def _check_terms(terms: Terms, d: int) -> None:
+    if not terms:
+        raise InputError("a polynomial needs one term or more, such as {(0, 1): 1.0}")
+    for coordinates, coefficient in terms.items():
+        if not isinstance(coordinates, tuple) or not all(isinstance(i, int) and 0 <= i < d for i in coordinates):
+            raise InputError(f"a term is a tuple of coordinates from 0 to {d - 1}, got {coordinates!r}")
+        if not math.isfinite(coefficient):
+            raise InputError(f"the coefficient of {coordinates!r} must be finite, got {coefficient!r}")
+
+
+def polynomial_task(
+    terms: Terms,
+    n: int,
+    d: int,
+    n_test: int = 0,
+    generator: Seed = None,
+    dtype: torch.dtype | None = None,
+    covariance: Tensor | float | None = None,
+) -> RegressionTask:
+    """Gaussian inputs with labels of a `polynomial`, scaled to standard deviation 1 (NFA paper, appendix J).
+
+    Args:
+        terms: As in `polynomial`.
+        n: Number of training points.
+        d: Number of input coordinates.
+        n_test: Number of test points.
+        generator: Generator or integer seed.
+        dtype: Of inputs and labels; torch's default if None.
+        covariance: Of the inputs, as in `gaussian_task`.
+    """
+    _check_terms(terms, d)
+    target = partial(polynomial, terms=dict(terms))
+    return gaussian_task(target, n, d, n_test, as_generator(generator, "polynomial"), dtype, covariance)
+
+
+@dataclass(frozen=True, eq=False)
+class SquaredProjections:
+    """``y(x) = sum_i (Q x)_i^2`` (NFA paper, appendix J, figure 7).
+
+    Attributes:
+        matrix: Q, ``(rank, d)`` in float64.
+    """
+
+    matrix: Tensor
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """The target at ``(..., d)`` inputs; returns ``(..., 1)``, computed in float64 and rounded to their dtype."""
+        projections = X.double() @ self.matrix.to(X.device).mT
+        return projections.square().sum(-1, keepdim=True).to(X.dtype)
+
+    def egop(self, covariance: Tensor | None = None) -> Tensor:
+        """Exact ``E[grad grad^T] = 4 Q^T Q covariance Q^T Q`` over ``x ~ N(0, covariance)``, ``(d, d)`` in float64."""
+        form = self.matrix.mT @ self.matrix
+        return 4 * (form @ form if covariance is None else form @ as_float64(covariance) @ form)
+
+
+def high_rank_task(
+    n: int,
+    d: int,
+    rank: int | None = None,
+    n_test: int = 0,
+    generator: Seed = None,
+    dtype: torch.dtype | None = None,
+    covariance: Tensor | float | None = None,
+) -> RegressionTask:
+    """The "high rank polynomial" ``y(x) = sum_i (Q x)_i^2`` with Q standard normal (NFA paper, appendix J, figure 7).
+
+    The paper has n = d = 128. Labels are scaled to standard deviation 1 and, like the paper's, not centred: their
+    mean is about ``sqrt(d) / 2``.
+
+    Args:
+        n: Number of training points.
+        d: Number of input coordinates.
+        rank: Number of rows of Q; None is d, the paper's.
+        n_test: Number of test points.
+        generator: Generator or integer seed.
+        dtype: Of inputs and labels; torch's default if None.
+        covariance: Of the inputs, as in `gaussian_task`.
+
+    Returns:
+        The task; ``task.target.function`` is the `SquaredProjections`, and the exact EGOP of the labels is
+        ``task.scale**2 * task.target.function.egop(task.covariance)``.
+    """
+    rows = d if rank is None else rank
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InputError(f"rank must be a positive integer, got {rank!r}")
+    generator = as_generator(generator, "high_rank")
+    target = SquaredProjections(torch.randn(rows, d, generator=generator, dtype=torch.float64))
+    return gaussian_task(target, n, d, n_test, generator, dtype, covariance)

@@ -1,0 +1,208 @@
+"""The kernel of tangent features averaged along the straight path from a start to a trained network."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from featlearn._utils.progress import progress_bar
+from featlearn.capture import Batch, Forward, Subject, initial_model
+from featlearn.errors import InputError
+from featlearn.kernels._ntk import (
+    block_kernels,
+    blocks_of,
+    check_memory,
+    check_outputs,
+    first_batch,
+    gradient_memory,
+    most_rows,
+    rows_at_a_time,
+)
+from featlearn.kernels.contractions import average
+from featlearn.kernels.per_sample_gradients import Features, TangentFeatures
+from featlearn.layers import unwrap
+
+__all__ = ["AverageKernel", "Rule", "average_ntk"]
+
+_log = logging.getLogger("featlearn")
+
+Rule = Literal["midpoint", "trapezoid", "gauss-legendre"]
+_CLOSE = 0.05
+
+
+def average_ntk(
+    model: nn.Module,
+    initial: nn.Module | Mapping[str, Tensor],
+    X: Any,
+    Z: Any = None,
+    points: int = 50,
+    rule: Rule = "midpoint",
+    *,
+    outputs: str | int = "trace",
+    max_memory: int | float | str | None = None,
+    forward: Forward | None = None,
+    train_mode: str = "error",
+    batch_size: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
+) -> AverageKernel:
+    r"""Kernel of the average tangent features between a start and the trained network.
+
+    ``K(a, b) = <g(a), g(b)>`` with ``g(x) = int_0^1 df/dtheta(x) dt`` at ``theta_t = (1 - t) theta_0 + t theta``
+    (adaptive tangent features, section 2.1). With these features the network is exactly linear,
+
+        ``f_theta(x) - f_theta0(x) = <g(x), theta - theta_0>``,
+
+    and how far the quadrature is from this identity is measured on X and returned. The integral is over gradients,
+    not over kernels: ``K`` is not the mean of the kernels along the path.
+
+    Buffers, as the running statistics of batch norms, are those of the trained model all along the path.
+
+    Args:
+        model: The trained network.
+        initial: The start: a module or a state_dict.
+        X: Inputs, as in `featlearn.ntk`.
+        Z: Other inputs; None is X against itself.
+        points: Number of points on the path.
+        rule: "midpoint", "trapezoid" or "gauss-legendre". For smooth activations the error falls like 1/points^2
+            for the first two and exponentially for the third; kinks, as ReLU's, leave about 1/points whichever.
+        outputs: As in `featlearn.ntk`.
+        max_memory: As in `featlearn.ntk`.
+        forward: As in `featlearn.probe`.
+        train_mode: As in `featlearn.probe`.
+        batch_size: Rows at a time; by default as many as the memory allows.
+        device: As in `featlearn.probe`.
+        dtype: As in `featlearn.probe`.
+        progress: Whether to show a bar on stderr, if that is a terminal.
+
+    Time: ``points`` times the gradients of a tangent kernel, for each block of samples, and ``n m c`` products a
+    parameter. Memory: ``c`` gradients a sample for the samples of two blocks, within ``max_memory``.
+    """
+    check_outputs(outputs)
+    times, weights = _quadrature(points, rule)
+    subject = Subject(
+        copy.deepcopy(model) if isinstance(model, nn.Module) else model,
+        vectors=True,
+        forward=forward,
+        train_mode=train_mode,
+        device=device,
+        dtype=dtype,
+    )
+    path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
+    tangents = TangentFeatures(subject, outputs, materialise=True)
+    memory = gradient_memory(max_memory)
+    with subject.open(inputs=True, weight_gradients=True):
+        tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+    check_memory(X, Z, tangents, outputs == "full", max_memory)
+    # Less than for one point: there are the averages beside it.
+    rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
+    left = blocks_of(subject, X, rows)
+    right = left if Z is None else blocks_of(subject, Z, rows)
+    rest = tangents.rest_features(left[0]) if tangents.rest else None
+    calls = len(left) + (0 if right is left else len(right))  # if all of them fit into the memory
+
+    linear: Tensor | None = None
+    with progress_bar(calls * points, "points on the path", progress) as advance:
+
+        def features(batch: Batch) -> Features:
+            nonlocal linear
+            total: Features = {}
+            for t, weight in zip(times, weights, strict=True):
+                path.go(t)
+                with subject.open(inputs=True, weight_gradients=True):
+                    found = tangents.features(batch)
+                if rest is not None:
+                    found |= rest(batch)
+                total = {
+                    name: average([total[name], share], [1.0, weight]) if total else average([share], [weight])
+                    for name, share in found.items()
+                }
+                advance()
+            if linear is None:  # the first block of X is the first to be asked for
+                linear = tangents.along(total, path.change)
+            return total
+
+        kernels = block_kernels(left, right, features, outputs == "full", memory)
+    assert linear is not None
+    path.go(1.0)
+    after = _values(subject, left[0], outputs)
+    path.go(0.0)
+    change = after - _values(subject, left[0], outputs)
+    gap = float((linear - change).norm() / change.norm()) if change.any() else float((linear - change).norm())
+    if gap > _CLOSE:
+        _log.warning("the average over %d points misses the change of the network by %.0f%%", points, 100 * gap)
+    total = sum(kernels.values())
+    assert isinstance(total, Tensor)
+    return AverageKernel(total, gap, points, rule)
+
+
+@dataclass(frozen=True, eq=False)
+class AverageKernel:
+    """Outcome of `average_ntk`.
+
+    Attributes:
+        kernel: In float64, (n, m), or (n, m, c, c) with all outputs.
+        completeness_error: ``|<g, theta - theta_0> - (f_theta - f_theta0)| / |f_theta - f_theta0|``, on the first block
+            of samples: how far the points on the path are from the integral.
+        points: Number of points.
+        rule: The quadrature.
+    """
+
+    kernel: Tensor
+    completeness_error: float
+    points: int
+    rule: Rule
+
+    def __repr__(self) -> str:
+        return (
+            f"AverageKernel({' x '.join(map(str, self.kernel.shape))}, {self.points} points by {self.rule}, "
+            f"completeness error {self.completeness_error:.1e})"
+        )
+
+
+class _Path:
+    """A model that can be moved along the straight line between two states."""
+
+    def __init__(self, model: nn.Module, start: nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        first = dict(start.named_parameters())
+        if set(first) != set(self._parameters):
+            raise InputError("initial is of another architecture: its parameters have other names than the model's")
+        # In double precision, so that a point is rounded once.
+        self._start = {name: first[name].detach().double() for name in self._parameters}
+        self.change = {name: p.detach().double() - self._start[name] for name, p in self._parameters.items()}
+
+    def go(self, t: float) -> None:
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                parameter.copy_(self._start[name] + t * self.change[name])
+
+
+def _values(subject: Subject, batch: Batch, outputs: str | int) -> Tensor:
+    output = subject.outputs(batch).double()
+    values = output.reshape(output.shape[0], -1)
+    return values[:, outputs : outputs + 1] if isinstance(outputs, int) else values
+
+
+def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:
+    """Points between 0 and 1, and their weights."""
+    if not isinstance(points, int) or isinstance(points, bool) or points < (2 if rule == "trapezoid" else 1):
+        raise InputError(f"points must be a whole number of at least {2 if rule == 'trapezoid' else 1}, got {points!r}")
+    if rule == "midpoint":
+        return [(i + 0.5) / points for i in range(points)], [1 / points] * points
+    if rule == "trapezoid":
+        weights = np.full(points, 1 / (points - 1))
+        weights[[0, -1]] /= 2
+        return np.linspace(0, 1, points).tolist(), weights.tolist()
+    if rule == "gauss-legendre":
+        nodes, weights = np.polynomial.legendre.leggauss(points)
+        return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
+    raise InputError(f"rule must be 'midpoint', 'trapezoid' or 'gauss-legendre', got {rule!r}")

@@ -1,0 +1,252 @@
+"""Lazy training as a regressor: a network that moves along its first tangent features only."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from featlearn._utils.memory import check_fits
+from featlearn.capture import Subject, batches
+from featlearn.errors import InputError
+from featlearn.kernels._ntk import ntk
+
+__all__ = ["Factory", "LazyRegressor", "device_of", "network_of"]
+
+Array = NDArray[np.float64]
+Factory = Callable[[int, int, torch.Generator], nn.Module]
+"""``(n_features, n_outputs, generator) -> Module``."""
+
+_WIDTH = 512
+_DOUBTFUL = 1e-2
+_BLOCK = 2**29  # bytes of the kernel that a prediction takes at a time
+_COPIES = 3  # of the kernel: itself, its eigenvectors, and what they are computed in
+
+
+class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    r"""Regression with the tangent kernel of a network around its outputs, as it is initialised.
+
+    ``f(x) = f_0(x) + K(x, X) (K(X, X) + n ridge I)^{-1} (y - f_0(X))`` (spectral paper, equation 6): what the network
+    would learn if its gradients never changed. With c outputs the kernel is that of all of them together, ``n c`` rows.
+
+    Without a ridge the kernel may be singular (repeated samples, fewer parameters than labels) or nearly so. It is
+    inverted on the eigenvectors that stand out of rounding, which gives the least change of the parameters that fits
+    the labels as well as can be; `fit` warns where rounding reaches the predictions, and ``predict(X,
+    return_error=True)`` says by how much.
+
+    Args:
+        model: A module, taken as it is (a copy is kept), or a factory ``(n_features, n_outputs, generator) -> Module``;
+            None is a network with one hidden layer of 512 ReLUs.
+        ridge: lambda of ``K + n lambda I``; 0 interpolates.
+        tolerance: Eigenvalues below this share of the largest count as zero; None is the rounding of the kernel, n c
+            times the precision of the parameters.
+        dtype: Precision of network and kernel; "float32" is faster, but the kernel is then known to seven digits.
+        batch_size: Rows at a time, as in `featlearn.ntk`.
+        max_memory: As in `featlearn.ntk`.
+        random_state: Seed of the factory's generator.
+
+    Attributes:
+        model_: The network.
+        dual_coef_: ``(K + n ridge I)^{-1} (y - f_0(X))``, (n, c).
+        eigenvalues_: Of the kernel, ascending.
+        rank_: How many of them were inverted.
+        condition_number_: Largest over smallest inverted one, with the ridge.
+        training_residual_: ``|f(X) - y| / |y - f_0(X)|``; not zero where labels contradict each other, or with a ridge.
+        X_fit_: The training inputs, on the device of the network.
+
+    Kernel and solution are computed on the device of the network.
+
+    Time: one tangent kernel and an eigendecomposition, ``O((n c)^3)``. Memory: three matrices of ``n c`` rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Factory | None = None,
+        *,
+        ridge: float = 0.0,
+        tolerance: float | None = None,
+        dtype: str | torch.dtype = "float64",
+        batch_size: int | None = None,
+        max_memory: int | float | str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.model = model
+        self.ridge = ridge
+        self.tolerance = tolerance
+        self.dtype = dtype
+        self.batch_size = batch_size
+        self.max_memory = max_memory
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Solve for the change of the parameters that fits the labels.
+
+        Args:
+            X: (n, features).
+            y: (n,) or (n, outputs).
+        """
+        if not (isinstance(self.ridge, int | float) and math.isfinite(self.ridge) and self.ridge >= 0):
+            raise InputError(f"ridge must be finite and not negative, got {self.ridge!r}")
+        if self.tolerance is not None and not 0 <= self.tolerance < 1:
+            raise InputError(f"tolerance must be a share between 0 and 1, got {self.tolerance!r}")
+        self._dtype = _precision(self.dtype)
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        labels = np.asarray(y, dtype=np.float64)
+        self._flat = labels.ndim == 1
+        labels = labels.reshape(len(labels), -1)
+        self.model_ = network_of(self.model, X.shape[1], labels.shape[1], self.random_state, self._dtype)
+        size = labels.size
+        check_fits(
+            _COPIES * 8.0 * size**2,
+            f"the kernel of {len(labels):,} samples and {labels.shape[1]} outputs, and its eigenvectors,",
+            "take fewer samples",
+        )
+        self.X_fit_ = self._points(X)
+        start = self._start(self.X_fit_, labels.shape[1])
+        residual = torch.tensor(labels, device=start.device) - start
+        self._solve(_as_matrix(self._kernel(self.X_fit_, None)), residual)
+        return self
+
+    def predict(self, X: Any, return_error: bool = False) -> Any:
+        """Predictions, and with ``return_error`` how far rounding of the kernel may have moved each.
+
+        The error is ``eps |K| |K^+ k(x)| |K^+ r|`` to first order, for a kernel known to a relative precision of eps:
+        it grows with the condition number, and tells nothing about how good the model is.
+        """
+        check_is_fitted(self, "dual_coef_")
+        rows = validate_data(self, X, reset=False, dtype=np.float64)
+        c = self.dual_coef_.shape[1]
+        step = max(1, int(_BLOCK / (8 * c**2 * len(self.X_fit_))))
+        parts = [self._predicted(rows[i : i + step], c) for i in range(0, len(rows), step)]
+        values, errors = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if self._flat:
+            values, errors = values[:, 0], errors[:, 0]
+        return (values, errors) if return_error else values
+
+    def _predicted(self, X: Array, c: int) -> tuple[Array, Array]:
+        """Predictions and their errors, (n, c)."""
+        points = self._points(X)
+        cross = _as_matrix(self._kernel(points, self.X_fit_))
+        flat = torch.as_tensor(self.dual_coef_, device=cross.device).reshape(-1)
+        values = (self._start(points, c) + (cross @ flat).reshape(-1, c)).cpu().numpy()
+        sizes = ((cross @ self._vectors) * self._inverse).norm(dim=1).reshape(-1, c)
+        top = float(self.eigenvalues_[-1])
+        return values, (self._precision * top * float(flat.norm()) * sizes).cpu().numpy()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.regressor_tags.poor_score = True  # a few samples in 1 to 20 dimensions are not what a wide network is for
+        return tags
+
+    def _points(self, X: Array) -> Tensor:
+        """Samples in the precision and on the device of the network."""
+        return torch.tensor(X, dtype=self._dtype, device=device_of(self.model_))
+
+    def _kernel(self, X: Tensor, Z: Tensor | None) -> Tensor:
+        found = ntk(
+            self.model_, X, Z, "full", batch_size=self.batch_size, max_memory=self.max_memory, train_mode="eval"
+        )
+        assert isinstance(found, Tensor)
+        return found
+
+    def _start(self, X: Tensor, outputs: int) -> Tensor:
+        """The network's own outputs, (n, c) in float64."""
+        subject = Subject(self.model_, train_mode="eval")
+        rows = [subject.outputs(subject.batch(raw)) for raw in batches(X, self.batch_size or 1024)]
+        values = torch.cat(rows).double()
+        values = values.reshape(values.shape[0], -1)
+        if values.shape[1] != outputs:
+            raise InputError(f"the network has {values.shape[1]} outputs and the labels {outputs} columns")
+        return values
+
+    def _solve(self, kernel: Tensor, residual: Tensor) -> None:
+        n = residual.shape[0]
+        eigenvalues, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
+        self.eigenvalues_ = eigenvalues.cpu().numpy()
+        top = float(eigenvalues[-1])
+        if not top > 0:
+            raise InputError("the tangent kernel is zero on these samples: no parameter has a gradient (dead units?)")
+        self._precision = len(eigenvalues) * torch.finfo(self._dtype).eps
+        floor = top * (self._precision if self.tolerance is None else self.tolerance)
+        ridge = n * self.ridge
+        kept = eigenvalues > floor if ridge <= floor else torch.ones_like(eigenvalues, dtype=torch.bool)
+        shifted = eigenvalues.clamp_min(0) + ridge
+        self._vectors, self._inverse = vectors, torch.where(kept, 1 / torch.where(kept, shifted, 1.0), 0.0)
+        self.rank_ = int(kept.sum())
+        self.condition_number_ = (top + ridge) * float(self._inverse.max())
+        target = residual.reshape(-1)
+        coefficients = vectors @ (self._inverse * (vectors.mT @ target))
+        self.dual_coef_ = coefficients.reshape(residual.shape).cpu().numpy()
+        left = kernel @ coefficients - target
+        self.training_residual_ = float(left.norm() / target.norm()) if target.any() else 0.0
+        doubt = self._precision * self.condition_number_
+        if doubt > _DOUBTFUL:
+            warnings.warn(
+                f"the kernel's condition number is {self.condition_number_:.1e}: rounding alone may move predictions "
+                f"by up to {min(1.0, doubt):.0%} of their change; set ridge="
+                + (', or dtype="float64"' if self._dtype != torch.float64 else ""),
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+
+def network_of(
+    model: nn.Module | Factory | None, features: int, outputs: int, random_state: Any, dtype: torch.dtype
+) -> nn.Module:
+    """A copy of a module, or what a factory makes, in the given precision."""
+    if isinstance(model, nn.Module):
+        made: Any = copy.deepcopy(model)
+    elif model is None or callable(model):
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        made = (model or _hidden_layer)(features, outputs, torch.Generator().manual_seed(seed))
+    else:
+        raise InputError(
+            "model must be a module, a factory (n_features, n_outputs, generator) -> Module, or None, "
+            f"got {type(model).__name__}"
+        )
+    if not isinstance(made, nn.Module):
+        raise InputError(f"the factory must return a module, got {type(made).__name__}")
+    return made.to(dtype)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter; the CPU if it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _precision(dtype: Any) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found not in (torch.float32, torch.float64):
+        raise InputError(f'dtype must be "float32" or "float64", got {dtype!r}')
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def _hidden_layer(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    """One hidden layer of ReLUs, with weights of variance 2 and 1 over their inputs and biases of zero."""
+    # Without torch's own draws, which would take from the global generator.
+    layers = [nn.utils.skip_init(nn.Linear, *sizes) for sizes in ((features, _WIDTH), (_WIDTH, outputs))]  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        for layer, gain in zip(layers, (2.0, 1.0), strict=True):
+            draw = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float64)
+            layer.weight.copy_(draw * math.sqrt(gain / layer.in_features))
+            layer.bias.zero_()
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+
+def _as_matrix(kernel: Tensor) -> Tensor:
+    """(n, m, c, d) as (n c, m d)."""
+    n, m, c, d = kernel.shape
+    return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

@@ -1,0 +1,391 @@
+"""Gradients of a network's outputs in its parameters, in the forms that kernels need, for blocks of samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn._utils.patterns import as_globs, pick
+from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows, shared_layers
+from featlearn.errors import InputError, UnsupportedModelError
+from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
+from featlearn.layers import Layer
+
+__all__ = ["OTHER", "Features", "Owned", "Sketch", "TangentFeatures", "called_by_some", "counted_parameters", "owned"]
+
+OTHER = "other parameters"
+"""Under this name stand the gradients in parameters that are no layer's own."""
+
+_CACHE = 2**24  # gradients at a time: what does not stay near the processor until it is used is slower
+_FEW = 16
+_COARSEST = 0.03  # of two sums in half precision; a gradient that is partly another layer's is further off
+
+Features = dict[str, Share]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Which parameters are layers' own, see `owned`.
+
+    Attributes:
+        weights: Names of the layers that own their weight.
+        biases: Names of the layers that own their bias.
+        parameters: ``id`` of the parameters that are wholly layers' own.
+        totals: The total gradients that they were compared with, by the parameter's ``id``.
+        telling: Whether none of the gradients that agreed was zero: zero tells nothing.
+    """
+
+    weights: frozenset[str]
+    biases: frozenset[str]
+    parameters: frozenset[int]
+    totals: Mapping[int, Tensor]
+    telling: bool
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Random output vectors: signs over ``m^{1/2}``, so that ``E sum_s v_s v_s^T = I``.
+
+    Attributes:
+        vectors: Number m of vectors.
+        seed: Of their signs; the same seed gives the same vectors for every batch and every model.
+    """
+
+    vectors: int
+    seed: int = 0
+
+    def draw(self, count: int) -> Iterator[Tensor]:
+        """Yield the vectors for a number of outputs, (count,)."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.vectors):
+            bits = torch.randint(0, 2, (count,), generator=generator)
+            yield (2.0 * bits - 1.0) / math.sqrt(self.vectors)
+
+
+class TangentFeatures:
+    """Which parameters are had from ``x`` and ``J``, and the features of a batch.
+
+    A parameter is a layer's own if the gradient assembled from the layer's ``x`` and ``J`` is the parameter's total
+    gradient. Ties between kinds of layers, parametrisations and uses outside a module are not: what is left, `rest`,
+    goes by per-sample gradients.
+
+    Args:
+        subject: The model, with vectors.
+        outputs: ``"trace"``, ``"full"`` or the number of an output.
+        parameters: Globs of the parameters that count; None for all.
+        sketch: Random output vectors in the place of all outputs; None takes these.
+        materialise: Whether to form gradients in weights even where pairs of positions are cheaper.
+
+    Attributes:
+        rest: The parameters that are no layer's own, once prepared.
+        numbers: How many numbers the features of a sample have, with those on the way to them.
+        count: How many outputs, or vectors in them, are differentiated.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        outputs: str | int,
+        parameters: str | Iterable[str] | None = None,
+        sketch: Sketch | None = None,
+        materialise: bool = False,
+    ) -> None:
+        self._subject, self._outputs, self._sketch = subject, outputs, sketch
+        self._counted = counted_parameters(subject.model, parameters)
+        self._weights: set[str] = set()
+        self._biases: set[str] = set()
+        self._pairs: set[str] = set()
+        self._called: set[str] = set()
+        self._materialise = materialise
+        self._rows_at_a_time = 1
+        self.count = 1
+        self.rest: dict[str, Tensor] = {}
+        self.numbers = 0.0
+
+    def prepare(self, batch: Batch, samples: int) -> None:
+        """Learn from a first batch whose the parameters are, and what a sample takes; ``samples`` come in all."""
+        # Two samples tell, unless a gradient is zero on both.
+        trace = self._subject.trace(few_rows(batch))
+        self._check_alone(trace, few_rows(batch))
+        self._measure(trace, samples)
+        if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
+            self._sort(self._subject.trace(batch))
+
+    def _check_alone(self, trace: Trace, batch: Batch) -> None:
+        """Refuse a model whose samples act on each other: gradients of single samples are those of another function."""
+        self._subject.separate(trace, batch, shared := shared_layers(trace))
+        if shared and not trace.alone:
+            raise UnsupportedModelError(
+                "the samples of a batch act on each other, so that a tangent kernel of samples by themselves has no "
+                "meaning; featlearn.kernels.ntk_operator differentiates whole batches"
+            )
+
+    @property
+    def shares(self) -> int:
+        """How many kernels there are, one per layer, and one of the other parameters."""
+        return max(1, len(self._weights | self._biases) + bool(self.rest))
+
+    @property
+    def numbers_of_the_rest(self) -> float:
+        """How many numbers the gradients of a sample in the other parameters have, with those on the way to them."""
+        return self.numbers + self.count * sum(p.numel() for p in self.rest.values())
+
+    def features(self, batch: Batch) -> Features:
+        """X and J of every layer for a batch, or the gradients made of them."""
+        if batch.size is None or few_rows(batch) is batch or batch.size <= self._rows_at_a_time:
+            return self._features(batch)
+        starts = range(0, batch.size, self._rows_at_a_time)
+        parts = [self._features(batch.rows(i, min(i + self._rows_at_a_time, batch.size))) for i in starts]
+        for part in parts[1:]:
+            if differing := set(part) ^ set(parts[0]):
+                raise called_by_some(min(differing))
+        # Popped, so that no more than one layer is there twice.
+        return {name: joined([part.pop(name) for part in parts]) for name in list(parts[0])}
+
+    def _features(self, batch: Batch) -> Features:
+        trace = self._subject.trace(batch)
+        if newly := set(trace.calls) - self._called:
+            raise called_by_some(min(newly))
+        rows: dict[str, list[list[Tensor]]] = {}
+        for i, v in enumerate(self._vectors(trace.output)):
+            gradients = trace.gradients(trace.output, v)
+            if i == 0:
+                whole = self.count == 1 or self._sketch is not None
+                self._check_rows(shared_layers(trace, v, gradients) if whole else shared_layers(trace))
+            for name, found in gradients.items():
+                if found:
+                    rows.setdefault(name, []).append(found)
+        features: Features = {}
+        for layer in self._subject.layers:
+            name = layer.name
+            weight, bias = name in self._weights, name in self._biases
+            if name in rows and (weight or bias):
+                mine = rows.pop(name)
+                features[name] = share_of(layer, trace.calls[name], mine, weight, bias, name in self._pairs)
+        return features
+
+    def _check_rows(self, shared: set[str]) -> None:
+        """Refuse rows that samples share, of a layer that had rows of its own for each sample in the first batch."""
+        if wrong := shared & (self._weights | self._biases):
+            raise InputError(
+                f"layer {min(wrong)!r} has rows that samples share in some batches and not in others: pass batch_size=1"
+            )
+
+    def along(self, features: Features, change: Mapping[str, Tensor]) -> Tensor:
+        """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialised features."""
+        names = {id(p): name for name, p in self._counted.items()}
+        layers = {layer.name: layer for layer in self._subject.layers}
+        total: Tensor | None = None
+        for name, share in features.items():
+            if name == OTHER:
+                steps = [torch.cat([change[rest].reshape(-1) for rest in self.rest])]
+            else:
+                layer, steps = layers[name], []
+                if name in self._weights:
+                    steps.append(layer.matrix(change[names[id(layer.weight())]]))
+                bias = _bias_of(layer)
+                if name in self._biases and bias is not None and layer.vector is not None:
+                    steps.append(layer.vector(change[names[id(bias)]]))
+            part = derivative(share, [step.double() for step in steps])
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def rest_features(self, batch: Batch) -> Callable[[Batch], Features]:
+        """Gradients in the parameters that are no layer's own, as a function of a batch; the model must be closed.
+
+        By vmap, checked on the first samples against autograd; where vmap cannot take the model, one sample after
+        another.
+        """
+        names = list(self.rest)
+        first = few_rows(batch)
+        expected, directions = self._one_by_one(first)
+        try:
+            vectorised = _same(expected, self._subject.jacobian(first, names, directions))
+        except VectorisationError:
+            vectorised = False
+        if vectorised:
+            return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, directions)),))}
+        return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)[0]),))}
+
+    def _one_by_one(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers).
+
+        The other result is the directions in the outputs, as `Subject.jacobian` takes them.
+        """
+        parameters = list(self.rest.values())
+        samples = []
+        directions = None
+        with self._subject.open(inputs=True, weight_gradients=True):
+            for i in range(batch.size or 1):
+                trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
+                rows = []
+                for v in self._vectors(trace.output):
+                    grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
+                    rows.append(torch.cat([g.reshape(-1) for g in grads]))
+                samples.append(torch.stack(rows).detach())
+                if self._sketch is not None or isinstance(self._outputs, int):
+                    directions = torch.stack([v.flatten() for v in self._vectors(trace.output)])
+        return torch.stack(samples), directions
+
+    def _vectors(self, output: Tensor) -> Iterator[Tensor]:
+        """Vectors in the outputs, the same for every sample, shaped like the output."""
+        n, count = output.shape[0], output[0].numel()
+        if isinstance(self._outputs, int) and self._outputs >= count:
+            raise InputError(f"outputs={self._outputs} is no output: the model has {count}, counted from 0")
+        if self._sketch is not None and self._sketch.vectors < count:
+            for signs in self._sketch.draw(count):
+                yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
+            return
+        for c in range(count) if isinstance(self._outputs, str) else [self._outputs]:
+            v = torch.zeros_like(output, memory_format=torch.contiguous_format)
+            v.view(n, -1)[:, c] = 1
+            yield v
+
+    def outputs_of(self, count: int) -> int:
+        """How many outputs, or vectors in them, are differentiated where a sample has ``count``."""
+        if isinstance(self._outputs, int):
+            return 1
+        return count if self._sketch is None else min(count, self._sketch.vectors)
+
+    def _measure(self, trace: Trace, samples: int) -> None:
+        """How many numbers there are, and which layers are better kept by positions."""
+        n = trace.output.shape[0]
+        self.count = c = self.outputs_of(trace.output[0].numel())
+        numbers = passed = 0.0
+        for layer in self._subject.layers:
+            calls = trace.calls.get(layer.name, ())
+            positions = sum(call.shape.numel() for call in calls) // (n * layer.groups * layer.k_out)
+            outputs = positions * layer.groups * layer.k_out
+            passed += outputs
+            # Gradients arrive position by position, whatever is made of them.
+            numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
+            if not self._materialise and pairs_are_cheaper(layer, samples, positions, c):
+                self._pairs.add(layer.name)
+            elif not layer.one_hot:
+                numbers += c * layer.groups * layer.k_out * layer.k_in
+        self.numbers = numbers
+        self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
+
+    def _sort(self, trace: Trace) -> bool:
+        """Find out which parameters are layers' own; whether no gradient was zero, which tells nothing."""
+        found = owned(self._subject.layers, trace, list(self._counted.values()))
+        self._weights, self._biases = set(found.weights), set(found.biases)
+        # A layer that is never called has no gradient, and `_features` watches that it stays so.
+        self._called = set(trace.calls)
+        idle = {
+            id(tensor)
+            for layer in self._subject.layers
+            if layer.name not in trace.calls
+            for tensor in (layer.weight(), _bias_of(layer))
+            if id(tensor) in found.totals and not found.totals[id(tensor)].any()
+        }
+        self.rest = {
+            name: t for name, t in self._counted.items() if id(t) not in found.parameters and id(t) not in idle
+        }
+        return found.telling
+
+
+def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -> Owned:
+    """Which of the parameters are layers' own, by one backward pass with random weights.
+
+    A parameter is a layer's own if its total gradient is the one assembled from the layer's ``x`` and ``J``. One of
+    which only a part is, as a packed attention's may be, is left whole.
+    """
+    n = trace.output.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    # Not signs: those of two samples may cancel.
+    weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
+    rows, grads = trace.gradients_and_totals(trace.output, weights, parameters)
+    true = {id(t): g for t, g in zip(parameters, grads, strict=True)}
+    alone = torch.zeros_like(weights)
+    alone[0] = weights[0]
+    first = trace.gradients(trace.output, alone)
+    covered: dict[int, int] = {}
+    claims: list[tuple[int, str, str]] = []
+    for layer in layers:
+        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
+        if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
+            continue
+        j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
+        weight, eps = layer.weight(), torch.finfo(j.dtype).eps
+        j, x = single(j), single(x) if x.is_floating_point() else x
+        if id(weight) in true and _is_sum(
+            layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs()), eps
+        ):
+            claims.append((id(weight), layer.name, "weight"))
+            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
+        bias = _bias_of(layer)
+        if bias is None or layer.vector is None or id(bias) not in true:
+            continue
+        if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1)), eps):
+            claims.append((id(bias), layer.name, "bias"))
+            covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
+    whole = frozenset(id(t) for t in parameters if covered.get(id(t)) == t.numel())
+    return Owned(
+        frozenset(name for key, name, part in claims if part == "weight" and key in whole),
+        frozenset(name for key, name, part in claims if part == "bias" and key in whole),
+        whole,
+        true,
+        all(bool(true[key].any()) for key, _, _ in claims),
+    )
+
+
+def called_by_some(name: str) -> InputError:
+    """What is wrong with a layer that is called for some batches alone."""
+    return InputError(
+        f"layer {name!r} is called for some batches of samples and not for others: pass batch_size=1, or leave its "
+        "parameters out with parameters="
+    )
+
+
+def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, Tensor]:
+    """The parameters whose names match the globs, or all."""
+    named = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
+    picked = (
+        named if patterns is None else pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+    )
+    for name in picked:
+        if named[name].is_complex():
+            raise UnsupportedModelError(
+                f"complex parameters are not supported: {name!r} is {named[name].dtype}. Leave it out with parameters="
+            )
+    return {name: named[name] for name in picked}
+
+
+def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
+    """The gradient in a layer's weight from its inputs and gradients, (groups, k_out, k_in)."""
+    if not layer.one_hot:
+        return torch.einsum("npgo,npgi->goi", j, x)
+    ids, kept = x.flatten(), (x.flatten() >= 0).unsqueeze(1)
+    table = j.new_zeros(layer.k_in, layer.k_out)
+    return table.index_add_(0, ids.clamp_min(0), j.flatten(0, 2) * kept).mT.unsqueeze(0)
+
+
+def _is_sum(total: Tensor, found: Tensor, sizes: Tensor, eps: float) -> bool:
+    """Whether two sums are equal up to rounding by ``eps``, given the sum of the sizes of their terms.
+
+    Terms may cancel: the gradient in the bias of an attention's keys is exactly zero, and rounding is all there is.
+    """
+    limit = min(100 * max(eps, torch.finfo(total.dtype).eps), _COARSEST)
+    return float((total - found).norm()) <= limit * float(sizes.norm())
+
+
+def _size(x: Tensor) -> Tensor:
+    return x.abs() if x.is_floating_point() else x  # indices have no size
+
+
+def _same(expected: Tensor, found: Tensor) -> bool:
+    return float((expected - found).norm()) <= 1e3 * torch.finfo(found.dtype).eps * float(expected.norm())
+
+
+def _bias_of(layer: Layer) -> Tensor | None:
+    found: Any = layer.module
+    for part in (layer.bias or "").split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, Tensor) else None

@@ -1,1 +1,0 @@
-"""The laboratory: tasks with known structure, and the networks of the papers."""

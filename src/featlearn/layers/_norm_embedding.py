@@ -1,0 +1,144 @@
+"""Parameters that are no weight matrix of a layer, seen as one all the same: gains of norms, and embeddings.
+
+A gain acts as ``h_i = w_i x_i`` on the normalised input: a block-diagonal matrix with blocks of one number. An
+embedding is a matrix on unit vectors. The probe leaves them out; kernels count every parameter and need only this view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featlearn.layers._linear import token_rows
+from featlearn.layers.base import Layer
+
+__all__ = ["batch_norm_layers", "embedding_layers", "group_norm_layers", "instance_norm_layers", "last_norm_layers"]
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+
+
+def last_norm_layers(name: str, module: nn.Module) -> list[Layer]:
+    """The gain of a ``LayerNorm`` or ``RMSNorm``, over the last dimensions."""
+    assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
+    shape, eps = list(module.normalized_shape), module.eps
+    size, dims = math.prod(shape), len(shape)
+
+    def normalised(x: Tensor) -> Tensor:
+        if isinstance(module, nn.LayerNorm):
+            return F.layer_norm(x, shape, eps=float(eps or 0.0))
+        return F.rms_norm(x, shape, eps=eps)
+
+    def rows(t: Tensor) -> Tensor:
+        if t.ndim == dims:
+            t = t.unsqueeze(0)
+        return t.reshape(t.shape[0], -1, size, 1)
+
+    return _gain(name, module, size, 1 + dims, rows, normalised)
+
+
+def batch_norm_layers(name: str, module: nn.Module) -> list[Layer]:
+    """The gain of a batch norm in evaluation mode."""
+    assert isinstance(module, BatchNorm)
+
+    def normalised(x: Tensor) -> Tensor:
+        mean, variance = _statistics(module, x)
+        return F.batch_norm(x, mean, variance, training=False, eps=module.eps)
+
+    return _gain(name, module, module.num_features, 2, _channels, normalised)
+
+
+def group_norm_layers(name: str, module: nn.Module) -> list[Layer]:
+    """The gain of a group norm."""
+    assert isinstance(module, nn.GroupNorm)
+
+    def normalised(x: Tensor) -> Tensor:
+        return F.group_norm(x, module.num_groups, eps=module.eps)
+
+    return _gain(name, module, module.num_channels, 2, _channels, normalised)
+
+
+def instance_norm_layers(name: str, module: nn.Module) -> list[Layer]:
+    """The gain of an instance norm."""
+    assert isinstance(module, InstanceNorm)
+
+    def normalised(x: Tensor) -> Tensor:
+        mean, variance = _statistics(module, x)
+        return F.instance_norm(x, mean, variance, use_input_stats=mean is None, eps=module.eps)
+
+    return _gain(name, module, module.num_features, 3, _channels, normalised)
+
+
+def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
+    """The table of an embedding: a matrix on unit vectors, which are given by their indices."""
+    assert isinstance(module, nn.Embedding)
+
+    def indices(ids: Tensor) -> Tensor:
+        # Autograd gives the padding row no gradient; -1 stands for no unit vector at all.
+        padding = module.padding_idx
+        ids = ids if padding is None else torch.where(ids == padding, -1, ids)
+        return ids.reshape(ids.shape[0] if ids.ndim else 1, -1, 1, 1)
+
+    return [
+        Layer(
+            name=name,
+            kind="embedding",
+            module=module,
+            part=None,
+            parameter="weight",
+            groups=1,
+            k_out=module.embedding_dim,
+            k_in=module.num_embeddings,
+            weight=lambda: module.weight,
+            matrix=lambda w: w.mT.unsqueeze(0),
+            outputs=token_rows,
+            inputs=indices,
+            one_hot=True,
+        )
+    ]
+
+
+def _statistics(module: BatchNorm | InstanceNorm, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Running mean and variance in the precision of x: inputs of half models are kept in float32, buffers are not."""
+    mean, variance = module.running_mean, module.running_var
+    return (None, None) if mean is None or variance is None else (mean.to(x.dtype), variance.to(x.dtype))
+
+
+def _channels(t: Tensor) -> Tensor:
+    """``(n, channels, ...)`` as ``(n, positions, channels, 1)``."""
+    return t.reshape(t.shape[0], t.shape[1], -1).mT.unsqueeze(-1)
+
+
+def _gain(
+    name: str,
+    module: nn.Module,
+    size: int,
+    ndim: int,
+    rows: Callable[[Tensor], Tensor],
+    normalised: Callable[[Tensor], Tensor],
+) -> list[Layer]:
+    if getattr(module, "weight", None) is None:  # without affine parameters
+        return []
+    return [
+        Layer(
+            name=name,
+            kind="gain",
+            module=module,
+            part=None,
+            parameter="weight",
+            groups=size,
+            k_out=1,
+            k_in=1,
+            weight=lambda: module.weight,  # type: ignore[arg-type,return-value]
+            matrix=lambda w: w.reshape(size, 1, 1),
+            outputs=rows,
+            inputs=lambda x: rows(normalised(x)),
+            ndim=ndim,
+            bias=None if getattr(module, "bias", None) is None else "bias",
+            vector=lambda b: b.reshape(size, 1),
+        )
+    ]

@@ -1,0 +1,33 @@
+"""Matrices, operators and Gaussian expectations: numerical building blocks that know nothing of networks."""
+
+from featlearn.linalg._krylov import Eigenpairs, Estimate, frobenius_norm, hutchpp_trace, top_eigenpairs
+from featlearn.linalg.activations import NormalisedActivation, activation_module, normalised_activation
+from featlearn.linalg.gaussian_quadrature import (
+    ActivationConstants,
+    activation_constants,
+    gaussian_mean,
+    hermite,
+    hermite_coefficients,
+)
+from featlearn.linalg.matrices import corrupt, cosine, pearson, principal_angles, psd_power
+
+__all__ = [
+    "ActivationConstants",
+    "Eigenpairs",
+    "Estimate",
+    "NormalisedActivation",
+    "activation_constants",
+    "activation_module",
+    "corrupt",
+    "cosine",
+    "frobenius_norm",
+    "gaussian_mean",
+    "hermite",
+    "hermite_coefficients",
+    "hutchpp_trace",
+    "normalised_activation",
+    "pearson",
+    "principal_angles",
+    "psd_power",
+    "top_eigenpairs",
+]

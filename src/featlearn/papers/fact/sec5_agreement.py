@@ -1,0 +1,136 @@
+"""Sections 1 and 5 of the FACT paper: the features of FACT-RFM and NFA-RFM are alike on most data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from sklearn.preprocessing import StandardScaler
+
+from featlearn.linalg import cosine, pearson
+from featlearn.papers.claim import at_least, holds
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.fact.rfm_runs import rows_as_they_are
+from featlearn.papers.fact.table3 import SMALL, some_tables
+from featlearn.plots import PALETTE, new_figure, style
+from featlearn.rfm.class_targets import simplex
+from featlearn.rfm.iteration import Settings
+from featlearn.rfm.kernels import make_kernel
+from featlearn.rfm.recursion import iterates
+
+__all__ = ["EXPERIMENT", "Config"]
+
+UPDATES = {"fact": "FACT-RFM", "fact-geometric": "FACT-RFM, geometric"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sets of table 3; as many as `group` are measured at a time."""
+
+    names: tuple[str, ...]
+    n_iter: int = 5
+    shift: float = 1.0
+    group: int = 40
+
+
+def _points(config: Config) -> list[dict[str, Any]]:
+    groups = [config.names[i : i + config.group] for i in range(0, len(config.names), config.group)]
+    return [{"names": names, "n_iter": config.n_iter, "shift": config.shift} for names in groups]
+
+
+def _measure(names: Sequence[str], n_iter: int, shift: float) -> Mapping[str, Any]:
+    """Cosine with NFA-RFM's M after each update, from the same rows, ridge and bandwidth."""
+    found: dict[str, Any] = {}
+    for table in some_tables(names):
+        X = torch.from_numpy(StandardScaler().fit_transform(table.X))
+        problem = rows_as_they_are(X, torch.from_numpy(simplex(table.classes)[table.y]))
+        metrics = {}
+        for update in ("nfa", *UPDATES):
+            settings = Settings(
+                make_kernel("laplace"), update, bandwidth=10.0, ridge=shift / problem.total, n_iter=n_iter, judge=False
+            )
+            metrics[update] = [metric for metric, _ in iterates(problem, settings)][1:]
+        found[table.name] = {"d": X.shape[1], "n": len(X)} | {
+            update: [cosine(a, b) for a, b in zip(metrics[update], metrics["nfa"], strict=False)] for update in UPDATES
+        }
+        found[table.name] |= {
+            f"{update}, Pearson": pearson(metrics[update][-1], metrics["nfa"][-1]) for update in UPDATES
+        }
+    return found
+
+
+def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+    rows = [
+        {"set": name, "n": values["n"], "d": values["d"]}
+        | {f"{update}, update {t + 1}": value for update in UPDATES for t, value in enumerate(values[update])}
+        | {f"{update}, Pearson": values[f"{update}, Pearson"] for update in UPDATES}
+        for _, found in outcomes
+        for name, values in found.items()
+    ]
+    table = pd.DataFrame(rows)
+    claims = []
+    for update, name in UPDATES.items():
+        first, last = table[f"{update}, update 1"], table[f"{update}, update {config.n_iter}"]
+        claims += [
+            holds(f"M of {name} and of NFA-RFM are highly correlated: cosine above .9 after one update", "section 5",
+                  first > 0.9, share=0.5, reason="'in most settings': more than half of the sets",
+                  note=f"median {first.median():.3f}"),
+            holds(f"the same after {config.n_iter} updates", "section 5", last > 0.9, share=0.5,
+                  reason="'in most settings': more than half of the sets", note=f"median {last.median():.3f}"),
+        ]  # fmt: skip
+    middle = float(table[f"fact-geometric, update {config.n_iter}"].median())
+    claims.append(at_least("median cosine over sets, geometric form", "section 5", 0.9, [middle], 0.0,
+                           "'highly correlated', without a number"))  # fmt: skip
+    return Result(
+        tuple(claims),
+        {"cosine of M with NFA-RFM's, by set": table},
+        {"agreement": _figure(config, table)},
+        "Laplace kernel of bandwidth 10 on standardised columns, 1 added to the diagonal of K, all rows of a set; each "
+        "method follows its own M. A cosine of positive definite matrices is high by itself where M stays near I: the "
+        "Pearson correlation after the last update is in the table.",
+    )
+
+
+def _figure(config: Config, table: pd.DataFrame) -> Figure:
+    with style():
+        fig = new_figure(6.4, 2.8)
+        left, right = fig.subplots(1, 2)
+        updates = np.arange(1, config.n_iter + 1)
+        for (update, name), colour in zip(UPDATES.items(), PALETTE, strict=False):
+            values = table[[f"{update}, update {t}" for t in updates]].to_numpy()
+            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+            left.plot(updates, middle, color=colour, marker="o", markersize=4, label=name)
+            left.fill_between(updates, low, high, color=colour, alpha=0.18, linewidth=0)
+            right.plot(np.sort(values[:, -1])[::-1], color=colour, label=name)
+        left.set_xlabel("update")
+        left.set_ylabel("cosine with M of NFA-RFM")
+        left.set_title("median and quartiles over sets")
+        left.set_xticks(updates)
+        right.set_xlabel("sets, from the most alike to the least")
+        right.set_title(f"after {config.n_iter} updates")
+        for ax in (left, right):
+            ax.set_ylim(0, 1.03)
+            ax.grid()
+        left.legend(loc="lower left")
+    return fig
+
+
+EXPERIMENT = Experiment(
+    name="fact-agreement",
+    title="Features of FACT-RFM and NFA-RFM are alike",
+    covers=("section 5 (agreement of M)",),
+    scales={
+        "smoke": Config(names=("bundled-iris", "bundled-wine")),
+        "quick": Config(names=SMALL[:60]),
+        "full": Config(names=SMALL),
+    },
+    points=_points,
+    measure=_measure,
+    conclude=_conclude,
+    data=("uci121",),
+)

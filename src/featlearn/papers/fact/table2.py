@@ -1,0 +1,290 @@
+"""Tables 1 and 2 of the FACT paper: which matrix a trained first layer's ``W^T W`` resembles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from featlearn.datasets.images import Standardise
+from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.fact.networks import (
+    correlations,
+    decayed_network,
+    decayed_report,
+    image_data,
+    network_for,
+)
+from featlearn.plots import MARKERS, PALETTE, new_figure, style
+
+__all__ = ["EXPERIMENT", "Config"]
+
+COMPARED = ("FACT", "symmetrised FACT", "√AGOP", "√eNFA")
+PUBLISHED = {
+    ("mnist", 1000, 1e-4): (0.890, 0.956, 0.899, 0.903),
+    ("mnist", 2000, 1e-4): (0.988, 0.998, 0.923, 0.923),
+    ("mnist", 5000, 1e-4): (0.995, 1.000, 0.924, 0.917),
+    ("mnist", 60000, 1e-4): (0.999, 1.000, 0.909, 0.903),
+    ("cifar10", 50000, 1e-3): (0.830, 0.929, 0.793, 0.797),
+    ("cifar10", 50000, 1e-4): (0.896, 0.943, 0.722, 0.714),
+}
+"""Of `COMPARED`, by set, images and weight decay; `PAPER_EPOCHS` at width 1024."""
+
+TRIED = (
+    "; tried on 1,000 images with seed 0 against the published .890, .956, .899, .903: standardised pixels, biases and "
+    "a third hidden layer leave FACT below .3; the loss summed over outputs gives .413, width 256 .365, with 400 "
+    "epochs .594 and with 800 .785. What comes near is a decay of 1e-3: see the claims at that decay"
+)
+
+TRIED_CIFAR = (
+    "; with pixels from 0 to 1 FACT comes to .59 and √AGOP to .94 after 100 epochs at a decay of 1e-3, with "
+    "standardised channels to .71 and .85, at width 512 to .75 and .81, and after 300 epochs to .88 and .83 (one seed "
+    "each): published are .830 and .793"
+)
+
+NEAR = 0.5
+"""Relative gradient of a run near a critical point. ``|FACT - W^T W|`` is at most that times ``|W|^2``."""
+
+PAPER_EPOCHS = 200
+
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A column of the table: a network of two hidden layers ("depth 3").
+
+    Attributes:
+        data: Set of images.
+        n: Number of them.
+        width: Of the hidden layers.
+        weight_decay: That of the training.
+        epochs: Passes over the images.
+        seeds: How many networks are trained.
+        standardise: What of the images gets mean 0 and deviation 1; None leaves pixels from 0 to 1.
+    """
+
+    data: str
+    n: int
+    width: int
+    weight_decay: float
+    epochs: int
+    seeds: int = 3
+    standardise: Standardise | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of its measurements, but for the seed."""
+        found = {k: v for k, v in asdict(self).items() if k not in ("seeds", "standardise")}
+        return found | ({"standardise": self.standardise} if self.standardise else {})
+
+    @property
+    def as_published(self) -> bool:
+        """Whether the paper has this width, these epochs and so many images."""
+        return (self.width, self.epochs, self.n) == (1024, PAPER_EPOCHS, self.column[1])
+
+    @property
+    def column(self) -> tuple[str, int, float]:
+        """The column of the table that it stands for, by set, images and weight decay."""
+        if self.data == "cifar10":
+            return ("cifar10", 50000, self.weight_decay)
+        there = ("mnist", self.n, 1e-4)
+        return there if self.data == "mnist" and there in PUBLISHED else ("mnist", 5000, 1e-4)
+
+    @property
+    def title(self) -> str:
+        """Set, images and weight decay, for people."""
+        return _titled(self.data, self.n, self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which columns to train for."""
+
+    cases: tuple[Case, ...]
+
+
+def _points(config: Config) -> list[dict[str, Any]]:
+    return [{**case.settings, "seed": seed} for case in config.cases for seed in range(case.seeds)]
+
+
+def _measure(
+    data: str,
+    n: int,
+    width: int,
+    weight_decay: float,
+    epochs: int,
+    seed: int,
+    standardise: Standardise | None = None,
+) -> Mapping[str, Any]:
+    rows = image_data(data, n, seed, standardise)
+    model = network_for(rows, width, 2, seed)
+    history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed)
+    first = decayed_report(model, rows, weight_decay, layers="0")["0"]
+    return {
+        "correlations": correlations(first),
+        "relgrad": first.relgrad,
+        "loss": history.final_loss,
+        "steps": len(history.loss),
+    }
+
+
+def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+    frame = pd.DataFrame(
+        [dict(point) | dict(found["correlations"]) | {k: found[k] for k in ("relgrad", "loss", "steps")}
+         for point, found in outcomes]
+    )  # fmt: skip
+    claims: list[Claim] = []
+    by_case = {case: _rows_of(frame, case) for case in config.cases}
+    for case, rows in by_case.items():
+        claims += _case_claims(case, rows)
+    tried = {case.column for case in config.cases if case.as_published}
+    for column, numbers in PUBLISHED.items():
+        if column not in tried:
+            claims.append(
+                not_tried(f"Pearson correlation of FACT with the NFM, {_titled(*column)}", "table 2", numbers[0],
+                          "the paper's size, 1024 wide for 200 epochs")
+            )  # fmt: skip
+    near = frame["relgrad"] < NEAR
+    ahead = frame[["FACT", "symmetrised FACT"]].min(axis=1) > frame[["√AGOP", "√eNFA"]].max(axis=1)
+    if near.any():
+        claims.append(
+            holds(
+                "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2", ahead[near],
+                note=f"the {near.sum()} runs with a relative gradient below {NEAR}, a bound that was set when the runs "
+                f"had been seen; of the other {(~near).sum()}, farther from a critical point, {ahead[~near].sum()}. "
+                "The paper excepts MNIST with 1,000 images",
+            )
+        )  # fmt: skip
+    claims.append(
+        holds(
+            "√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
+            (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
+            reason="the paper has one run a column; a run in ten may be a draw",
+        )
+    )  # fmt: skip
+    shown = frame.rename(columns={"data": "set", "weight_decay": "weight decay"})
+    return Result(
+        tuple(claims),
+        {"Pearson correlation with the first layer's W^T W, by seed": shown},
+        {"table 2": _figure(config, frame)},
+        "The networks have no biases, two hidden layers (three weight matrices) and pixels from 0 to 1; the paper says "
+        "'depth 3' and PyTorch's initialisation. FACT is exact at a critical point only. What weight decay has to "
+        "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 "
+        "epochs are "
+        "few for few images; relgrad is |grad + lambda W| / (lambda |W|) of the first layer, 0 at a critical point. "
+        "Other sets, widths and decays than the paper's stand in where a CPU cannot hold its own.",
+    )
+
+
+def _rows_of(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
+    chosen = pd.Series(True, index=frame.index)
+    for name, value in case.settings.items():
+        chosen &= frame[name] == value
+    if case.standardise is None and "standardise" in frame:
+        chosen &= frame["standardise"].isna()
+    found: pd.DataFrame = frame[chosen]
+    return found
+
+
+def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
+    published = PUBLISHED[case.column]
+    how = f"relative gradient {rows['relgrad'].mean():.2f} after {rows['steps'].iloc[0]:,} steps"
+    if case.as_published:
+        guessed = case.weight_decay != case.column[2]
+        guess = (
+            "; the table says a decay of 1e-4. This one was picked after the fact, by one column and one seed, and "
+            "then held against the other columns"
+        )
+        return [
+            about(
+                f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
+                "table 2", number, rows[name],
+                max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
+                "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
+                "images, the scale of pixels and biases, which it does not tell",
+                note=how + (guess if guessed else TRIED),
+            )
+            for name, number in zip(COMPARED, published, strict=True)
+        ]  # fmt: skip
+    return [
+        at_least(
+            f"Pearson correlation of {name} with the NFM, {case.title}, {case.epochs:,} epochs"
+            + (f", standardised {case.standardise}" if case.standardise else ""), "table 2", number, rows[name],
+            0.1 if case.data == "cifar10" else 0.01,
+            "what lies between the published columns for 2,000 and 5,000 images, or between two decays of CIFAR-10",
+            note=f"stands in for {_titled(*case.column)}: width {case.width}; {how}"
+            + (TRIED_CIFAR if case.data == "cifar10" else ""),
+        )
+        for name, number in list(zip(COMPARED, published, strict=True))[:2]
+    ]  # fmt: skip
+
+
+def _titled(data: str, n: int, decay: float) -> str:
+    return f"{NAMES[data]}, {n:,} images, decay {decay:g}"
+
+
+def _figure(config: Config, frame: pd.DataFrame) -> Figure:
+    """A group of points a case, and the published ones as bars behind them."""
+    with style():
+        fig = new_figure(max(4.6, 1.6 + 1.35 * len(config.cases)), 3.2)
+        ax = fig.subplots()
+        for i, case in enumerate(config.cases):
+            rows = _rows_of(frame, case)
+            published = PUBLISHED[case.column] if case.as_published else None
+            for j, name in enumerate(COMPARED):
+                x = i + 0.2 * (j - 1.5)
+                if published is not None:
+                    ax.hlines(published[j], x - 0.09, x + 0.09, color=PALETTE[j], linewidth=5, alpha=0.3)
+                ax.plot(
+                    np.full(len(rows), x), rows[name], linestyle="", marker=MARKERS[j], markersize=5,
+                    color=PALETTE[j], alpha=0.85, label=name if i == 0 else None,
+                )  # fmt: skip
+        ax.set_xticks(
+            range(len(config.cases)),
+            [
+                f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs:,} epochs"
+                + ("\nstandardised" if c.standardise else "")
+                for c in config.cases
+            ],
+        )
+        ax.set_xlim(-0.5, len(config.cases) - 0.5)
+        lowest = float(frame[list(COMPARED)].min().min())
+        ax.set_ylim(min(0.7, np.floor(lowest * 10) / 10), 1.01)
+        ax.set_ylabel("Pearson correlation with $W^T W$")
+        ax.grid(axis="y")
+        ax.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), handletextpad=0.2, columnspacing=1.2)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    name="fact-table2",
+    title="FACT, AGOP and eNFA against the first layer of trained networks",
+    covers=("table 1", "table 2"),
+    scales={
+        "smoke": Config((Case("digits", 120, 16, 1e-2, 10, seeds=1),)),
+        "quick": Config((Case("digits", 1500, 256, 1e-3, 200), Case("mnist", 1000, 256, 1e-3, 200))),
+        "full": Config(
+            (
+                Case("mnist", 1000, 1024, 1e-4, 200),
+                Case("mnist", 2000, 1024, 1e-4, 200),
+                Case("mnist", 5000, 1024, 1e-4, 200),
+                Case("mnist", 5000, 1024, 1e-4, 1000),
+                Case("mnist", 1000, 1024, 1e-3, 200),
+                Case("mnist", 2000, 1024, 1e-3, 200),
+                Case("mnist", 5000, 1024, 1e-3, 200),
+                Case("cifar10", 10000, 256, 1e-3, 100),
+                Case("cifar10", 10000, 256, 1e-3, 300, standardise="channels"),
+            )
+        ),
+    },
+    points=_points,
+    measure=_measure,
+    conclude=_conclude,
+    data=("mnist", "cifar10"),
+)  # fmt: skip

@@ -1,0 +1,169 @@
+"""Figure 3 of the NFA paper: early alignment on the alignment-reversing data, predicted and observed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from featlearn._utils.rng import as_generator
+from featlearn.datasets import reversing_task
+from featlearn.datasets.alignment_reversing import Reading
+from featlearn.papers.claim import Claim, at_most, holds
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.plots import PALETTE, new_figure, style
+from featlearn.theory import predict_quadratic
+
+__all__ = ["EXPERIMENT", "Config", "average_moments"]
+
+_READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Of the paper: n = d = k = 1024, moments over 30 networks, means over 10 data seeds; balances are not told."""
+
+    size: int = 1024
+    balances: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    moment_networks: int = 30
+    seeds: tuple[int, ...] = tuple(range(10))
+
+
+def _points(config: Config) -> list[dict[str, Any]]:
+    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
+    return [shared | {"reading": reading, "seed": seed} for reading in _READINGS for seed in config.seeds]
+
+
+def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]:
+    """Means over networks of ``tr[R^p] / d``, p = 1 .. 4, of ``R = W^T diag(a^2) W`` (NFA paper, appendix J)."""
+    generator = as_generator(seed, "moments")
+    total = np.zeros(4)
+    for _ in range(networks):
+        a = torch.randn(width, generator=generator, dtype=torch.float64)
+        w = torch.randn(width, d, generator=generator, dtype=torch.float64) / math.sqrt(width)
+        r = (w.mT * a.square()) @ w
+        square = r @ r
+        total += [float(r.trace()), float((r * r).sum()), float((r * square).sum()), float((square * square).sum())]
+    return list(total / (networks * d))
+
+
+def _measure(
+    size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int
+) -> Mapping[str, Any]:
+    """Predicted and observed rho by balance, of one data seed; a single network is observed, whatever the data."""
+    moments = average_moments(size, size, moment_networks, seed=0)
+    predicted, exact, observed = [], [], []
+    for balance in balances:
+        task = reversing_task(balance, size, size, reading=reading, generator=seed, dtype=torch.float64)
+        found = predict_quadratic(task.X, task.y, size, moments=moments, networks=1, seed=0)
+        predicted.append(found.rho)
+        observed.append(found.observed[0])
+        exact.append(predict_quadratic(task.X, task.y, size).rho)
+    return {"predicted": predicted, "exact": exact, "observed": observed}
+
+
+def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+    found = {
+        reading: {
+            name: np.array([v[name] for p, v in outcomes if p["reading"] == reading])
+            for name in ("predicted", "exact", "observed")
+        }
+        for reading in _READINGS
+    }
+    table = pd.DataFrame(
+        [
+            {"reading": reading, "balance": balance}
+            | {name: float(curves[name][:, i].mean()) for name in ("predicted", "observed")}
+            | {"predicted, exact moments": float(curves["exact"][:, i].mean())}
+            | {"mean gap": float(np.abs(curves["predicted"] - curves["observed"])[:, i].mean())}
+            for reading, curves in found.items()
+            for i, balance in enumerate(config.balances)
+        ]
+    )
+    return Result(
+        tuple(claim for reading in _READINGS for claim in _claims(reading, found[reading])),
+        {"mean over data seeds": table},
+        {"figure 3": _figure(config, found)},
+        "The recipe of appendix G is ill-posed for n = d: the first kind has fewer rows than coordinates, and no "
+        "inverse. 'Consistent' builds both kinds with n rows and keeps a share; 'pseudo-inverse' leaves directions "
+        f"without data out. n = d = k = {config.size}. As in the paper the moments of R are means over "
+        f"{config.moment_networks} networks, and a single network is observed.",
+    )
+
+
+def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Claim]:
+    predicted, observed = curves["predicted"], curves["observed"]
+    why = (
+        "The prediction dips over a wide range of balances, the observation only below a tenth. Perhaps few directions "
+        "govern X^T X then, and R is not free of them; this was not checked. Exact moments in place of averages change "
+        "the third digit; the other reading gives closeness without a dip."
+        if reading == "consistent"
+        else "With directions left out that have no data, nothing disturbs the alignment."
+    )
+    return [
+        at_most(
+            f"largest gap of predicted and observed, mean over data ({reading})", "figure 3", 0.05,
+            [float(np.abs(predicted.mean(0) - observed.mean(0)).max())],
+            reason="'closely matches' in words; a twentieth is asked for", note=why,
+        ),
+        at_most(
+            f"observed rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+            observed.min(1), reason="'low correlation' in words; a half is asked for", note=why,
+        ),
+        at_most(
+            f"predicted rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+            predicted.min(1), reason="as above", note=why,
+        ),
+        holds(
+            f"rho is lower at the smallest balance than at 1, predicted and observed ({reading})", "section 4.4",
+            (bool(p[0] < p[-1] and o[0] < o[-1]) for p, o in zip(predicted, observed, strict=True)),
+        ),
+    ]  # fmt: skip
+
+
+def _figure(config: Config, found: Mapping[Reading, Mapping[str, NDArray[np.float64]]]) -> Figure:
+    with style():
+        fig = new_figure(8.8, 5.4)
+        axes = fig.subplots(2, 3)
+        for line, reading in zip(axes, _READINGS, strict=True):
+            curves = found[reading]
+            _over_balance(line[0], config, curves["predicted"], f"predicted ({reading})")
+            _over_balance(line[1], config, curves["observed"], f"observed ({reading})")
+            line[2].plot([0, 1], [0, 1], color="#B3B3B3", linewidth=1)
+            line[2].scatter(curves["predicted"].mean(0), curves["observed"].mean(0), s=14, color=PALETTE[0])
+            line[2].set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="predicted", ylabel="observed", aspect="equal")
+            line[2].set_title("a point a balance")
+    return fig
+
+
+def _over_balance(ax: Axes, config: Config, curves: NDArray[np.float64], title: str) -> None:
+    for row in curves[:4]:  # four data seeds, as in the paper
+        ax.plot(config.balances, row, color=PALETTE[5], alpha=0.6, linewidth=1)
+    ax.plot(config.balances, curves.mean(0), color=PALETTE[0], linewidth=2, label="mean over data")
+    ax.set(ylim=(0, 1.03), xlabel="balance $\\gamma$", ylabel="correlation of derivatives")
+    ax.set_title(title)
+    ax.legend(loc="lower right")
+    ax.grid()
+
+
+EXPERIMENT = Experiment(
+    name="nfa-fig3",
+    title="Alignment-reversing data, predicted and observed",
+    covers=("figure 3",),
+    scales={
+        "smoke": Config(24, (0.1, 0.5, 1.0), 3, (0,)),
+        "quick": Config(256, seeds=(0, 1, 2, 3)),
+        "full": Config(),
+    },
+    points=_points,
+    measure=_measure,
+    conclude=_conclude,
+)

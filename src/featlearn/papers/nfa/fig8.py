@@ -1,0 +1,134 @@
+"""Figures 8, 9 and 10 of the NFA paper: correlations and losses for three spectra of the data, by initial scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from featlearn.papers.claim import Claim, at_least, holds
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.nfa.figures import draw_band
+from featlearn.papers.nfa.gaussian_training import SPECTRA, GaussianConfig, gaussian_points, watch_training
+from featlearn.plots import PALETTE, new_figure, style
+
+__all__ = ["EXPERIMENT"]
+
+_FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
+_NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
+_LOSSES = {"train_loss": "training loss / maximum", "test_loss": "test loss / maximum"}
+
+Runs = Mapping[float, Sequence[Mapping[str, Any]]]
+
+
+def _measure(**point: Any) -> Mapping[str, Any]:
+    return watch_training(**point, measure=tuple(_NUMBERS), watched=tuple(_NUMBERS))
+
+
+def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
+    runs = {
+        decay: {s: [v for p, v in outcomes if (p["decay"], p["scale"]) == (decay, s)] for s in config.scales}
+        for decay in config.decays
+    }
+    table = pd.DataFrame(
+        [
+            {"decay": p["decay"], "scale": p["scale"], "seed": p["seed"]}
+            | {f"{said} {i + 1}": float(v[name][-1][i]) for name, said in _NUMBERS.items() for i in (0, 1)}
+            | {"train loss": float(v["train_loss"][-1]), "test loss": float(v["test_loss"][-1])}
+            for p, v in outcomes
+        ]
+    )
+    return Result(
+        tuple(claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])),
+        {"at the end": table.groupby(["decay", "scale"], sort=False).mean().drop(columns="seed").reset_index()},
+        {_FIGURES[decay]: _figure(config, decay, runs[decay]) for decay in config.decays},
+        "Chain monomial; scales of the first layer. The paper names neither.",
+    )
+
+
+def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
+    large, small = max(config.scales), min(config.scales)
+    seeds = range(len(config.seeds))
+
+    def curve(name: str, scale: float, seed: int) -> Tensor:
+        return torch.as_tensor(runs[scale][seed][name])
+
+    def range_over_scales(name: str, layer: int, seed: int) -> float:
+        """Mean over training, the first measurement left out, of largest less smallest over scales."""
+        stack = torch.stack([curve(name, scale, seed)[1:, layer] for scale in config.scales])
+        return float((stack.amax(0) - stack.amin(0)).mean())
+
+    def layers(seed: int, scale: float) -> list[bool]:
+        nfc = curve("nfc", scale, seed)
+        return [float(nfc[-1, i]) > float(nfc[0, i]) for i in (0, 1)]
+
+    return [
+        *(
+            holds(
+                f"layer {i + 1}: C-NFC varies less with the initial scale than UC-NFC", where + ", appendix H",
+                (range_over_scales("centered_nfc", i, s) < range_over_scales("nfc", i, s) for s in seeds),
+                note="" if i == 0 else "only the first layer's scale is varied; both move little in the second",
+            )
+            for i in (0, 1)
+        ),
+        holds(
+            f"UC-NFC of both layers rises through training, from scale {small:g}", where,
+            (all(layers(s, small)) for s in seeds),
+        ),
+        at_least(
+            f"first layer: UC-NFC at the end, from scale {small:g}, is high", where, 0.9,
+            (float(curve("nfc", small, s)[-1, 0]) for s in seeds), reason="'high' in words; nine tenths is asked for",
+        ),
+        holds(
+            f"test loss from scale {small:g} is lower than from {large:g}", where + ", appendix H",
+            (float(curve("test_loss", small, s)[-1]) < float(curve("test_loss", large, s)[-1]) for s in seeds),
+            note="With a decaying spectrum a small first layer has not fitted the training points after 800 steps at "
+            "this rate (training losses in the table); isotropic data show it clearly.",
+        ),
+    ]  # fmt: skip
+
+
+def _figure(config: GaussianConfig, decay: float, runs: Runs) -> Figure:
+    with style():
+        fig = new_figure(10.4, 4.8)
+        axes = fig.subplots(2, 4, sharex=True)
+        for layer, line in enumerate(axes):
+            for scale, colour in zip(config.scales, PALETTE, strict=False):
+                found = runs[scale]
+                for ax, name in zip(line, (*_NUMBERS, *_LOSSES), strict=True):
+                    curves = [torch.as_tensor(v[name]) for v in found]
+                    if name in _LOSSES:
+                        curves = [values / values.max() for values in curves]
+                    else:
+                        curves = [values[:, layer] for values in curves]
+                    draw_band(ax, found[0]["step"], curves, colour, label=f"scale {scale:g}")
+            for ax, said in zip(line, (*_NUMBERS.values(), *_LOSSES.values()), strict=True):
+                ax.set_ylim(0, 1.03)
+                ax.grid()
+                if layer == 0:
+                    ax.set_title(said)
+            line[0].set_ylabel(f"layer {layer + 1}")
+        axes[0][2].legend(loc="upper right")
+        for ax in axes[-1]:
+            ax.set_xlabel("step")
+        fig.suptitle(SPECTRA[decay])
+    return fig
+
+
+EXPERIMENT = Experiment(
+    name="nfa-fig8",
+    title="Correlations for three spectra of the data",
+    covers=("figure 8", "figure 9", "figure 10"),
+    scales={
+        "smoke": GaussianConfig(32, 8, 16, 12, 6, (0.0, 1.0, 2.0), (1.0, 0.1), (0,)),
+        "quick": GaussianConfig(every=25, decays=(0.0, 1.0, 2.0)),
+        "full": GaussianConfig(decays=(0.0, 1.0, 2.0), scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
+    },
+    points=gaussian_points,
+    measure=_measure,
+    conclude=_conclude,
+)

@@ -1,0 +1,151 @@
+"""Figures 3(a), 8 and 17(a) of the spectral paper: alignment, norms of change and tails while the network trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from featlearn.datasets import TeacherTask
+from featlearn.errors import FeatlearnError
+from featlearn.kernels import ck, kernel_target_alignment
+from featlearn.papers.claim import Claim, holds
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.spectral.table1 import Config, case_points
+from featlearn.plots import PALETTE, new_figure, style
+from featlearn.spectra import power_law
+from featlearn.training.two_layer import hidden_weight, spectral_case
+
+__all__ = ["EXPERIMENT"]
+
+
+class _Watched:
+    """Numbers of the weights and the conjugate kernel; the first look is the reference of later ones."""
+
+    def __init__(self) -> None:
+        self.start: torch.Tensor | None = None
+
+    def __call__(self, model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
+        w = hidden_weight(model)
+        if self.start is None:
+            self.start = w
+        change = w - self.start
+        values = torch.linalg.eigvalsh(w.mT @ w)
+        kernel = ck(model, task.X, dtype=torch.float64)
+        return {
+            "KTA": kernel_target_alignment(kernel, task.y),
+            "operator": float(torch.linalg.matrix_norm(change, 2)),
+            "frobenius": float(change.norm()),
+            **_tail(values),
+        }
+
+
+def _tail(values: torch.Tensor) -> dict[str, float]:
+    try:
+        fit = power_law(values)
+    except FeatlearnError:  # too few eigenvalues for a tail
+        return {"alpha": np.nan, "weighted alpha": np.nan, "log alpha norm": np.nan}
+    norm = float(torch.logsumexp(fit.alpha * values[values > 0].log(), 0))
+    return {"alpha": fit.alpha, "weighted alpha": fit.weighted_alpha_paper, "log alpha norm": norm}
+
+
+def _measure(case: int, size: Sequence[int], seed: int, **training: Any) -> Mapping[str, Any]:
+    n, h, d = size
+    found = spectral_case(case, (n, h, d), seed=seed, watch=_Watched(), every="log", **training)
+    return {name: found.watched[name].to_numpy() for name in found.watched.columns}
+
+
+def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+    by_case = {case: [found for point, found in outcomes if point["case"] == case] for case in config.cases}
+    rows = [
+        {"case": p["case"], "seed": p["seed"]} | {k: float(v[-1]) for k, v in found.items() if k != "step"}
+        for p, found in outcomes
+    ]
+    claims: list[Claim] = []
+    if {1, 4} <= set(by_case):
+        claims += _claims(by_case)
+    claims.append(
+        holds(
+            "the kernel target alignment of CK ends above where it began", "figure 3(a)",
+            [found["KTA"][-1] > found["KTA"][0] for _, found in outcomes],
+        )
+    )  # fmt: skip
+    return Result(
+        tuple(claims), {"at the end": pd.DataFrame(rows)}, {"figures 3a, 8 and 17a": _figure(by_case)},
+        "Weighted alpha is the paper's alpha times the largest eigenvalue; the literature has its logarithm. Tails are "
+        "fitted by maximum likelihood above the threshold of least Kolmogorov-Smirnov distance.",
+    )  # fmt: skip
+
+
+def _claims(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+    tails = by_case[4]
+    claims = [
+        holds(
+            "case 4: alpha falls as the tail grows heavy", "figure 17(a)",
+            [one["alpha"][-1] < one["alpha"][0] for one in tails],
+        ),
+        holds(
+            "case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
+            [_early(one["step"], one["alpha"]) > 0.5 for one in tails],
+        ),
+        holds(
+            "case 4: the alignment is larger than in the other cases", "figure 3(a)",
+            [
+                all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
+                for i, one in enumerate(tails)
+            ],
+        ),
+        holds(
+            "weights move much less in case 1 than in case 4", "figure 8",
+            [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)],
+        ),
+    ]  # fmt: skip
+    return claims
+
+
+def _early(steps: Any, values: Any) -> float:
+    """Share of a total change that has happened after a tenth of the steps."""
+    steps, values = np.asarray(steps, dtype=float), np.asarray(values, dtype=float)
+    total = values[-1] - values[0]
+    return float((np.interp(steps[-1] / 10, steps, values) - values[0]) / total) if total else 0.0
+
+
+def _figure(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> Figure:
+    panels = {"KTA": "KTA of CK", "operator": "$|W_t - W_0|$", "frobenius": "$|W_t - W_0|_F$"}
+    panels |= {"alpha": "alpha", "weighted alpha": "weighted alpha", "log alpha norm": "log alpha-norm"}
+    with style():
+        fig = new_figure(9.6, 5.0)
+        axes = fig.subplots(2, 3).flat
+        for ax, (name, title) in zip(axes, panels.items(), strict=True):
+            for (case, found), colour in zip(by_case.items(), PALETTE, strict=False):
+                one = found[0]
+                share = np.asarray(one["step"], dtype=float) / max(1, one["step"][-1])
+                ax.plot(share, one[name], color=colour, label=f"case {case}")
+            ax.set_title(title)
+            ax.grid()
+            if name in ("operator", "frobenius", "weighted alpha", "alpha"):
+                ax.set_yscale("log" if name != "alpha" else "linear")
+        for ax in list(fig.axes)[3:]:
+            ax.set_xlabel("share of the training")
+        fig.axes[0].legend(fontsize=8)
+    return fig
+
+
+EXPERIMENT = Experiment(
+    name="spectral-fig17",
+    title="Alignment, change and tails while the network trains",
+    covers=("figure 3 (a)", "figure 8", "figure 17 (a)"),
+    scales={
+        "smoke": Config((80, 60, 40), (1, 4), (0,), epochs=3, rate=5.0),
+        "quick": Config(cases=(1, 3, 4), seeds=(0,)),
+        "full": Config((2000, 1500, 1000), (1, 3, 4), rate=22.0, adam_batch=16),
+    },
+    points=case_points,
+    measure=_measure,
+    conclude=_conclude,
+)

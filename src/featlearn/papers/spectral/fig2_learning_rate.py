@@ -1,0 +1,323 @@
+"""Figures 2, 18 and 19 of the spectral paper: the learning rate at which a spike leaves the bulk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+
+from featlearn.datasets import TeacherTask
+from featlearn.kernels import ck
+from featlearn.papers.claim import Claim, holds
+from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.spectra import Law, marchenko_pastur, spikes
+from featlearn.training import DivergenceError
+from featlearn.training.two_layer import Size, SpectralEvolution, new_student, student_sizes, train_student
+
+__all__ = ["EXPERIMENT", "Config", "LearningRateTransition", "learning_rate_transition"]
+
+
+def learning_rate_transition(
+    rates: Sequence[float] = (12, 14, 16, 17, 18, 20, 22),
+    size: Size = "half",
+    *,
+    batch_size: int | None = 32,
+    epochs: int = 200,
+    stop_loss: float = 1e-5,
+    tau: float = 0.2,
+    centre_norm: bool = True,
+    noise: float = 0.3,
+    seed: int | None = None,
+    **training: Any,
+) -> LearningRateTransition:
+    """Train the network of table 1 by SGD at several rates, on the same data from the same weights and batches.
+
+    At half size, 5 seconds a rate, the leading direction turns to the feature between 16 and 18, and its eigenvalue
+    stands beyond the bulk from 18 on, or from 20 (seeds 0 to 5). A rate at which the loss becomes infinite gives no
+    result.
+
+    Args:
+        rates: Learning rates.
+        size: "half", "full" or ``(n, h, d)``, see `spectral_case`.
+        batch_size: Of SGD; None is gradient descent (figure 19).
+        epochs: At most.
+        stop_loss: Training loss to stop at; the paper's is 1e-5.
+        tau: Factor of the teacher's norm term, equation (9).
+        centre_norm: Whether to centre that term.
+        noise: Standard deviation of the noise in the training labels.
+        seed: Integer seed of data, network and batches.
+        training: Further arguments of `featlearn.training.fit`.
+    """
+    n, h, d = student_sizes(size)
+    student = new_student(n, h, d, tau=tau, centre_norm=centre_norm, noise=noise, seed=seed)
+    results: dict[float, SpectralEvolution | None] = {}
+    for lr in rates:
+        try:
+            results[float(lr)] = train_student(
+                student, lr=lr, batch_size=batch_size, epochs=epochs, stop_loss=stop_loss, generator=seed, **training
+            )
+        except DivergenceError:
+            results[float(lr)] = None
+    return LearningRateTransition(results, marchenko_pastur(h, d))
+
+
+@dataclass(frozen=True, eq=False)
+class LearningRateTransition:
+    """Outcome of `learning_rate_transition`.
+
+    Attributes:
+        results: What training did at each rate; None where it diverged.
+        law: Of the eigenvalues of ``W^T W / h`` at initialisation.
+    """
+
+    results: dict[float, SpectralEvolution | None]
+    law: Law
+
+    def spiked(self) -> list[float]:
+        """Rates after which an eigenvalue of the weights stands beyond the bulk, see `featlearn.spectra.spikes`."""
+        return [lr for lr, r in self.results.items() if r is not None and len(spikes(r.weights.trained, self.law))]
+
+    def table(self) -> pd.DataFrame:
+        """The curves of the figure, a row a rate, NaN where training diverged."""
+        spiked = self.spiked()
+        return pd.DataFrame.from_dict(
+            {lr: _row(result, lr in spiked) for lr, result in self.results.items()}, orient="index"
+        ).rename_axis("lr")
+
+
+def _row(result: SpectralEvolution | None, spiked: bool) -> dict[str, float | bool]:
+    if result is None:
+        columns = ("test error", "lambda1 W", "lambda1 CK", "lambda1 NTK", "beta.u1", "y.v1 CK", "y.v1 NTK")
+        return dict.fromkeys(columns, math.nan) | {"spike": False}
+    return {
+        "test error": result.test_error,
+        "lambda1 W": float(result.weights.trained[-1]),
+        "lambda1 CK": float(result.ck.trained[-1]),
+        "lambda1 NTK": float(result.ntk.trained[-1]),
+        "beta.u1": result.weights.alignment[1],
+        "y.v1 CK": result.ck.alignment[1],
+        "y.v1 NTK": result.ntk.alignment[1],
+        "spike": spiked,
+    }
+
+
+_STRONG = 0.5
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes ``(n, h, d)``, rates of SGD and of full-batch gradient descent, and seeds."""
+
+    size: tuple[int, int, int] = (1000, 750, 500)
+    rates: tuple[float, ...] = (8.0, 12.0, 14.0, 16.0, 18.0, 20.0)
+    gd_rates: tuple[float, ...] = (5.0, 20.0, 40.0, 60.0)
+    gd_steps: int = 1500
+    epochs: int = 200
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+def _points(config: Config) -> list[dict[str, Any]]:
+    shared = {"size": config.size}
+    return [
+        {**shared, "rate": rate, "batch_size": 32, "epochs": config.epochs, "seed": seed}
+        for seed in config.seeds
+        for rate in config.rates
+    ] + [
+        {**shared, "rate": rate, "batch_size": None, "epochs": config.gd_steps, "seed": config.seeds[0]}
+        for rate in config.gd_rates
+    ]
+
+
+def _largest(model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
+    kernel = ck(model, task.X, dtype=torch.float64)
+    with torch.no_grad():
+        error = float((model(task.X_test) - task.y_test).square().mean())
+    return {"lambda1 CK": float(torch.linalg.eigvalsh(kernel)[-1]), "test error": error}
+
+
+def _measure(rate: float, size: Sequence[int], batch_size: int | None, epochs: int, seed: int) -> Mapping[str, Any]:
+    n, h, d = size
+    found = learning_rate_transition(
+        [rate], (n, h, d), batch_size=batch_size, epochs=epochs, seed=seed, watch=_largest, every="log"
+    )
+    row = found.table().iloc[0].to_dict()
+    result = found.results[float(rate)]
+    if result is None:
+        return {"diverged": True}
+    return {
+        "diverged": False,
+        **{str(name): float(value) for name, value in row.items()},
+        "phase": result.weights.phase().name,
+        "initial lambda1 W": float(result.weights.initial[-1]),
+        "initial lambda1 CK": float(result.ck.initial[-1]),
+        "edge W": found.law.edges[1],
+        "train loss": result.history.final_loss,
+        "largest loss": float(np.max(result.history.loss)),
+        "first loss": float(result.history.loss[0]),
+        "watched": {name: result.watched[name].to_numpy() for name in result.watched.columns},
+    }
+
+
+def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+    sgd = [[o for o in outcomes if o.point["seed"] == s and o.point["batch_size"]] for s in config.seeds]
+    gd = [o for o in outcomes if o.point["batch_size"] is None]
+    claims = [*_sgd_claims(sgd), *_gd_claims(gd)]
+    table = pd.DataFrame(
+        [
+            {"method": "SGD" if p["batch_size"] else "GD", "seed": p["seed"], "rate": p["rate"]}
+            | {k: v for k, v in found.items() if isinstance(v, float | str | bool)}
+            for p, found in outcomes
+        ]
+    )
+    figures = {"figure 2": _transition_figure(sgd, config), "figure 18": _catapult_figure(sgd[0])}
+    return Result(
+        tuple(claims), {"by rate": table}, figures,
+        "The same network, data and batches at every rate of a seed; batches of 32; training stops at a loss of 1e-5. "
+        "Rates are for nn.MSELoss.",
+    )  # fmt: skip
+
+
+def _alive(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [o for o in outcomes if not o.values["diverged"]]
+
+
+def _sgd_claims(by_seed: Sequence[Sequence[Outcome]]) -> list[Claim]:
+    found = [_alive(one) for one in by_seed]
+    lowest, highest = [one[0].values for one in found], [one[-1].values for one in found]
+    switches = []
+    for one in found:
+        strong = [o.values["beta.u1"] > _STRONG for o in one]
+        switches.append(strong == sorted(strong) and strong[-1] and not strong[0])
+    thresholds = [[o.point["rate"] for o in one if o.values["beta.u1"] > _STRONG][:1] for one in found]
+    told = ", ".join(f"{t[0]:g}" if t else "none" for t in thresholds)
+    return [
+        holds(
+            "at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
+            [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest],
+        ),
+        holds(
+            "at large rates one does, and points at the feature", "figure 2(b), (d)",
+            [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest],
+        ),
+        holds(
+            "there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
+            note=f"first rate with alignment above {_STRONG:g}, by seed: {told}",
+        ),
+        holds(
+            "with the spike the leading vectors of CK and NTK align with the labels", "figure 2(d)",
+            [min(v["y.v1 CK"], v["y.v1 NTK"]) > _STRONG > lo["y.v1 CK"] for v, lo in zip(highest, lowest, strict=True)],
+        ),
+        holds(
+            "the largest eigenvalue of CK grows with it", "figure 2(c)",
+            [v["lambda1 CK"] > 1.2 * lo["lambda1 CK"] for v, lo in zip(highest, lowest, strict=True)],
+        ),
+        holds(
+            "beyond the threshold the loss first rises, then falls (catapult)", "figure 18",
+            [v["largest loss"] > 2 * v["first loss"] > 100 * v["train loss"] for v in highest],
+        ),
+    ]  # fmt: skip
+
+
+def _gd_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
+    alive = _alive(outcomes)
+    last = alive[-1]
+    diverged = [o.point["rate"] for o in outcomes if o.values["diverged"]]
+    told = f"largest rate that converges here: {last.point['rate']:g}" + (
+        f"; {diverged[0]:g} diverges" if diverged else ", the largest tried: larger ones may give it"
+    )
+    told += "; test error by rate: " + ", ".join(f"{o.point['rate']:g} {o.values['test error']:.3f}" for o in alive)
+    return [
+        holds(
+            "gradient descent gives no heavy tail at any rate", "figure 19",
+            [o.values["phase"] != "heavy tail" for o in alive],
+        ),
+        holds(
+            "at the largest rate that converges it gives an outlier that aligns with the feature", "figure 19(e), (f)",
+            [bool(last.values["spike"]) and last.values["beta.u1"] > _STRONG], note=told,
+        ),
+    ]  # fmt: skip
+
+
+def _transition_figure(by_seed: Sequence[Sequence[Outcome]], config: Config) -> Figure:
+    _, h, d = config.size
+    with style():
+        fig = new_figure(10.0, 3.0)
+        axes = fig.subplots(1, 3)
+        for place, one in enumerate(by_seed):
+            alive = _alive(one)
+            rates = [o.point["rate"] for o in alive]
+            shade = {"color": PALETTE[0], "alpha": 1 - 0.25 * place, "marker": MARKERS[place % len(MARKERS)]}
+            # The figure has W W^T / d where the law is of W^T W / h.
+            axes[0].plot(rates, [o.values["lambda1 W"] * h / d for o in alive], **shade, label=f"seed {place}")
+            axes[1].plot(rates, [o.values["lambda1 CK"] for o in alive], **shade)
+        first = _alive(by_seed[0])
+        axes[0].axhline(first[0].values["edge W"] * h / d, color="#1A1A1A", linewidth=1)
+        axes[1].axhline(first[0].values["initial lambda1 CK"], color="#1A1A1A", linewidth=1)
+        for name, label, colour in zip(
+            ("beta.u1", "y.v1 CK", "y.v1 NTK"),
+            ("W with feature", "CK with labels", "NTK with labels"),
+            PALETTE,
+            strict=False,
+        ):
+            axes[2].plot(
+                [o.point["rate"] for o in first], [o.values[name] for o in first], color=colour, marker="o", label=label
+            )
+        _finish(axes, ("largest eigenvalue of $WW^T/d$", "largest eigenvalue of CK", "alignment of leading vectors"))
+        axes[0].legend(fontsize=7)
+        axes[2].legend(fontsize=7)
+        axes[2].set_ylim(0, 1)
+    return fig
+
+
+def _finish(axes: Sequence[Axes], titles: Sequence[str]) -> None:
+    for ax, title in zip(axes, titles, strict=True):
+        ax.set_title(title)
+        ax.set_xlabel("learning rate")
+        ax.grid()
+
+
+def _catapult_figure(outcomes: Sequence[Outcome]) -> Figure:
+    last = _alive(outcomes)[-1]
+    watched = last.values["watched"]
+    with style():
+        fig = new_figure(7.0, 2.8)
+        left, right = fig.subplots(1, 2)
+        steps = np.asarray(watched["step"]) + 1
+        left.plot(steps, watched["loss"], color=PALETTE[0], label="training batch")
+        left.plot(steps, watched["test error"], color=PALETTE[1], label="test")
+        left.set_yscale("log")
+        left.set_title(f"loss at rate {last.point['rate']:g}")
+        left.legend(fontsize=7)
+        right.plot(steps, watched["lambda1 CK"], color=PALETTE[0])
+        right.set_title("largest eigenvalue of CK")
+        for ax in (left, right):
+            ax.set_xscale("log")
+            ax.set_xlabel("step")
+            ax.grid()
+    return fig
+
+
+EXPERIMENT = Experiment(
+    name="spectral-fig2",
+    title="A spike that leaves the bulk beyond a learning rate",
+    covers=("figure 2", "figure 18", "figure 19"),
+    scales={
+        "smoke": Config((80, 60, 40), (2.0, 4.0), (2.0,), gd_steps=5, epochs=2, seeds=(0,)),
+        "quick": Config(seeds=(0,)),
+        "full": Config(
+            (2000, 1500, 1000), (10.0, 14.0, 18.0, 20.0, 22.0, 24.0), (5.0, 40.0, 80.0, 120.0, 160.0, 220.0)
+        ),
+    },
+    points=_points,
+    measure=_measure,
+    conclude=_conclude,
+)

@@ -1,0 +1,261 @@
+"""Recursive feature machine (FACT paper, algorithm 1): solve, update the feature matrix, keep the best iterate."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from featlearn._utils.rng import as_generator
+from featlearn.rfm._leave_one_out import Choice, Judge
+from featlearn.rfm._nystrom import choose_centers, solve_nystrom
+from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm.iteration import Fit, Settings, averaged, first_metric, fit_rows, updated
+from featlearn.rfm.kernel_solver import SingularKernelError
+from featlearn.rfm.training_rows import Problem
+from featlearn.spectra import effective_rank
+
+__all__ = [
+    "Iteration",
+    "Machine",
+    "Unseen",
+    "iterates",
+    "learn",
+]
+
+
+WINDOWS = 2
+"""Windows of rows that an iteration averages M over, if it does not see all rows at once."""
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One line of the history.
+
+    Attributes:
+        iteration: 0 is plain kernel regression.
+        error: Mean squared error of rows left out, under an M that has not seen them, or of held-out rows; in the
+            user's units, summed over outputs.
+        ridge: lambda.
+        bandwidth: L.
+        effective_rank: Of M: the exponential of its spectrum's entropy.
+        condition: Estimated condition number of the solve.
+        rows: Distinct rows of the solve.
+        seconds: What the iteration took.
+        standardized_error: The same error with each output in units of its standard deviation: the iteration with the
+            least is kept. NaN in files of earlier versions.
+    """
+
+    iteration: int
+    error: float
+    ridge: float
+    bandwidth: float
+    effective_rank: float
+    condition: float
+    rows: int
+    seconds: float
+    standardized_error: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Unseen:
+    """How the machine does on rows that it has not seen.
+
+    Attributes:
+        targets: ``(m, c)``.
+        residuals: Targets less predictions.
+        weights: ``(m,)``.
+    """
+
+    targets: Tensor
+    residuals: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """A fitted machine, ``f(x) = mean + k(M^{1/2} x, M^{1/2} centers) alpha``.
+
+    Attributes:
+        metric: M, ``(d, d)``, or its diagonal ``(d,)``.
+        centers: Rows of the kernel part, ``(n, d)``.
+        fit: Coefficients and bandwidth.
+        mean: ``(c,)``.
+        ridge: lambda.
+        best: Number of the iterate.
+        error: Its error, in the user's units.
+        unseen: The rows behind that error; None where nothing was judged.
+        history: A line an iteration.
+    """
+
+    metric: Tensor
+    centers: Tensor
+    fit: Fit
+    mean: Tensor
+    ridge: float
+    best: int
+    error: float
+    unseen: Unseen | None
+    history: tuple[Iteration, ...]
+
+
+def learn(
+    problem: Problem,
+    settings: Settings,
+    advance: Callable[[Iteration], None] | None = None,
+    refit: Problem | None = None,
+) -> Machine:
+    """Run the iterations and keep the best one.
+
+    `featlearn.rfm._leave_one_out.Judge` says what is best. Iterations stop when its error has not improved for
+    ``patience`` of them, when M vanishes, or when a solve fails after the first.
+
+    Args:
+        problem: Rows and targets.
+        settings: What the machine is told.
+        advance: Called with each iteration's line.
+        refit: Rows of the last solve, if not the problem's: those held out may come back for it.
+
+    Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.feature_updates`. Judging costs as
+    much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), as 6 for 5,000 (one M,
+    three ridges). Memory: one n x n matrix; while judging, one for each M that judges: five up to 1,000 rows.
+    """
+    x = problem.x
+    metric = first_metric(x, settings.kernel, settings.diagonal)
+    judge = Judge(problem, settings, metric)
+    history: list[Iteration] = []
+    best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
+    for iteration in range(settings.n_iter + 1):
+        began = time.perf_counter()
+        last = settings.update == "none" or iteration == settings.n_iter
+        # What nobody judges can be solved on all rows at once.
+        window = settings.subset if settings.judge or not last or settings.centers is not None else None
+        windows = _windows(len(problem), window, iteration)
+        rows = windows[0]  # the first is judged
+        parts = [problem if chosen is None else problem.part(chosen.to(x.device)) for chosen in windows]
+        part = parts[0]
+        try:
+            choice = judge.choose(part, rows, metric)
+            fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
+            if best is None or not settings.judge or choice.error < best[0].error:
+                best = choice, iteration, metric, fit, rows
+            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
+            new = None if last or late else updated(part, settings, metric, fit, slopes)
+            del slopes  # and its n x n matrix, before the next one is made
+            if new is not None:
+                others = [_learnt(other, settings, metric, choice, part) for other in parts[1:]]
+                new = averaged([new, *others], settings, metric)
+        except SingularKernelError:
+            if best is None:
+                raise
+            _warn_singular(iteration)
+            break
+        try:
+            if new is not None:
+                judge.learn(list(zip(parts, windows, strict=True)), choice)
+        except SingularKernelError:  # of a fold: nobody could judge the next iteration
+            _warn_singular(iteration + 1)
+            new = None
+        line = Iteration(
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, _rank(metric),
+            fit.condition, len(part), time.perf_counter() - began, choice.error,
+        )  # fmt: skip
+        history.append(line)
+        if advance is not None:
+            advance(line)
+        if new is None:
+            break
+        metric = new
+    assert best is not None
+    choice, number, metric, fit, rows = best
+    part = problem if rows is None else problem.part(rows.to(x.device))
+    unseen = _unseen(part, choice)
+    full = problem if refit is None else refit
+    centers = full.x
+    shift = choice.shift if settings.ridge is None else settings.ridge * full.total
+    if settings.centers is not None:
+        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
+    elif rows is not None or refit is not None:
+        fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
+    return Machine(
+        metric, centers, fit, full.mean, fit.shift / full.total, number, _user_error(part, choice), unseen,
+        tuple(history),
+    )  # fmt: skip
+
+
+def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit]]:
+    """M and the fit of each iteration, one after the other; bandwidth and ridge must be given, and nobody judges."""
+    assert settings.bandwidth is not None and settings.ridge is not None
+    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
+    for iteration in range(settings.n_iter + 1):
+        shift = settings.ridge * problem.total
+        fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
+        yield metric, fit
+        new = None if iteration == settings.n_iter else updated(problem, settings, metric, fit, slopes)
+        del slopes
+        if new is None:
+            return
+        metric = new
+
+
+def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:
+    """The last solve with Nystrom centres, on all rows."""
+    assert settings.centers is not None
+    u = transform(problem.x, root_of(metric))
+    ridge = start.shift / problem.total
+    chosen = choose_centers(
+        settings.kernel, u, problem.weights, settings.centers, start.bandwidth, ridge, settings.center_sampling,
+        as_generator(settings.seed, "centers"),
+    )  # fmt: skip
+    targets = problem.targets - problem.mean
+    solved = solve_nystrom(settings.kernel, u, targets, problem.weights, u[chosen], start.bandwidth, ridge)
+    return replace(start, alpha=solved.coefficients, condition=math.nan), problem.x[chosen]
+
+
+def _warn_singular(iteration: int) -> None:
+    warnings.warn(
+        f"iteration {iteration} failed (the kernel matrix is singular): the best one before is kept",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
+
+
+def _unseen(part: Problem, choice: Choice) -> Unseen | None:
+    if choice.residuals is None:
+        return None
+    if part.held_out is not None:
+        return Unseen(part.held_out.targets, choice.residuals, part.held_out.weights)
+    rows = choice.judged
+    return Unseen(part.targets[rows], choice.residuals[rows], part.weights[rows])
+
+
+def _user_error(part: Problem, choice: Choice) -> float:
+    """Return the error of a choice in the user's units; NaN where nothing was judged."""
+    if part.scales is None or choice.residuals is None:
+        return choice.error
+    return part.error(choice.residuals, choice.judged, part.scales)
+
+
+def _rank(metric: Tensor) -> float:
+    values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
+    return effective_rank(values.clamp_min(0))
+
+
+def _learnt(part: Problem, settings: Settings, metric: Tensor, choice: Choice, judged: Problem) -> Tensor | None:
+    """What another window than the judged one says of the next M, with the same bandwidth and ridge."""
+    shift = choice.shift / judged.total * part.total
+    fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, shift)
+    return updated(part, settings, metric, fit, slopes)
+
+
+def _windows(n: int, subset: int | None, iteration: int) -> list[Tensor | None]:
+    """Rows that an iteration sees, None for all: windows of a circle, so that few iterations see all rows."""
+    if subset is None or subset >= n:
+        return [None]
+    return [(torch.arange(subset) + (WINDOWS * iteration + k) * subset) % n for k in range(WINDOWS)]

@@ -1,0 +1,113 @@
+"""Give every launch of a training a run of its own, unless it continues one explicitly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from featlearn._utils.validation import as_folder, as_settings, changed_settings
+from featlearn.errors import InputError, RunStoreError
+from featlearn.runs._run import Run
+from featlearn.runs.database import DATABASE_FILE
+from featlearn.runs.lock import LOCK_FILE, RunLockedError
+
+__all__ = ["check_config", "launch", "run_to_continue"]
+
+
+def run_to_continue(folder: str | os.PathLike[str]) -> Run | None:
+    """Return the run of a folder for reading, or None if there is no run, or one without steps and checkpoints."""
+    path = as_folder(folder)
+    if not os.path.lexists(path / DATABASE_FILE):
+        return None
+    run = Run.open(path)
+    return None if run.is_empty else run
+
+
+def check_config(run: Run, config: Mapping[str, Any] | None) -> None:
+    """Raise if a run is to be continued with another config.
+
+    Args:
+        run: Run with steps.
+        config: Config of the launch. None is not compared.
+
+    Raises:
+        InputError: The configs differ; the message names each setting that does.
+    """
+    if config is None:
+        return
+    if changed := changed_settings(run.config, as_settings(config)):
+        raise InputError(
+            f"config must be that of the run in {str(run.path)!r} to continue it, got another: {changed}. "
+            "Pass the same config, or leave out resume=True to start a new run."
+        )
+
+
+def launch(
+    folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None, *, resume: bool = False
+) -> tuple[Run, str | None]:
+    """Open the run of a new training for writing.
+
+    The run is made in ``folder``, or in the first free one of ``folder-2``, ``folder-3``, ... if that holds a run with
+    steps, one that another process writes, or one that cannot be read. Processes that launch at the same time get
+    different runs: the writer's lock decides.
+
+    Args:
+        folder: Folder of the run; made if it does not exist.
+        config: Config of the run. None is an empty one, or that of the run without steps that is taken over.
+        resume: Whether to continue the run in ``folder``, if it has steps.
+
+    Returns:
+        The run, and a sentence that names its folder if it is another one than ``folder``, else None.
+
+    Raises:
+        InputError: The run is to be continued with another config.
+        RunStoreError: No run can be written there, or the one to continue cannot be.
+    """
+    path = as_folder(folder)
+    if resume:
+        if (old := run_to_continue(path)) is not None:
+            check_config(old, config)
+            return Run.open(path, write=True), None
+        if (run := Run.claim(path, config)) is not None:
+            return run, None
+        return launch(path, config, resume=True)  # another process has logged steps meanwhile
+    reason = ""
+    for candidate in _candidates(path):
+        try:
+            run, why = Run.claim(candidate, config), ""
+        except RunLockedError as error:
+            run, why = None, str(error)
+        except RunStoreError as error:
+            if not os.path.lexists(candidate / DATABASE_FILE):
+                raise  # the folder cannot be written, nor will the next one be
+            run, why = None, f"the run in {str(candidate)!r} cannot be used ({error})"
+        if run is not None and not reason:
+            return run, None
+        if run is not None:
+            new = f"this training is written to the new run {str(candidate)!r}"
+            return run, f"{reason}: {new} (pass resume=True to continue the old run instead)"
+        reason = reason or why or f"{str(path)!r} already holds a run with {_extent(path)}"
+    raise AssertionError("there is always a next number")
+
+
+def _candidates(path: Path) -> Iterator[Path]:
+    """Yield the folder itself, then those beside it that do not hold files of something else."""
+    yield path
+    named = path if path.name not in ("", "..") else Path(os.path.abspath(path))
+    for number in itertools.count(2):
+        beside = named.with_name(f"{named.name}-{number}")
+        if not os.path.lexists(beside):
+            yield beside
+        elif beside.is_dir():
+            inside = os.listdir(beside)
+            # Where there is only a lock, another process is about to make a run: the lock tells whether it lives.
+            if DATABASE_FILE in inside or set(inside) <= {LOCK_FILE}:
+                yield beside
+
+
+def _extent(path: Path) -> str:
+    last = Run.open(path).last_step
+    return "checkpoints" if last is None else f"steps up to {last}"

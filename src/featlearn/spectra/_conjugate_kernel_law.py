@@ -1,0 +1,181 @@
+"""The limiting law of the conjugate kernel of a random layer: a deformed Marchenko-Pastur law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.polynomial import polynomial as poly
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featlearn.errors import FeatlearnError, InputError
+from featlearn.linalg.gaussian_quadrature import activation_constants
+from featlearn.spectra._laws import Law, marchenko_pastur, series_bulk
+
+__all__ = ["conjugate_kernel_law"]
+
+_LINEAR = 1e-12  # a slope this near to one belongs to a linear activation
+_MASS = 1e-6
+_BLOCK = 65_536
+
+
+def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float, n: int, width: int, d: int) -> Law:
+    r"""Law of the eigenvalues of ``X1^T X1`` (n x n), ``X1 = sigma(W X / sqrt d) / sqrt(width)``, for large sizes.
+
+    W (width x d) and X (d x n) have standard normal entries, and sigma is the activation after centring and
+    normalising under N(0, 1): a callable is normalised here. Of it only ``b = E[sigma'(z)]`` counts. The population
+    law is that of ``t = (1 - b^2) + b^2 x``, x Marchenko-Pastur of ratio n/d (with its atom ``1 - d/n`` if n > d),
+    and with ``g = n / width`` the companion transform v solves
+
+        ``z = -1/v + g int t / (1 + t v) dmu(t)``
+
+    (spectral paper, section 2 and [30]; Fan and Wang 2020). As x has an algebraic Stieltjes transform, so has the
+    kernel: with ``u = b^2 n/d``, ``Q(y) = (1 - b^2) u y^2 + (1 - u) y - 1`` and ``v = -y (1 + u y) / Q``,
+
+        ``z y (1 + u y)^2 = (1 - g) Q (1 + u y) - g Q^2``
+
+    is a quartic in y, whose root in the upper half plane gives the density, and the edges are the critical points
+    of z(y). There may be two bulks, one of the linear part and one of the rest, when d < n and the layer is wide.
+
+    An activation with a second Hermite coefficient (softplus, ReLU) puts spikes beyond this law.
+
+    Args:
+        activation_or_slope: The activation, or b itself, between -1 and 1.
+        n: Number of samples.
+        width: Width of the layer.
+        d: Dimension of the inputs.
+
+    >>> left, right = conjugate_kernel_law(torch.tanh, n=1000, width=750, d=500).edges
+    >>> round(right, 3)
+    9.177
+    """
+    for name, value in (("n", n), ("width", width), ("d", d)):
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} must be a positive number, got {value!r}")
+    slope = _slope(activation_or_slope)
+    square = 1.0 if abs(slope) > 1 - _LINEAR else slope * slope
+    if square * n / d < 1e-10 or square < 1e-7:
+        return marchenko_pastur(width, n)  # t = 1 but for less than rounding: no linear part is left
+    sizes = sorted((n, width, d) if square == 1 else (n, width))
+    if len(sizes) == 3 and sizes[0] == sizes[2]:
+        raise InputError(
+            "a linear activation with n = width = d has a density like x^(-2/3) at zero, which is not "
+            "supported: change one of the sizes by one"
+        )
+    equation = _Equation(square, square * n / d, n / width)
+    # Zero is a hard edge where the smallest of the sizes that limit the rank is attained twice.
+    bulks = tuple(series_bulk(equation.density, *edges) for edges in equation.bulks(hard=sizes[0] == sizes[1]))
+    atom = max(0.0, 1 - sizes[0] / n)
+    total = atom + sum(bulk.mass for bulk in bulks)
+    if abs(total - 1) > _MASS:
+        raise FeatlearnError(
+            f"the conjugate-kernel law of slope {slope:g}, n={n}, width={width}, d={d} integrates to {total:.9f} "
+            "instead of 1: please report these numbers"
+        )
+    return Law(bulks, atom, 1.0)
+
+
+def _slope(activation_or_slope: Callable[[Tensor], Tensor] | float) -> float:
+    if callable(activation_or_slope):
+        return activation_constants(activation_or_slope).slope
+    if isinstance(activation_or_slope, bool) or not isinstance(activation_or_slope, (int, float)):
+        raise InputError(f"expected an activation or its slope b, got {type(activation_or_slope).__name__}")
+    slope = float(activation_or_slope)
+    if not abs(slope) <= 1:
+        raise InputError(f"the slope of a normalised activation is between -1 and 1 (Parseval), got {slope:g}")
+    return slope
+
+
+@dataclass(frozen=True)
+class _Equation:
+    """The quartic of `conjugate_kernel_law`; polynomials are coefficients from the constant on."""
+
+    square: float
+    u: float
+    g: float
+
+    @property
+    def _q(self) -> NDArray[np.float64]:
+        return np.array([-1.0, 1 - self.u, (1 - self.square) * self.u])
+
+    @property
+    def _numerator(self) -> NDArray[np.float64]:
+        """N of ``z = N / (y (1 + u y)^2)``."""
+        q = self._q
+        result: NDArray[np.float64] = poly.polysub(
+            (1 - self.g) * poly.polymul(q, [1, self.u]), self.g * poly.polymul(q, q)
+        )
+        return np.pad(result, (0, 5 - len(result)))
+
+    def bulks(self, *, hard: bool) -> list[tuple[float, float]]:
+        """Edges of the bulks, from left to right."""
+        n, u = self._numerator, self.u
+        # z' = 0, without the factor (1 + u y)^2 / (y (1 + u y)^2)^2.
+        critical = poly.polysub(poly.polymul(poly.polyder(n), [0, 1, u]), poly.polymul(n, [1, 3 * u]))
+        roots = _roots(critical.astype(np.float64))
+        y = roots.real[np.abs(roots.imag) < 1e-7 * np.abs(roots)]
+        # Only where w(s), the inverse of the Marchenko-Pastur transform, rises is s a transform at all.
+        y = y[(1 + u * y) ** 2 > u * self.square * y * y]
+        z = poly.polyval(y, n) / (y * (1 + u * y) ** 2)
+        floor = 1e-13 * z.max() if hard else 0.0  # a hard edge is a root too, of which rounding may leave anything
+        edges = [*([0.0] if hard else []), *sorted(float(e) for e in z if e > floor)]
+        middles = torch.tensor([(a + b) / 2 for a, b in pairwise(edges)], dtype=torch.float64)
+        inside = (self.density(middles) > 0).tolist()
+        return [(a, b) for (a, b), kept in zip(pairwise(edges), inside, strict=True) if kept]
+
+    def density(self, x: Tensor) -> Tensor:
+        """``Im v / (pi g)`` on the real line."""
+        flat = x.reshape(-1).numpy()
+        blocks = [self._density(flat[i : i + _BLOCK]) for i in range(0, len(flat), _BLOCK)]
+        return torch.from_numpy(np.concatenate(blocks) if blocks else flat.copy()).reshape(x.shape)
+
+    def _density(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        u = self.u
+        coefficients = np.tile(self._numerator, (len(z), 1))
+        coefficients[:, 1:4] -= np.outer(z, [1, 2 * u, u * u])
+        degree = 4 if self.square < 1 else 3  # without a rest of the activation the leading term vanishes
+        y = _stacked_roots(coefficients[:, : degree + 1])
+        # Of the roots one is the transform: that where v, the transform s of x and its companion are all in the upper
+        # half plane (s has the sign of y); elsewhere v solves the quartic on another sheet.
+        with np.errstate(divide="ignore", invalid="ignore"):  # poles are roots on another sheet
+            v = -y * (1 + u * y) / poly.polyval(y, self._q)
+            w = (-1 / v - (1 - self.square)) / self.square
+            companion = -1 / (w * (1 + u * y))
+        valid = (y.imag > 0) & (v.imag > 0) & (companion.imag > 0)
+        result: NDArray[np.float64] = np.where(valid, v.imag, 0.0).max(1) / (math.pi * self.g)
+        return result
+
+
+def _roots(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
+    top = int(np.nonzero(coefficients)[0].max())
+    roots: NDArray[np.complex128] = _stacked_roots(coefficients[None, : top + 1])[0]
+    return roots
+
+
+def _stacked_roots(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """Roots of many polynomials of one degree, a row each: eigenvalues of companion matrices, then Newton's method."""
+    count, degree = len(coefficients), coefficients.shape[1] - 1
+    companion = np.zeros((count, degree, degree))
+    companion[:, np.arange(1, degree), np.arange(degree - 1)] = 1
+    companion[:, :, -1] = -coefficients[:, :-1] / coefficients[:, -1:]
+    roots = np.linalg.eigvals(companion).astype(np.complex128)
+    factors = np.arange(1, degree + 1)
+    for _ in range(2):
+        value, slope = _polyval(roots, coefficients), _polyval(roots, coefficients[:, 1:] * factors)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = value / slope
+        # At a double root the step is noise; a good one is far below the size of the root.
+        roots = roots - np.where(np.abs(step) < 1e-6 * np.abs(roots), step, 0.0)
+    return roots
+
+
+def _polyval(x: NDArray[np.complex128], coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
+    total = np.zeros_like(x)
+    for column in coefficients.T[::-1]:
+        total = total * x + column[:, None]
+    return total

@@ -1,0 +1,157 @@
+"""Deep linear networks with weight decay: balanced layers, their least norm, and what the NFA says of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from featlearn.errors import InputError
+from featlearn.linalg import cosine, psd_power
+from featlearn.linalg.matrices import as_float64
+
+__all__ = ["LinearAlignment", "balance", "balanced_layers", "linear_alignment", "shrunk_map"]
+
+
+def balance(weights: Sequence[Any]) -> list[float]:
+    """How far neighbours are from balanced, a number a pair: ``|W_{l+1}^T W_{l+1} - W_l W_l^T| / |W_l W_l^T|``.
+
+    At every critical point of a loss of the product ``W_L ... W_1`` with weight decay all are zero: the gradients
+    satisfy ``W_{l+1}^T dL/dW_{l+1} = dL/dW_l W_l^T``, and ``dL/dW = -lambda W`` there.
+
+    Args:
+        weights: W_1 (next to the inputs) to W_L.
+    """
+    layers = _checked(weights)
+    found = []
+    for below, above in pairwise(layers):
+        inner = below @ below.mT
+        found.append(float((above.mT @ above - inner).norm() / inner.norm().clamp_min(torch.finfo(torch.double).tiny)))
+    return found
+
+
+def balanced_layers(product: Any, depth: int, width: int | None = None) -> list[Tensor]:
+    """Layers of least total norm whose product is given: ``W_l = U_l S^(1/L) V_l^T`` with matching bases.
+
+    ``sum |W_l|^2 = L sum s^(2/L)`` over the singular values of the product is the least there is; the layers are
+    balanced.
+
+    Args:
+        product: ``W_L ... W_1``, (outputs, inputs).
+        depth: L.
+        width: Of the hidden layers, at least the rank of the product; the smaller side if None.
+    """
+    p = as_float64(product)
+    if p.ndim != 2 or not p.numel():
+        raise InputError(f"product must be a matrix, got shape {tuple(p.shape)}")
+    if depth < 1:
+        raise InputError(f"depth must be at least 1, got {depth}")
+    u, s, vt = torch.linalg.svd(p, full_matrices=False)
+    hidden = len(s) if width is None else width
+    rank = int((s > s.max() * max(p.shape) * torch.finfo(p.dtype).eps).sum())
+    if hidden < rank:
+        raise InputError(f"a product of rank {rank} needs hidden layers as wide, got width={width}")
+    if depth == 1:
+        return [p.clone()]
+    few = min(hidden, len(s))
+    root = s[:few] ** (1 / depth)
+    first, last = p.new_zeros(hidden, p.shape[1]), p.new_zeros(p.shape[0], hidden)
+    first[:few] = root[:, None] * vt[:few]
+    last[:, :few] = u[:, :few] * root
+    middle = p.new_zeros(hidden, hidden)
+    middle[range(few), range(few)] = root
+    return [first, *(middle.clone() for _ in range(depth - 2)), last]
+
+
+def shrunk_map(target: Any, depth: int, weight_decay: float) -> Tensor:
+    r"""The product at the global minimum of ``|P - A|^2 / 2 + lambda/2 sum |W_l|^2``, for white inputs.
+
+    It has the singular vectors of A, and each singular value s minimises ``(s - a)^2 / 2 + lambda L/2 s^(2/L)``: a soft
+    threshold for two layers, and for more a value at a local minimum, if that is less than at zero.
+
+    Args:
+        target: A, (outputs, inputs): the least-squares map for inputs of covariance I.
+        depth: L.
+        weight_decay: lambda.
+    """
+    a = as_float64(target)
+    if depth < 1 or not weight_decay >= 0:
+        raise InputError(f"depth must be at least 1 and weight_decay at least 0, got {depth} and {weight_decay}")
+    u, values, vt = torch.linalg.svd(a, full_matrices=False)
+    shrunk = torch.tensor([_shrunk(float(v), depth, weight_decay) for v in values], dtype=torch.float64)
+    result: Tensor = (u * shrunk) @ vt
+    return result
+
+
+def _shrunk(a: float, depth: int, weight_decay: float) -> float:
+    if weight_decay == 0 or a == 0:
+        return a
+    if depth == 1:
+        return a / (1 + weight_decay)
+    if depth == 2:
+        return max(0.0, a - weight_decay)
+    power = 2.0 / depth
+
+    def slope(s: float) -> float:
+        return s - a + weight_decay * math.pow(s, power - 1)
+
+    # The slope falls and then rises: its least is where 1 = lambda (1 - 2/L) s^(2/L - 2).
+    lowest = (weight_decay * (1 - power)) ** (1 / (2 - power))
+    if lowest >= a or slope(lowest) >= 0:
+        return 0.0
+    s = float(brentq(slope, lowest, a, xtol=1e-15, rtol=4 * np.finfo(float).eps))
+    gain = a**2 / 2 - (s - a) ** 2 / 2 - weight_decay * depth / 2 * s**power
+    return s if gain > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class LinearAlignment:
+    """What a deep linear network satisfies at a critical point.
+
+    Attributes:
+        balance: As `balance`.
+        agop_cosine: Cosine of ``AGOP^(1/L)`` with ``W_1^T W_1``: 1 where the layers are balanced.
+        power: 1/L.
+    """
+
+    balance: tuple[float, ...]
+    agop_cosine: float
+    power: float
+
+
+def linear_alignment(weights: Sequence[Any]) -> LinearAlignment:
+    """Compare ``AGOP^(1/L)`` with the first layer's NFM (FACT paper, section 3.1 and figure 11).
+
+    The gradient of a linear network is its product P everywhere, so ``AGOP = P^T P``; for balanced layers that is
+    ``(W_1^T W_1)^L``: the NFA holds, with the power 1/L rather than 1/2.
+
+    Args:
+        weights: W_1 (next to the inputs) to W_L.
+    """
+    layers = _checked(weights)
+    product = layers[0]
+    for layer in layers[1:]:
+        product = layer @ product
+    power = 1 / len(layers)
+    agop = psd_power(product.mT @ product, power)
+    return LinearAlignment(tuple(balance(layers)), cosine(agop, layers[0].mT @ layers[0]), power)
+
+
+def _checked(weights: Sequence[Any]) -> list[Tensor]:
+    layers = [as_float64(w) for w in weights]
+    if not layers or any(w.ndim != 2 for w in layers):
+        raise InputError("weights must be matrices, W_1 (next to the inputs) to W_L, at least one")
+    for below, above in pairwise(layers):
+        if above.shape[1] != below.shape[0]:
+            raise InputError(
+                f"weights must follow each other: {tuple(below.shape)} gives {below.shape[0]} numbers, and the next "
+                f"one takes {above.shape[1]}"
+            )
+    return layers

@@ -1,0 +1,242 @@
+"""Two-layer networks with quadratic activation: their least norm, and data on which FACT holds and the NFA fails."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+from torch import Tensor
+
+from featlearn._utils.rng import Seed, as_generator
+from featlearn.errors import InputError
+from featlearn.linalg import cosine
+from featlearn.linalg.matrices import as_float64
+
+__all__ = [
+    "QuadraticNetwork",
+    "Separation",
+    "SeparationData",
+    "least_norm_network",
+    "separation",
+    "separation_data",
+]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class QuadraticNetwork:
+    """``f(x) = a^T (W x)^2``.
+
+    Attributes:
+        a: ``(m,)``.
+        W: ``(m, d)``.
+    """
+
+    a: Tensor
+    W: Tensor
+
+    @property
+    def form(self) -> Tensor:
+        """Q of ``f(x) = x^T Q x``: ``W^T diag(a) W``."""
+        return self.W.mT @ (self.a[:, None] * self.W)
+
+    @property
+    def cost(self) -> float:
+        """``|a|^2 + |W|^2``."""
+        return float(self.a.square().sum() + self.W.square().sum())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs for rows x, ``(n,)``."""
+        return (x @ self.W.mT).square() @ self.a
+
+
+def least_norm_network(form: Any, width: int | None = None) -> QuadraticNetwork:
+    r"""The network of least norm that computes ``x^T Q x`` (FACT paper, lemma D.2, with its constant corrected).
+
+    ``|a|^2 + |W|^2 = 3 / 2^(2/3) sum_i |l_i|^(2/3)`` over the eigenvalues of Q, by one neuron an eigenvalue:
+    ``a = sgn(l) (|l| / 2)^(1/3)`` and ``|w| = sqrt(2) (|l| / 2)^(1/3)`` along the eigenvector. The paper prints the
+    factor 2, for weights ``|a| = |w|``: of ``a w^2 = l`` the sum ``a^2 + w^2`` is least where ``w^2 = 2 a^2``.
+
+    Args:
+        form: Q, ``(d, d)``; its symmetric part counts.
+        width: Neurons, at least the rank of Q; d if None.
+
+    >>> round(least_norm_network([[2.0]]).cost, 6)
+    3.0
+    """
+    q = as_float64(form)
+    if q.ndim != 2 or q.shape[0] != q.shape[1] or not q.numel():
+        raise InputError(f"form must be a square matrix, got shape {tuple(q.shape)}")
+    if not torch.isfinite(q).all():
+        raise InputError("form has NaN or infinite entries")
+    values, vectors = torch.linalg.eigh((q + q.mT) / 2)
+    order = values.abs().argsort(descending=True)
+    values, vectors = values[order], vectors[:, order]
+    m = len(q) if width is None else width
+    rank = int((values.abs() > values.abs().max() * len(q) * torch.finfo(q.dtype).eps).sum())
+    if m < rank:
+        raise InputError(f"a form of rank {rank} needs as many neurons, got width={width}")
+    size = (values.abs() / 2) ** (1 / 3)
+    a, w = q.new_zeros(m), q.new_zeros(m, len(q))
+    few = min(m, len(q))
+    a[:few] = (values.sign() * size)[:few]
+    w[:few] = (math.sqrt(2) * size * vectors).mT[:few]
+    return QuadraticNetwork(a, w)
+
+
+@dataclass(frozen=True, eq=False)
+class SeparationData:
+    """The distribution of theorem 3.4 of the FACT paper: 81 points and their probabilities.
+
+    Attributes:
+        X: ``(81, 4)``, the grid {0, 1, 2}^4.
+        y: ``tau x1 x2 + x3 x4``.
+        weights: Probabilities: p spread evenly, the rest on (1, 1, 0, 0).
+    """
+
+    X: Tensor
+    y: Tensor
+    weights: Tensor
+
+
+def separation_data(p: float = 1e-5, tau: float = 0.02) -> SeparationData:
+    """The distribution D(p, tau) on which FACT and the NFA part (FACT paper, section 3.2).
+
+    Args:
+        p: Share of the uniform part, in (0, 1).
+        tau: Weight of ``x1 x2``, in (0, 1).
+    """
+    for name, value in (("p", p), ("tau", tau)):
+        if not 0 < value < 1:
+            raise InputError(f"{name} must be between 0 and 1, got {value!r}")
+    X = torch.tensor(list(itertools.product((0.0, 1.0, 2.0), repeat=4)), dtype=torch.float64)
+    y = tau * X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3]
+    weights = torch.full((len(X),), p / len(X), dtype=torch.float64)
+    weights[(torch.tensor([1.0, 1.0, 0.0, 0.0]) == X).all(1)] += 1 - p
+    return SeparationData(X, y, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """A minimiser of the regularised population loss, and how FACT and the NFA fare on it.
+
+    Attributes:
+        network: The best of all restarts.
+        objective: ``E (f - y)^2 + lambda/2 |theta|^2`` (half the first term with ``half=True``).
+        relgrad: ``|grad| / (lambda |theta|)``: 0 at a critical point.
+        nfm: ``W^T W``.
+        agop: ``E grad f grad f^T``.
+        fact: ``-(1/lambda) W^T dL/dW``.
+        fact_cosine: Of FACT with the NFM.
+        agop_cosine: Of the AGOP with the NFM.
+        objectives: Of every restart, ascending.
+    """
+
+    network: QuadraticNetwork
+    objective: float
+    relgrad: float
+    nfm: Tensor
+    agop: Tensor
+    fact: Tensor
+    fact_cosine: float
+    agop_cosine: float
+    objectives: tuple[float, ...]
+
+
+def separation(
+    p: float = 1e-5,
+    tau: float = 0.02,
+    weight_decay: float = 1e-6,
+    width: int = 10,
+    *,
+    half: bool = False,
+    restarts: int = 12,
+    seed: Seed = None,
+) -> Separation:
+    """Minimise the regularised population loss on D(p, tau) (FACT paper, theorem 3.4 and figure 4).
+
+    The objective is a sum of squares, 81 of errors and one a weight, so that Levenberg and Marquardt's method goes to
+    a minimiser to rounding, where a million steps of Adam do not. At the published lambda = 1e-5 the best minimiser is
+    of rank one and the AGOP fits; the separation is there from about lambda = 1e-6 on down.
+
+    Args:
+        p: As in `separation_data`.
+        tau: As in `separation_data`.
+        weight_decay: lambda.
+        width: Neurons, at least 7 for the theorem.
+        half: Whether the loss is ``(f - y)^2 / 2`` instead of ``(f - y)^2``.
+        restarts: Random starts; the best minimiser counts. One more starts from the target's network of least norm.
+        seed: Of the starts.
+    """
+    if width < 1 or restarts < 0:
+        raise InputError(f"width must be at least 1 and restarts at least 0, got {width} and {restarts}")
+    if not 0 < weight_decay < math.inf:
+        raise InputError(f"weight_decay must be a number above 0, got {weight_decay!r}")
+    data = separation_data(p, tau)
+    X, y = data.X.numpy(), data.y.numpy()
+    roots = np.sqrt(data.weights.numpy() * (0.5 if half else 1.0))
+    decay = math.sqrt(weight_decay / 2)
+
+    def split(theta: Array) -> tuple[Array, Array]:
+        return theta[:width], theta[width:].reshape(width, 4)
+
+    def residuals(theta: Array) -> Array:
+        a, w = split(theta)
+        return np.concatenate([roots * ((X @ w.T) ** 2 @ a - y), decay * theta])
+
+    def jacobian(theta: Array) -> Array:
+        a, w = split(theta)
+        h = X @ w.T
+        by_w = (2 * a * h)[:, :, None] * X[:, None, :]
+        fitted = roots[:, None] * np.concatenate([h**2, by_w.reshape(len(X), -1)], axis=1)
+        return np.vstack([fitted, decay * np.eye(theta.size)])
+
+    target = np.zeros((4, 4))
+    target[0, 1] = target[1, 0] = tau / 2
+    target[2, 3] = target[3, 2] = 0.5
+    generator = as_generator(seed, "separation")
+    starts = [0.5 * torch.randn(5 * width, generator=generator, dtype=torch.float64).numpy() for _ in range(restarts)]
+    if width >= 4:
+        least = least_norm_network(target, width)
+        starts.append(torch.cat([least.a, least.W.flatten()]).numpy())
+    found = [
+        least_squares(residuals, start, jacobian, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=20_000)
+        for start in starts
+    ]
+    best = min(found, key=lambda one: one.cost)
+    a, w = (torch.from_numpy(part.copy()) for part in split(best.x))
+    gradient = 2 * jacobian(best.x).T @ residuals(best.x)
+    return _measured(
+        QuadraticNetwork(a, w),
+        data,
+        weight_decay,
+        half,
+        objective=2 * float(best.cost),
+        relgrad=float(np.linalg.norm(gradient) / (weight_decay * np.linalg.norm(best.x))),
+        objectives=tuple(sorted(2 * float(one.cost) for one in found)),
+    )
+
+
+def _measured(
+    network: QuadraticNetwork, data: SeparationData, weight_decay: float, half: bool, **told: Any
+) -> Separation:
+    a, w = network.a, network.W
+    h = data.X @ w.mT
+    slopes = 2 * a * h  # df/dh
+    gradients = slopes @ w
+    agop = gradients.mT @ (data.weights[:, None] * gradients)
+    errors = (1.0 if half else 2.0) * data.weights * (network(data.X) - data.y)
+    by_weight = (errors[:, None] * slopes).mT @ data.X
+    fact = -(w.mT @ by_weight) / weight_decay
+    nfm = w.mT @ w
+    return Separation(
+        network=network, nfm=nfm, agop=agop, fact=fact, fact_cosine=cosine(fact, nfm), agop_cosine=cosine(agop, nfm),
+        **told,
+    )  # fmt: skip

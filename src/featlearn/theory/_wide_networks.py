@@ -1,0 +1,262 @@
+"""Predict the alignment of infinitely wide networks at initialization (NFA paper, 4.2 and E)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featlearn._utils.rng import Seed, as_generator
+from featlearn.errors import InputError
+from featlearn.linalg import cosine
+from featlearn.linalg.matrices import as_float64
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "WideAlignment",
+    "as_activation",
+    "derivative_correlation",
+    "pair_mean",
+    "predict_depth",
+    "sphere_alignment",
+]
+
+Function = Callable[[Tensor], Tensor]
+Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+_NODES = 96
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation and the kernels that it makes of an infinitely wide layer.
+
+    Kernels take the covariance ``(q_ii, q_ij, q_jj)`` of two pre-activations.
+
+    Attributes:
+        kernel: ``E[phi(u) phi(v)]``.
+        slope_kernel: ``E[phi'(u) phi'(v)]``.
+    """
+
+    kernel: Kernel
+    slope_kernel: Kernel
+
+
+def _relu(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """Of Cho and Saul: ``sqrt(q11 q22) (sin t + (pi - t) cos t) / (2 pi)``, with t the angle."""
+    size = (q11 * q22).sqrt()
+    t = (q12 / size).clamp(-1, 1).arccos()
+    return size * (t.sin() + (math.pi - t) * t.cos()) / (2 * math.pi)
+
+
+def _step(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    return (math.pi - (q12 / (q11 * q22).sqrt()).clamp(-1, 1).arccos()) / (2 * math.pi)
+
+
+def _erf(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    return 2 / math.pi * (2 * q12 / ((1 + 2 * q11) * (1 + 2 * q22)).sqrt()).clamp(-1, 1).arcsin()
+
+
+def _erf_slope(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    return 4 / math.pi / ((1 + 2 * q11) * (1 + 2 * q22) - 4 * q12.square()).sqrt()
+
+
+def _cdf(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """Of the normal distribution function: ``P(w < u, w' < v)`` for further independent normal w, w'."""
+    return 0.25 + (q12 / ((1 + q11) * (1 + q22)).sqrt()).clamp(-1, 1).arcsin() / (2 * math.pi)
+
+
+def _softplus_like(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """Of the antiderivative ``x Phi(x) + phi(x)`` of the distribution function."""
+    return pair_mean(_normal_integral, q11, q12, q22)
+
+
+def _normal_integral(x: Tensor) -> Tensor:
+    below: Tensor = torch.special.ndtr(x)
+    return x * below + torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+
+
+ACTIVATIONS = {
+    "relu": Activation(_relu, _step),
+    "erf": Activation(_erf, _erf_slope),
+    "quadratic": Activation(lambda a, b, c: a * c + 2 * b.square(), lambda a, b, c: 4 * b),
+    "normal-integral": Activation(_softplus_like, _cdf),
+    "linear": Activation(lambda a, b, c: b, lambda a, b, c: torch.ones_like(b)),
+}
+"""Activations with closed forms; "normal-integral" has the normal distribution function as its derivative."""
+
+
+def as_activation(activation: str | tuple[Function, Function]) -> Activation:
+    """An activation by its name, or from a function and its derivative, by quadrature."""
+    if isinstance(activation, str):
+        if activation not in ACTIVATIONS:
+            raise InputError(
+                f"no closed form for {activation!r}: choose from {', '.join(ACTIVATIONS)}, or pass (phi, derivative)"
+            )
+        return ACTIVATIONS[activation]
+    if not isinstance(activation, tuple) or len(activation) != 2 or not all(callable(f) for f in activation):
+        raise InputError(f"activation must be a name or a pair (phi, derivative) of functions, got {activation!r}")
+    phi, slope = activation
+    return Activation(lambda a, b, c: pair_mean(phi, a, b, c), lambda a, b, c: pair_mean(slope, a, b, c))
+
+
+def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """``E[f(u) f(v)]`` over centred Gaussian (u, v) of given covariance, elementwise, by a product of Gauss rules.
+
+    For smooth functions exact to rounding. A jump, as of ReLU's derivative, leaves errors of some 1e-3: take its
+    closed form.
+
+    Args:
+        function: Elementwise, smooth.
+        q11: Variances of u.
+        q12: Covariances.
+        q22: Variances of v.
+
+    Time: 96^2 values of the function for each entry.
+    """
+    z, w = _gauss_hermite()
+    together = torch.broadcast_tensors(q11, q12, q22)  # type: ignore[no-untyped-call]
+    shape = together[0].shape
+    a, b, c = (q.to(torch.float64).reshape(-1) for q in together)
+    found = torch.empty_like(a)
+    step = max(1, 2**21 // len(z) ** 2)
+    for first in range(0, len(a), step):
+        s11, s12, s22 = (q[first : first + step, None] for q in (a, b, c))
+        root = s11.sqrt()
+        u = root * z
+        share = torch.where(root > 0, s12 / root.clamp_min(torch.finfo(torch.double).tiny), 0.0)
+        rest = (s22 - share.square()).clamp_min(0).sqrt()
+        v = share[:, :, None] * z[:, None] + rest[:, :, None] * z
+        found[first : first + step] = ((function(u) * w)[:, :, None] * function(v) * w).sum((1, 2))
+    return found.reshape(shape)
+
+
+@lru_cache(maxsize=1)
+def _gauss_hermite() -> tuple[Tensor, Tensor]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2 * math.pi))
+
+
+@dataclass(frozen=True, eq=False)
+class WideAlignment:
+    """Correlation of the first derivatives of the centred NFM and AGOP at the start.
+
+    Attributes:
+        rho: ``cos(X^T Y P Y X, X^T Y P^2 Y X)``.
+        ptk: The expected pre-activation tangent kernel P, ``(n, n)``, up to a factor.
+    """
+
+    rho: float
+    ptk: Tensor
+
+
+def derivative_correlation(X: Any, y: Any, ptk: Any) -> float:
+    """``cos(X^T Y P Y X, X^T Y P^2 Y X)`` for a first layer, squared loss and zero outputs (NFA paper, 7).
+
+    Args:
+        X: Inputs of the layer, ``(n, d)``.
+        y: Labels, ``(n,)``.
+        ptk: P, ``(n, n)``.
+    """
+    x, labels, p = as_float64(X), as_float64(y).flatten(), as_float64(ptk)
+    if x.ndim != 2 or len(x) != len(labels) or p.shape != (len(x), len(x)):
+        raise InputError(
+            f"X must be (n, d), y (n,) and the kernel (n, n), got {tuple(x.shape)}, {len(labels)}, {tuple(p.shape)}"
+        )
+    if not (torch.isfinite(x).all() and torch.isfinite(labels).all() and torch.isfinite(p).all()):
+        raise InputError("X, y or the kernel has NaN or infinite entries")
+    moved = labels[:, None] * x
+    once = p @ moved
+    return cosine(moved.mT @ once, once.mT @ once)
+
+
+def sphere_alignment(
+    d: int,
+    n: int,
+    activation: str | tuple[Function, Function] = "normal-integral",
+    target: Callable[[Tensor], Tensor] | None = None,
+    *,
+    seed: Seed = None,
+) -> WideAlignment:
+    """Rho of an infinitely wide two-layer network on the sphere of radius sqrt(d) (NFA paper, theorem 9).
+
+    It tends to 1 as d grows with n between d and d^2, if the target has a linear part: P is close to a multiple of
+    ``1 1^T``, a projection.
+
+    Args:
+        d: Input dimension.
+        n: Points.
+        activation: A name of `featlearn.theory._wide_networks.ACTIVATIONS`, or (phi, derivative).
+        target: ``target(X) -> (n,)``; None is ``x_1``, of length one.
+        seed: Of the points.
+
+    Time: n^2 (d + a quadrature, for activations without a closed form).
+    """
+    if d < 1 or n < 1:
+        raise InputError(f"d and n must be at least 1, got {d} and {n}")
+    generator = as_generator(seed, "sphere")
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    x *= d**0.5 / x.norm(dim=1, keepdim=True)
+    y = x[:, 0] if target is None else as_float64(target(x)).flatten()
+    q = (x @ x.mT / d).clamp(-1, 1).fill_diagonal_(1.0)
+    one = torch.ones((), dtype=torch.float64)
+    ptk = as_activation(activation).slope_kernel(one, q, one)
+    return WideAlignment(derivative_correlation(x, y, ptk), ptk)
+
+
+def predict_depth(
+    X: Any,
+    y: Any,
+    hidden: int = 2,
+    activation: str | tuple[Function, Function] = "relu",
+    *,
+    width: int | None = None,
+    variance: float = 1.0,
+) -> WideAlignment:
+    r"""Rho of the first layer of a deep network, to first order: with E[P] in place of P (NFA paper, appendix E).
+
+    In the limit of infinite width ``E[P] = prod_l E[phi'(u_l) phi'(v_l)]`` over the hidden layers, with covariances
+    ``q_1 = variance x.x' / d`` and ``q_(l+1) = E[phi(u_l) phi(v_l)]`` (twice that for ReLU, which keeps their size; rho
+    does not depend on it). The quadratic network of two hidden layers is exact at finite width, with ``q = x.x'`` and
+    ``p = q_ii q_jj``: ``k (k - 1) q (p + 2 q^2) + 3 k (9 p q + 6 q^3)``, up to a factor.
+
+    Args:
+        X: ``(n, d)``.
+        y: ``(n,)``.
+        hidden: Number of hidden layers.
+        activation: A name, or (phi, derivative).
+        width: Of both hidden layers, for the quadratic network of two; None is the limit.
+        variance: Of the weights, times the number of inputs of a layer.
+    """
+    x, labels = as_float64(X), as_float64(y)
+    if x.ndim != 2 or not len(x):
+        raise InputError(f"X must be (n, d), got shape {tuple(x.shape)}")
+    if hidden < 1 or not variance > 0:
+        raise InputError(f"hidden must be at least 1 and variance above 0, got {hidden} and {variance}")
+    if width is not None:
+        if activation != "quadratic" or hidden != 2 or width < 1:
+            raise InputError("a finite width is known for the quadratic network of two hidden layers alone, from 1 on")
+        q = x @ x.mT
+        p = q.diagonal()[:, None] * q.diagonal()
+        ptk = width * (width - 1) * q * (p + 2 * q.square()) + 3 * width * (9 * p * q + 6 * q**3)
+        ptk = ptk / ptk.diagonal().mean()
+        return WideAlignment(derivative_correlation(x, labels, ptk), ptk)
+    kernels = as_activation(activation)
+    q = variance * (x @ x.mT) / x.shape[1]
+    ptk = torch.ones_like(q)
+    for layer in range(hidden):
+        size = q.diagonal().clamp_min(0)
+        rows, columns = size[:, None].expand_as(q), size.expand_as(q)
+        # Rounding may put a correlation of 1 beyond it.
+        limit = (rows * columns).sqrt()
+        q = q.clamp(-limit, limit)
+        ptk = ptk * kernels.slope_kernel(rows, q, columns)
+        if layer + 1 < hidden:
+            q = variance * kernels.kernel(rows, q, columns) * (2.0 if activation == "relu" else 1.0)
+    return WideAlignment(derivative_correlation(x, labels, ptk), ptk)
