@@ -255,7 +255,7 @@ class FeatureAccumulator:
             now: Gradients for this cotangent; those of layers with shared rows are taken out.
             before: The same of the initial model, or None.
         """
-        if trace.alone or trace.shared or self._sharded:
+        if trace.shared or self._sharded:
             return
         seed = self.samples
         shared = shared_layers(trace, v, None if v is None else now, seed)
