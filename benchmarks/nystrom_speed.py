@@ -1,4 +1,4 @@
-"""Nystrom centres: time as rows grow, and a million rows, each in a process of its own on one thread."""
+"""Nystrom centers: time as rows grow, and a million rows, each in a process of its own on one thread."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def _fit(n: int, m: int, options: str) -> dict[str, Any]:
 
 
 def nystrom_rows() -> list[Row]:
-    """Ten times the rows with 1,000 centres; a million rows with 2,000, features learnt."""
+    """Ten times the rows with 1,000 centers; a million rows with 2,000, features learned."""
     few = min((_fit(20_000, 1000, _FIXED) for _ in range(3)), key=lambda run: run["seconds"])
     many = min((_fit(200_000, 1000, _FIXED) for _ in range(2)), key=lambda run: run["seconds"])
-    title = "Nystrom centres, d=20, float64"
+    title = "Nystrom centers, d=20, float64"
     found = [
-        limited(title, "200,000 rows, 1,000 centres", many["seconds"],
+        limited(title, "200,000 rows, 1,000 centers", many["seconds"],
                 f"ten times 20,000 rows ({few['seconds']:.2f} s)", 10 * few["seconds"], 1.2)
     ]  # fmt: skip
     million = _fit(1_000_000, 2000, "")
     found.append(
-        limited(f"{title}: a million rows, 2,000 centres, defaults, R2 {million['score']:.3f}",
+        limited(f"{title}: a million rows, 2,000 centers, defaults, R2 {million['score']:.3f}",
                 f"all, {million['peak']:.0f} MB beyond the data", million["seconds"], "200,000 rows above",
                 many["seconds"])
     )  # fmt: skip

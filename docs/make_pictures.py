@@ -81,17 +81,17 @@ def quantities() -> None:
 def _correlations(monitor: fl.Monitor) -> None:
     """NFC and its relatives, FACT and relgrad along a training."""
     panels = {
-        "correlations": {"nfc": "NFC", "centered_nfc": "centred", "double_centered_nfc": "double-centred",
-                         "ptk_centered_nfc": "PTK-centred", "centered_ratio": "C/UC ratio"},
-        "FACT": {"fact": "cosine of FACT", "fact_symmetric": "symmetrised", "relgrad": "relgrad"},
+        "correlations": {"nfc": "NFC", "centered_nfc": "centered", "double_centered_nfc": "double-centered",
+                         "ptk_centered_nfc": "PTK-centered", "centered_ratio": "C/UC ratio"},
+        "FACT": {"fact": "cosine of FACT", "fact_symmetric": "symmetrized", "relgrad": "relgrad"},
     }  # fmt: skip
     with style():
         fig = new_figure(8.4, 3.0)
         for ax, (title, names) in zip(fig.subplots(1, 2), panels.items(), strict=True):
-            for (name, label), colour in zip(names.items(), PALETTE, strict=False):
+            for (name, label), color in zip(names.items(), PALETTE, strict=False):
                 series = monitor.series(name, "0")
                 line = "--" if name in ("centered_ratio", "relgrad") else "-"
-                ax.plot(series.index + 1, series, label=label, color=colour, linestyle=line)
+                ax.plot(series.index + 1, series, label=label, color=color, linestyle=line)
             ax.set_xscale("log")
             ax.set_ylim(top=1.3)
             ax.set_title(title)
@@ -114,7 +114,7 @@ def kernels() -> None:
             fit(model, (task.X, task.y), lr=0.1, steps=1000, stop_loss=1e-5)
     rows = {name: rows[name] for name in ("NTK before", "NTK after", "CK before", "CK after")}
     aligned = {name: f"KTA {fl.kernel_target_alignment(k, y):.2f}" for name, k in rows.items()}
-    # Means of ten samples with neighbouring labels: a sample more or less would hide what the kernel sees.
+    # Means of ten samples with neighboring labels: a sample more or less would hide what the kernel sees.
     means = {name: k.unflatten(1, (20, 10)).mean(2).unflatten(0, (20, 10)).mean(1) for name, k in rows.items()}
     means["labels"] = fl.label_kernel(y.unflatten(0, (20, 10)).mean(1))
     save_figure(matrix_row(means, subtitles=aligned), IMAGES / "kernels.png", dpi=110)
@@ -154,8 +154,8 @@ def penalties() -> None:
     with style():
         fig = new_figure(5.2, 3.0)
         ax = fig.subplots()
-        for (name, values), colour in zip(penalty_curves(v).items(), ("#4D4D4D", *PALETTE), strict=False):
-            ax.plot(v, values, color=colour, label=names[name], linestyle="--" if name == "v^2" else "-")
+        for (name, values), color in zip(penalty_curves(v).items(), ("#4D4D4D", *PALETTE), strict=False):
+            ax.plot(v, values, color=color, label=names[name], linestyle="--" if name == "v^2" else "-")
         ax.set_ylim(0, 5)
         ax.set_xlim(0, 3)
         ax.set_xlabel("singular value of the change")
@@ -303,12 +303,12 @@ def _steps(ax: Axes) -> None:
         "NFC, FACT,\nratios, ...",
         "table, picture,\nfiles",
     )
-    centres = [1.55, 4.85, 8.05, 11.25, 14.4]
-    for centre, title, text in zip(centres, titles, texts, strict=True):
-        _box(ax, centre, y, 2.75 if centre < 2 else 2.5, "", "#FFFFFF", height=2.0)
-        ax.text(centre, y + 0.68, title, ha="center", va="center", fontsize=9, weight="bold", color=GREEN)
-        ax.text(centre, y - 0.3, text, ha="center", va="center", fontsize=9, color=INK, linespacing=1.5)
-    for left, right in pairwise(centres):
+    centers = [1.55, 4.85, 8.05, 11.25, 14.4]
+    for center, title, text in zip(centers, titles, texts, strict=True):
+        _box(ax, center, y, 2.75 if center < 2 else 2.5, "", "#FFFFFF", height=2.0)
+        ax.text(center, y + 0.68, title, ha="center", va="center", fontsize=9, weight="bold", color=GREEN)
+        ax.text(center, y - 0.3, text, ha="center", va="center", fontsize=9, color=INK, linespacing=1.5)
+    for left, right in pairwise(centers):
         _arrow(ax, (left + (1.45 if left < 2 else 1.32), y), (right - 1.32, y), INK)
     # From the layer down to the capture.
     ax.plot([9.5, 9.5, 1.55], [4.55, 3.75, 3.75], color="#8C8C8C", linewidth=1.0, linestyle=(0, (4, 2)))
@@ -324,21 +324,19 @@ def wine() -> None:
     save_figure(machine.plot_features(), IMAGES / "rfm-wine.png", dpi=110)
 
 
-def _box(
-    ax: Axes, x: float, y: float, width: float, text: str, colour: str, height: float = 1.3, size: int = 9
-) -> None:
+def _box(ax: Axes, x: float, y: float, width: float, text: str, color: str, height: float = 1.3, size: int = 9) -> None:
     corner = (x - width / 2, y - height / 2)
     ax.add_patch(
         FancyBboxPatch(
-            corner, width, height, boxstyle="round,pad=0,rounding_size=0.15", facecolor=colour, edgecolor="#4D4D4D"
+            corner, width, height, boxstyle="round,pad=0,rounding_size=0.15", facecolor=color, edgecolor="#4D4D4D"
         )
     )
     ax.text(x, y, text, ha="center", va="center", fontsize=size, color=INK)
 
 
-def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], color: str) -> None:
     ax.annotate(
-        "", end, start, arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
+        "", end, start, arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0}
     )
 
 

@@ -31,7 +31,7 @@ class Case:
         batch: Builds the batch, a fresh copy at each call: `(x, y)`, or a dict with "labels".
         loss: Per-sample loss `(output, target) -> (n,)`.
         layers: Layer name -> path of the weight it uses. The path can be read with attribute access. A
-            parametrised weight is listed by the effective weight's path ("0.weight"), which stands for all of
+            parametrized weight is listed by the effective weight's path ("0.weight"), which stands for all of
             its originals ("0.parametrizations.weight.*").
         not_taken: Names of the parameters with two or more dimensions that are no layer's weight.
         forward: `forward(model, batch) -> output` where the default call does not fit.

@@ -107,7 +107,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _unparametrize(module: nn.Module) -> None:
-    """Puts the effective tensors in the place of parametrised ones.
+    """Puts the effective tensors in the place of parametrized ones.
 
     Not by torch's `remove_parametrizations`: it deletes the properties of a class that deep copies share, and
     so breaks the model that was copied.
@@ -334,7 +334,7 @@ def reference(
     Args:
         case: Gives the batch, the loss and the layers' names.
         model: The model to measure; not changed.
-        initial: The model before training, for the centred quantities.
+        initial: The model before training, for the centered quantities.
         weight_decay: Lambda, for the quantities that come from the loss.
         loss_reduction: "mean" or "sum" over samples of the loss that is back-propagated. It enters through
             `dW` alone: eNFA is always the mean over samples.
@@ -388,7 +388,7 @@ def _forward_values(weight: Tensor, jacobian: list[Tensor]) -> Values:
 
 
 def _centered_values(weight: Tensor, weight0: Tensor, jacobian: list[Tensor], jacobian0: list[Tensor]) -> Values:
-    """The quantities of the change since initialisation, at the same inputs."""
+    """The quantities of the change since initialization, at the same inputs."""
     moved = weight - weight0
     jacobian_moved = [after - before for after, before in zip(jacobian, jacobian0, strict=True)]
     nfm, agop = gram(weight), covariance(through(jacobian, weight))

@@ -305,7 +305,7 @@ def test_weight_gradient_is_that_of_the_batch_loss(case: Case) -> None:
     for name, path in case.layers.items():
         weight = read(model, path)
         if not weight.is_leaf:
-            continue  # a parametrised weight: see the test of its chain rule
+            continue  # a parametrized weight: see the test of its chain rule
         grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         if path.endswith("in_proj_weight"):
             grad = grad.chunk(3)["qkv".index(name[-1])]
@@ -325,7 +325,7 @@ def test_loss_reduction_scales_the_gradient_and_nothing_else() -> None:
         reference(case, model, weight_decay=0.1, loss_reduction="median")
 
 
-def test_gradient_by_a_normalised_weight_obeys_the_chain_rule() -> None:
+def test_gradient_by_a_normalized_weight_obeys_the_chain_rule() -> None:
     """W = g v/|v| by rows: dL/dg is the row's gradient along v/|v|."""
     case = BY_NAME["weight-norm"]
     model, _ = perturbed(case)
@@ -496,7 +496,7 @@ def test_correlations_on_paper() -> None:
 
 
 def test_egop_of_the_chain_monomial() -> None:
-    """Diagonal 2, cyclic distance 2 gives 1, neighbours 0: exact over all signs, here r = 6."""
+    """Diagonal 2, cyclic distance 2 gives 1, neighbors 0: exact over all signs, here r = 6."""
     r = 6
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * r)
     egop = egop_reference(lambda x: (x * x.roll(-1, dims=1)).sum(1), signs)

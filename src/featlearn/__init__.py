@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.kernels import AverageKernel as AverageKernel
     from featlearn.kernels import LazyRegressor as LazyRegressor
     from featlearn.kernels import average_ntk as average_ntk
-    from featlearn.kernels import centred_alignment as centred_alignment
+    from featlearn.kernels import centered_alignment as centered_alignment
     from featlearn.kernels import ck as ck
     from featlearn.kernels import kernel_target_alignment as kernel_target_alignment
     from featlearn.kernels import label_kernel as label_kernel
@@ -77,7 +77,7 @@ _HOMES: dict[str, str | None] = {
     "AverageKernel": "kernels",
     "LazyRegressor": "kernels",
     "average_ntk": "kernels",
-    "centred_alignment": "kernels",
+    "centered_alignment": "kernels",
     "ck": "kernels",
     "kernel_target_alignment": "kernels",
     "label_kernel": "kernels",

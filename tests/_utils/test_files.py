@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from featlearn._utils.atomic import whole_file
+from featlearn._utils.atomic import atomic_write
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
-    with whole_file(target) as draft:
+    with atomic_write(target) as draft:
         draft.write_text("new")
         assert target.read_text() == "old"
     assert target.read_text() == "new"
@@ -19,7 +19,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
 
 def test_others_may_read_what_a_writer_made_private(tmp_path: Path) -> None:
     (tmp_path / "plain").touch()
-    with whole_file(tmp_path / "a.txt") as draft:
+    with atomic_write(tmp_path / "a.txt") as draft:
         draft.write_text("new")
         draft.chmod(0o600)
     assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -30,7 +30,7 @@ def test_a_failure_leaves_the_old_file_alone(tmp_path: Path) -> None:
     target.write_text("old")
 
     def fail() -> None:
-        with whole_file(target) as draft:
+        with atomic_write(target) as draft:
             draft.write_text("ne")
             raise RuntimeError("half way")
 

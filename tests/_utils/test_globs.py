@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from featlearn._utils.patterns import as_globs, pick, pick_values
+from featlearn._utils.patterns import parse_patterns, pick_values, select_matching
 from featlearn.errors import InputError
 
 NAMES = ["net.0", "net.2", "head"]
 
 
 def test_names_keep_their_own_order() -> None:
-    assert pick(["head", "net.*"], NAMES, "layers", "layer") == NAMES
-    assert pick(["*.2"], NAMES, "layers", "layer") == ["net.2"]
+    assert select_matching(["head", "net.*"], NAMES, "layers", "layer") == NAMES
+    assert select_matching(["*.2"], NAMES, "layers", "layer") == ["net.2"]
 
 
 def test_the_first_glob_that_matches_decides() -> None:
@@ -22,9 +22,9 @@ def test_the_first_glob_that_matches_decides() -> None:
 
 def test_slips() -> None:
     with pytest.raises(InputError, match=r"layers='net\.1' matches no layer; there are 3, for instance net\.[02]"):
-        pick(["net.*", "net.1"], NAMES, "layers", "layer")
+        select_matching(["net.*", "net.1"], NAMES, "layers", "layer")
     for bad in (0, [0], None):
         with pytest.raises(InputError, match="layers must be a glob"):
-            as_globs(bad, "layers")
+            parse_patterns(bad, "layers")
     with pytest.raises(InputError, match="names nothing"):
-        as_globs([], "layers")
+        parse_patterns([], "layers")

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _colours(monkeypatch):
+def _colors(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)

@@ -138,7 +138,7 @@ def test_a_diagonal_m_with_squares_and_a_ridge_is_the_lasso() -> None:
     assert found.matrices["features"].reshape(-1) == pytest.approx(exact.coef_, abs=1e-4)
 
 
-def test_a_diagonal_m_minimises_the_effective_penalty_of_entries() -> None:
+def test_a_diagonal_m_minimizes_the_effective_penalty_of_entries() -> None:
     table, r = draw(4, 9, seed=15), 2 * draw(4, seed=16)
     found = adapt(table, r, penalty="square", structure="diagonal", tolerance=1e-14, n_iter=5000)
     null = torch.linalg.svd(table).Vh[4:].numpy()

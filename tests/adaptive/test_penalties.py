@@ -1,4 +1,4 @@
-"""Effective and joint penalties: closed forms against brute-force minimisation, and what is refused."""
+"""Effective and joint penalties: closed forms against brute-force minimization, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scipy.optimize import minimize, minimize_scalar
 
 import featlearn as fl
 from featlearn.adaptive import effective_joint_penalty, effective_penalty, joint_penalty, penalty_curves, power
-from featlearn.adaptive._effective_penalty import minimisers
+from featlearn.adaptive._effective_penalty import minimizers
 from featlearn.adaptive._penalties import PENALTIES, as_pair, as_penalty
 
 V = np.concatenate([[0.0, 1e-6, 1e-3], np.linspace(0.05, 3, 30), [10.0, 300.0]])
@@ -138,7 +138,7 @@ def test_the_searched_minimum_is_that_of_the_closed_form() -> None:
     for first, second in (("square", "indicator"), ("square", "square"), ("square", "absolute"), ("norm", "indicator")):
         exact = [as_penalty(name, True) for name in (first, second)]
         hidden = [w if w.fixed else replace(w, exponent=None, name="hidden") for w in exact]
-        closed, found = minimisers(*exact, v), minimisers(*hidden, v)
+        closed, found = minimizers(*exact, v), minimizers(*hidden, v)
         for a, b in zip(closed, found, strict=True):
             assert b == pytest.approx(a, rel=2e-7, abs=2e-8)
 

@@ -63,7 +63,7 @@ def process() -> dict[str, Any]:
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
-        "parametrisation cache": (parametrize._cache_enabled, len(parametrize._cache)),
+        "parametrization cache": (parametrize._cache_enabled, len(parametrize._cache)),
         "stance": stance,
     }
 
@@ -216,7 +216,7 @@ def test_buffers_come_back_however_they_were_changed() -> None:
     assert picture(model) == before
 
 
-def test_an_embedding_that_renormalises_itself_comes_back() -> None:
+def test_an_embedding_that_renormalizes_itself_comes_back() -> None:
     model = nn.Sequential(nn.Embedding(7, 3, max_norm=0.1), nn.Flatten(), nn.Linear(6, 2))
     ids = torch.randint(7, (6, 2))
     before = picture(model)

@@ -122,7 +122,7 @@ class MeanOfSamples(nn.Module):
         return self.out(h - h.mean(0))
 
 
-class Neighbours(nn.Module):
+class Neighbors(nn.Module):
     """Samples that act on a partner far away in the batch, as two views of an image do."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ WHOLE: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "graph in a buffer, called by hand": (Graph, lambda model, x: model(x)),
     "graph by forward": (GivenGraph, adjacency_first),
     "mean over samples": (MeanOfSamples, lambda model, x: model(x)),
-    "partners": (Neighbours, lambda model, x: model(x)),
+    "partners": (Neighbors, lambda model, x: model(x)),
 }
 
 
@@ -232,7 +232,7 @@ def test_models_that_take_whole_batches_only(kind: str) -> None:
 
 def test_a_large_batch_of_partners() -> None:
     """More samples than there are factors, and partners at a distance that is a multiple of their number."""
-    model, x = seeded(Neighbours), real(64, 6)
+    model, x = seeded(Neighbors), real(64, 6)
     report = fl.probe(model, [x], forward=lambda m, batch: m(batch), measure=("nfc", "ptk_covariance"))
     torch.testing.assert_close(report["enc"].ptk_covariance, naive(model, x, torch.zeros(64, 2), None)["enc"][0])
 

@@ -446,8 +446,8 @@ def test_calls_are_compared_with_the_same_calls_of_the_initial_model() -> None:
 # --- weights that are computed --------------------------------------------------------------------
 
 
-def test_deep_copies_of_parametrised_layers_are_not_confused() -> None:
-    """torch's own cache of parametrisations takes a deep copy for its original."""
+def test_deep_copies_of_parametrized_layers_are_not_confused() -> None:
+    """torch's own cache of parametrizations takes a deep copy for its original."""
     normed = parametrizations.weight_norm(nn.Linear(4, 4))
     model = nn.Sequential(normed, nn.Tanh(), copy.deepcopy(normed), nn.Tanh(), copy.deepcopy(normed)).double()
     plain = nn.Sequential(*(nn.Linear(4, 4) if i % 2 == 0 else nn.Tanh() for i in range(5))).double()
@@ -540,7 +540,7 @@ class Mixing(nn.Module):
 def test_a_model_that_mixes_samples_is_refused(kind: str, n: int) -> None:
     """The gradient of the sum over samples would be taken for that of each sample."""
     if n == 2 and "batch norm" in kind:
-        n = 3  # a single row of two cannot be normalised
+        n = 3  # a single row of two cannot be normalized
     x = real(n, 3, 4) if kind == "samples second" else real(n, 4)
     for data in (x, [x], {"x": x}):
         with pytest.raises(fl.UnsupportedModelError, match="samples"):

@@ -75,7 +75,7 @@ def test_a_table_becomes_a_model_that_predicts(featlearn: Any) -> None:
     assert pd.read_csv(folder / "other.csv")["home"].tolist() == found["home"].tolist()
 
 
-def test_regression_with_centres_as_json_and_again_into_the_same_folder(featlearn: Any) -> None:
+def test_regression_with_centers_as_json_and_again_into_the_same_folder(featlearn: Any) -> None:
     frame = people(60).drop(columns=["home", "day"]).assign(price=lambda f: f["noise"] ** 2 + (f["town"] == "01"))
     frame.to_csv(featlearn.folder / "t.csv", index=False)
     fit = ("fit", "t.csv", "--target", "price", "--centers", "30", "--iterations", "1", "--cv", "2", "--json")

@@ -62,7 +62,7 @@ def test_a_model_of_a_file_with_weights_and_a_loss(featlearn: Any, folder: Path)
     assert done.code == 0, done.err
     assert done.err == "made by hand\n"  # what the user's code prints is no result
     assert "2 layers on 100 rows of digits" in done.out
-    for title in ("NFC", "centred", "FACT", "eNFA", "moved", "relgrad"):
+    for title in ("NFC", "centered", "FACT", "eNFA", "moved", "relgrad"):
         assert title in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     report = fl.Report.load(folder / "probe/report")

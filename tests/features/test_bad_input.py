@@ -117,7 +117,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "NaN in weights": (lambda: fl.probe(with_weight(NAN), X), "NaN.*'2.weight'"),
     "inf in weights": (lambda: fl.probe(with_weight(-INF), X), "infinite.*'2.weight'"),
     "NaN in initial": (lambda: fl.probe(PLAIN, X, initial=with_weight(NAN)), "the initial model has NaN"),
-    "NaN in initial, centred only": (
+    "NaN in initial, centered only": (
         lambda: fl.probe(PLAIN, X, initial=with_weight(NAN), measure="centered_nfc"),
         "the initial model has NaN",
     ),
@@ -142,7 +142,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "decay of no layer": (lambda: fl.probe(PLAIN, (X, Y), loss=squared, weight_decay={"fc*": 0.1}), "'fc.*matches no"),
     "AdamW": (adamw(), "AdamW decays weights outside the gradient"),
     "Muon": (muon(), "Muon decays weights outside"),
-    "optimiser of another model": (
+    "optimizer of another model": (
         lambda: fl.probe(
             PLAIN, (X, Y), loss=squared, weight_decay=torch.optim.SGD(mlp().parameters(), 0.1, weight_decay=0.1)
         ),
@@ -150,7 +150,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "unknown quantity": (lambda: fl.probe(PLAIN, X, measure="nfcc"), "'nfcc' is no quantity.*nfc"),
     "no quantity": (lambda: fl.probe(PLAIN, X, measure=[]), "no quantity"),
-    "centred without initial": (lambda: fl.probe(PLAIN, X, measure="centered_nfc"), "centered_nfc needs initial="),
+    "centered without initial": (lambda: fl.probe(PLAIN, X, measure="centered_nfc"), "centered_nfc needs initial="),
     "eNFA without loss": (lambda: fl.probe(PLAIN, X, measure="enfa"), "enfa needs loss="),
     "initial of other width": (lambda: fl.probe(PLAIN, X, initial=mlp(width=6)), "another architecture.*5 x 4.*6 x 4"),
     "initial of other names": (lambda: fl.probe(PLAIN, X, initial=Output(lambda h: h)), "another architecture.*none"),
@@ -278,8 +278,8 @@ def test_a_failed_first_update_does_not_fix_the_weights() -> None:
 
 
 WAYS: dict[str, Callable[[nn.Sequential], Any]] = {
-    "optimiser": lambda m: _step(m, torch.optim.SGD(m.parameters(), 0.1)),
-    "foreach optimiser": lambda m: _step(m, torch.optim.Adam(m.parameters(), 0.1, foreach=True)),
+    "optimizer": lambda m: _step(m, torch.optim.SGD(m.parameters(), 0.1)),
+    "foreach optimizer": lambda m: _step(m, torch.optim.Adam(m.parameters(), 0.1, foreach=True)),
     "data": lambda m: m[2].weight.data.mul_(1.5),
     "data replaced": lambda m: setattr(m[2].weight, "data", m[2].weight.data * 1.5),
     "bias data": lambda m: m[0].bias.data.add_(1.0),

@@ -122,7 +122,7 @@ def test_a_network_that_has_not_moved() -> None:
 
 
 def to_critical_point(model: nn.Module, x: Tensor, y: Tensor, decay: float) -> None:
-    """Minimise the loss with a decay of the weights: quasi-Newton steps, then Newton's to the last digits."""
+    """Minimize the loss with a decay of the weights: quasi-Newton steps, then Newton's to the last digits."""
     names = [name for name, _ in model.named_parameters()]
     parameters = list(model.parameters())
 

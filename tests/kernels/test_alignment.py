@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import featlearn as fl
-from featlearn.kernels import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
+from featlearn.kernels import centered_alignment, centered_kernel, kernel_target_alignment, label_kernel
 
 G = torch.Generator().manual_seed(0)
 FEATURES = torch.randn(12, 5, dtype=torch.float64, generator=G) + 1.0
@@ -30,12 +30,12 @@ def test_alignment_is_written_out() -> None:
     assert kernel_target_alignment(torch.outer(Y, Y), -3 * Y) == pytest.approx(1.0, rel=1e-13)
 
 
-def test_centring_is_that_of_the_features() -> None:
-    centred = FEATURES - FEATURES.mean(0)
-    assert torch.allclose(centred_kernel(KERNEL), centred @ centred.T, atol=1e-12)
-    # An offset of the features changes the plain cosine and not the centred one.
+def test_centering_is_that_of_the_features() -> None:
+    centered = FEATURES - FEATURES.mean(0)
+    assert torch.allclose(centered_kernel(KERNEL), centered @ centered.T, atol=1e-12)
+    # An offset of the features changes the plain cosine and not the centered one.
     moved = (FEATURES + 10.0) @ (FEATURES + 10.0).T
-    assert centred_alignment(KERNEL, moved) == pytest.approx(1.0, rel=1e-12)
+    assert centered_alignment(KERNEL, moved) == pytest.approx(1.0, rel=1e-12)
     assert fl.cosine(KERNEL, moved) < 0.9
 
 
@@ -53,7 +53,7 @@ def test_bad_kernels_and_labels_are_refused() -> None:
     with pytest.raises(fl.InputError, match="all zero"):
         kernel_target_alignment(KERNEL, torch.zeros(12))
     with pytest.raises(fl.InputError, match="constant"):
-        centred_alignment(KERNEL, label_kernel(torch.ones(12)))
+        centered_alignment(KERNEL, label_kernel(torch.ones(12)))
     with pytest.raises(fl.InputError, match="class labels"):
         label_kernel(torch.ones(3, 2, dtype=torch.int64))
 

@@ -77,7 +77,7 @@ def test_fewer_parameters_than_samples_is_least_squares() -> None:
 
 def test_the_error_says_what_rounding_does() -> None:
     model = factory(6, 1, torch.Generator().manual_seed(1))
-    near = np.concatenate([X, X + 1e-3])  # neighbours make the kernel nearly singular
+    near = np.concatenate([X, X + 1e-3])  # neighbors make the kernel nearly singular
     labels = np.concatenate([Y[:, 0], Y[:, 0]])
     exact = LazyRegressor(model, tolerance=0.0).fit(near, labels)
     with pytest.warns(ConvergenceWarning, match="condition number"):

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import featlearn as fl
 from cases import CASES, Case
-from featlearn.capture import Subject
+from featlearn.capture import ModelSession
 from featlearn.kernels import _ntk_operator as operator
 from featlearn.kernels import ntk
 from featlearn.kernels._ntk_operator import ntk_operator
@@ -48,7 +48,7 @@ def test_the_second_way_of_every_case(case: Case, monkeypatch: pytest.MonkeyPatc
     def no_forward_mode(*args: Any) -> Tensor:
         raise NotImplementedError("there is no forward mode")
 
-    monkeypatch.setattr(Subject, "forward_products", no_forward_mode)
+    monkeypatch.setattr(ModelSession, "forward_products", no_forward_mode)
     kernel = ntk(case.make(), [case.batch()], forward=case.forward)
     theta = ntk_operator(case.make(), case.batch(), forward=case.forward, batch_size=2)
     assert close(theta @ np.eye(len(kernel)), kernel)
@@ -147,7 +147,7 @@ def test_the_model_is_left_as_found(forward_mode: bool, monkeypatch: pytest.Monk
     model[3].weight.grad = torch.ones_like(model[3].weight)
     model[2].eval()
     if not forward_mode:
-        monkeypatch.setattr(Subject, "forward_products", None)
+        monkeypatch.setattr(ModelSession, "forward_products", None)
 
     def picture() -> list[Any]:
         state = [(name, t.numpy().tobytes()) for name, t in model.state_dict().items()]

@@ -75,7 +75,7 @@ def test_no_parameter_is_skipped_silently() -> None:
         "rnn.weight_hh_l0": "recurrent",
         "bilinear.weight": "bilinear",
         "up.weight": "transposed convolution",
-        "norm.weight": "normalisation",
+        "norm.weight": "normalization",
         "paired.matrix": "PairedLinear.*register_layer",
         "skipped.0.weight": "a frozen copy that is subtracted",
         "table": "Zoo",

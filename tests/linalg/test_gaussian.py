@@ -37,7 +37,7 @@ def test_constants_of_activations(function, mean, std, slope) -> None:
             assert value == pytest.approx(expected, abs=1e-11)
 
 
-def test_slope_is_the_mean_derivative_after_normalising() -> None:
+def test_slope_is_the_mean_derivative_after_normalizing() -> None:
     for function in (torch.tanh, F.silu, F.softplus):
         constants = activation_constants(function)
 
@@ -63,7 +63,7 @@ def test_hermite_polynomials_are_orthonormal() -> None:
 def test_parseval() -> None:
     coefficients = hermite_coefficients(torch.tanh, 160)
     assert float(coefficients.square().sum()) == pytest.approx(gaussian_mean(lambda z: torch.tanh(z) ** 2), rel=1e-6)
-    # Softplus and ReLU have a second coefficient, so that spikes are expected at initialisation.
+    # Softplus and ReLU have a second coefficient, so that spikes are expected at initialization.
     assert activation_constants(F.softplus).second == pytest.approx(0.280, abs=5e-4)
     assert activation_constants(torch.relu).second == pytest.approx(0.483, abs=5e-4)
     assert activation_constants(torch.tanh).second == pytest.approx(0.0, abs=1e-14)

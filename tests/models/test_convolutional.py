@@ -17,7 +17,7 @@ def weights(net):
     return [p for p in net.parameters() if p.ndim > 1]
 
 
-def test_small_cnn_is_in_the_ntk_parameterisation():
+def test_small_cnn_is_in_the_ntk_parameterization():
     net = small_cnn((16, 32), 2, image_shape=(3, 9, 12), generator=0, dtype=torch.float64)
     assert [tuple(w.shape) for w in net.parameters()] == [(16, 3, 3, 3), (32, 16, 3, 3), (2, 32 * 2 * 3)]
     for w in weights(net)[:2]:

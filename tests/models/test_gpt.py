@@ -41,7 +41,7 @@ def test_a_token_depends_on_none_after_it():
 def test_the_papers_network():
     net = gpt(65)
     assert len(net.blocks) == 3
-    # 3 blocks of 12 width^2, positions and tokens; gains of 7 normalisations.
+    # 3 blocks of 12 width^2, positions and tokens; gains of 7 normalizations.
     width = 384
     assert sum(p.numel() for p in net.parameters()) == 36 * width**2 + (256 + 65) * width + 7 * width
     assert not any(isinstance(m, nn.Dropout) for m in net.modules())
@@ -74,13 +74,13 @@ def test_probe_takes_every_weight_but_look_ups(tied):
 def test_it_learns_what_comes_next():
     text = CharacterTask(torch.arange(300) % 5, torch.arange(50) % 5, "abcde")
     net = gpt(5, 8, blocks=1, heads=2, width=16)
-    optimiser = torch.optim.Adam(net.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         inputs, targets = text.batch(16, 8, generator)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         cross_entropy(net(inputs).flatten(0, 1), targets.flatten()).backward()
-        optimiser.step()
+        optimizer.step()
     inputs, targets = text.blocks(8)
     assert torch.equal(net(inputs).argmax(-1), targets)
 

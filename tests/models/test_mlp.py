@@ -51,8 +51,8 @@ def test_uniform_has_the_statistics_of_torch_itself():
     theirs = nn.Linear(200, 3000).weight
     ours = mlp([200, 3000])[0].weight
     quantiles = torch.linspace(0, 1, 21)
-    pick = [torch.quantile(w.detach().flatten()[:500_000], quantiles) for w in (ours, theirs)]
-    torch.testing.assert_close(*pick, atol=5e-4, rtol=0)
+    select_matching = [torch.quantile(w.detach().flatten()[:500_000], quantiles) for w in (ours, theirs)]
+    torch.testing.assert_close(*select_matching, atol=5e-4, rtol=0)
 
 
 def test_scales_and_their_two_readings():

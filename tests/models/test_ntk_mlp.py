@@ -7,7 +7,7 @@ from torch import nn
 import featlearn as fl
 from featlearn.datasets import teacher_task
 from featlearn.errors import InputError
-from featlearn.linalg import activation_module, gaussian_mean, normalised_activation
+from featlearn.linalg import activation_module, gaussian_mean, normalized_activation
 from featlearn.models import mlp, ntk_mlp
 
 NAMES = ("tanh", "softplus", "relu", "sigmoid", "erf", "gelu", "silu")
@@ -25,8 +25,8 @@ def points(n, d, seed=0):
         ("relu", 0.398942280401, 0.583819370104),
     ],
 )
-def test_constants_of_normalised_activations(name, mean, std):
-    module = normalised_activation(name)
+def test_constants_of_normalized_activations(name, mean, std):
+    module = normalized_activation(name)
     assert module.mean == pytest.approx(mean, abs=1e-11)
     assert module.std == pytest.approx(std, abs=1e-11)
     z = torch.linspace(-3, 3, 13, dtype=torch.float64)
@@ -34,8 +34,8 @@ def test_constants_of_normalised_activations(name, mean, std):
 
 
 @pytest.mark.parametrize("activation", [*NAMES, torch.sin, nn.LeakyReLU(0.3), lambda: nn.PReLU()])
-def test_normalised_activations_have_mean_0_and_variance_1(activation):
-    module = normalised_activation(activation).double()
+def test_normalized_activations_have_mean_0_and_variance_1(activation):
+    module = normalized_activation(activation).double()
     with torch.no_grad():
         assert gaussian_mean(module) == pytest.approx(0, abs=1e-10)
         assert gaussian_mean(lambda z: module(z).square()) == pytest.approx(1, abs=1e-10)
@@ -47,20 +47,20 @@ def test_kinks_between_the_panels_are_told():
 
     # E relu(z - a) = phi(a) - a (1 - Phi(a))
     density, beyond = math.exp(-0.045) / math.sqrt(2 * math.pi), 0.5 * math.erfc(0.3 / math.sqrt(2))
-    assert normalised_activation(kinked, kinks=[0.3]).mean == pytest.approx(density - 0.3 * beyond, abs=1e-12)
-    assert normalised_activation(kinked).mean != pytest.approx(density - 0.3 * beyond, abs=1e-12)
+    assert normalized_activation(kinked, kinks=[0.3]).mean == pytest.approx(density - 0.3 * beyond, abs=1e-12)
+    assert normalized_activation(kinked).mean != pytest.approx(density - 0.3 * beyond, abs=1e-12)
 
 
 def test_the_output_is_the_papers_formula():
     net = ntk_mlp([6, 20, 30, 1], activation="softplus", generator=1, dtype=torch.float64)
-    X, sigma = points(9, 6), normalised_activation("softplus")
+    X, sigma = points(9, 6), normalized_activation("softplus")
     h = X / math.sqrt(6)
     for layer, width in ((net[1], 20), (net[4], 30)):
         h = sigma(h @ layer.weight.mT) / math.sqrt(width)
     torch.testing.assert_close(net(X), h @ net[7].weight.mT)
     assert [name for name, m in net.named_modules() if isinstance(m, nn.Linear)] == ["1", "4", "7"]
     assert [tuple(p.shape) for p in net.parameters()] == [(20, 6), (30, 20), (1, 30)]
-    plain = ntk_mlp([6, 20, 1], activation="softplus", normalised=False, generator=1, dtype=torch.float64)
+    plain = ntk_mlp([6, 20, 1], activation="softplus", normalized=False, generator=1, dtype=torch.float64)
     expected = nn.functional.softplus(X @ plain[1].weight.mT / math.sqrt(6)) @ plain[4].weight.mT / math.sqrt(20)
     torch.testing.assert_close(plain(X), expected)
 
@@ -79,7 +79,7 @@ def test_kernels_are_equations_4_and_5(name):
     W, v = net[1].weight.detach(), net[4].weight.detach()[0]
     H = X @ W.mT / math.sqrt(d)
     with torch.no_grad():
-        features = normalised_activation(name)(H)
+        features = normalized_activation(name)(H)
     conjugate = features @ features.mT / h
     slopes = derivative(name, H) * v
     explicit = (X @ X.mT / d) * (slopes @ slopes.mT / h) + conjugate
@@ -102,7 +102,7 @@ def test_the_tangent_kernel_of_three_layers_against_autograd():
 
 @pytest.mark.parametrize("widths", [[40, 300, 1], [40, 300, 300, 1]])
 def test_the_output_has_variance_one_over_networks(widths):
-    # On inputs of length sqrt d, E f^2 is 1 by normalisation at every width of the first layer.
+    # On inputs of length sqrt d, E f^2 is 1 by normalization at every width of the first layer.
     x = points(1, widths[0])
     x = x * math.sqrt(widths[0]) / x.norm()
     outputs = torch.stack([ntk_mlp(widths, generator=s, dtype=torch.float64)(x).detach()[0, 0] for s in range(400)])
@@ -155,8 +155,8 @@ def test_seeds():
         (lambda: ntk_mlp([4, 3, 1], init=["normal"]), "2 of them"),
         (lambda: ntk_mlp([4, 3, 1], init=[1.0, 2.0]), "float"),
         (lambda: ntk_mlp([4, 3, 1], init=lambda shape, generator: torch.zeros(3)), "shape"),
-        (lambda: normalised_activation(torch.ones_like), "constant"),
-        (lambda: normalised_activation("tan"), "tan"),
+        (lambda: normalized_activation(torch.ones_like), "constant"),
+        (lambda: normalized_activation("tan"), "tan"),
     ],
 )
 def test_bad_arguments(call, words):

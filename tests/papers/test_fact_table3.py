@@ -57,7 +57,7 @@ def test_the_papers_protocol_without_features_is_kernel_ridge_tuned_on_the_half(
 
 
 def test_the_papers_protocol_leaks_labels_and_the_clean_one_does_not() -> None:
-    """Labels are coin flips: nothing can be learnt, but by an M that has seen the test rows."""
+    """Labels are coin flips: nothing can be learned, but by an M that has seen the test rows."""
     several = [table(60, 30 + k, 2, informative=False) for k in range(6)]
     clean = np.mean([uci_accuracy(given, "clean", n_iter=2).mean for given in several])
     paper = np.mean([uci_accuracy(given, "paper").mean for given in several])

@@ -26,7 +26,7 @@ def test_a_trained_network_is_aligned_and_corruption_undoes_it(result: ChainAlig
 
 def test_training_raises_the_correlation(result: ChainAlignment) -> None:
     assert result.before["0"].nfc < 0.6 < result.after["0"].nfc
-    # The scale of the first layer is small, so that nearly all of its correlation is learnt.
+    # The scale of the first layer is small, so that nearly all of its correlation is learned.
     assert result.after["0"].centered_ratio > 0.9
     # One output: the last layer's NFC is 1 whatever the weights are.
     assert result.before["4"].nfc == pytest.approx(1.0)

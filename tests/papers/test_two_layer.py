@@ -127,8 +127,8 @@ def test_cases_of_a_seed_share_data_and_network():
     assert list(frame.index) == [1, 2, 3, 4]
     assert frame.loc[3, "published error"] == 0.23791
     assert frame.loc[3, "error"] == cases[3].test_error
-    # The centred norm term takes the constant off: the labels are the same without it.
-    off = spectral_case(1, size, seed=1, steps=1, centre_norm=False)
+    # The centered norm term takes the constant off: the labels are the same without it.
+    off = spectral_case(1, size, seed=1, steps=1, center_norm=False)
     assert float((off.task.y - cases[1].task.y).mean()) == pytest.approx(0.2, abs=1e-5)
 
 

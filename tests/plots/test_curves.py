@@ -20,8 +20,8 @@ def test_a_panel_a_number_and_a_curve_a_layer(tmp_path) -> None:
     assert second.get_ylim()[1] == pytest.approx(1.02)
     assert [text.get_text() for text in fig.legends[0].get_texts()] == ["net.0", "net.2"]
     np.testing.assert_array_equal(second.lines[1].get_ydata(), STEPS / 100)
-    colours = [line.get_color() for line in second.lines[:2]]
-    assert len(set(colours)) == 2
+    colors = [line.get_color() for line in second.lines[:2]]
+    assert len(set(colors)) == 2
     assert save_figure(fig, tmp_path / "a.png").stat().st_size > 5000
 
 

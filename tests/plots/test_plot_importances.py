@@ -30,7 +30,7 @@ def gram(d, scale=1.0):
     return scale * factor.T @ factor
 
 
-def test_bars_are_sorted_and_labelled():
+def test_bars_are_sorted_and_labeled():
     (ax,) = importance_bars(["a", "b", "c", "d"], torch.tensor([0.1, 123456.789, float("nan"), -2.0])).axes
     assert names(ax.yaxis) == ["b", "a", "d", "c"]
     assert bars(ax) == pytest.approx([123456.789, 0.1, -2.0, 0.0])
@@ -59,7 +59,7 @@ def test_zeros_are_drawn(tmp_path):
     save_figure(feature_matrix_picture(np.zeros((3, 3))), tmp_path / "b.png")
 
 
-def test_picture_sorts_by_the_diagonal_and_centres_colours():
+def test_picture_sorts_by_the_diagonal_and_centers_colors():
     matrix = np.array([[1.0, -0.5, 0.0], [-0.5, 4.0, 2.0], [0.0, 2.0, 2.0]])
     fig = feature_matrix_picture(torch.tensor(matrix), ["a", "b", "c"], title="three")
     ax = heat(fig)
@@ -107,7 +107,7 @@ def test_nothing_is_cut_off_or_overlaps(d, name):
     assert all(one.x1 <= other.x0 + 1 for one, other in itertools.pairwise(columns))
 
 
-def test_nan_entries_are_grey():
+def test_nan_entries_are_gray():
     matrix = gram(3)
     matrix[0, 1] = np.nan
     image = heat(feature_matrix_picture(matrix)).images[0]

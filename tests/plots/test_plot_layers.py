@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def marks(ax, hollow):
-    """Colour and (value, row) of the dots of each measure."""
+    """Color and (value, row) of the dots of each measure."""
     return {
         to_hex(line.get_color()).upper(): np.column_stack(line.get_data())
         for line in ax.lines
@@ -75,7 +75,7 @@ def test_error_bars():
 
 def test_sixty_long_names_fit_without_touching():
     names = [f"transformer.h.{i}.{part}" for i in range(15) for part in ("attn.c_attn", "attn.c_proj", "fc", "x")]
-    values = {m: np.linspace(0, 1, 60) for m in ("NFC", "centred NFC", "corrupted")}
+    values = {m: np.linspace(0, 1, 60) for m in ("NFC", "centered NFC", "corrupted")}
     fig = layer_bars(names, values, title="GPT-2")
     canvas = FigureCanvasAgg(fig)
     canvas.draw()

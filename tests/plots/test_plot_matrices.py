@@ -33,12 +33,12 @@ def test_shared_scale():
     np.testing.assert_allclose(shown(second), AGOP.detach() / 8)
 
 
-def test_colours_are_centred_at_zero_if_there_are_negative_entries():
+def test_colors_are_centered_at_zero_if_there_are_negative_entries():
     for matrices, low in (({"a": EGOP}, 0.0), ({"a": EGOP, "b": AGOP}, -1.0), ({"a": EGOP - 1e-9}, 0.0)):
         fig = matrix_row(matrices)
         for ax in panels(fig):
             assert (ax.images[0].norm.vmin, ax.images[0].norm.vmax) == (low, 1.0)
-        assert len(fig.axes) == len(matrices) + 1  # one colour bar for all
+        assert len(fig.axes) == len(matrices) + 1  # one color bar for all
     red, green, blue, _ = panels(matrix_row({"b": AGOP}))[0].images[0].cmap(0.5)
     assert red == pytest.approx(green, abs=0.02)
     assert red == pytest.approx(blue, abs=0.02)

@@ -11,7 +11,7 @@ from featlearn.plots import layer_bars, new_figure, save_figure, style
 
 
 def figure():
-    return layer_bars(["a", "b"], {"NFC": [0.5, 0.9], "centred": [0.1, float("nan")]}, title="Two layers")
+    return layer_bars(["a", "b"], {"NFC": [0.5, 0.9], "centered": [0.1, float("nan")]}, title="Two layers")
 
 
 def test_style_is_local():

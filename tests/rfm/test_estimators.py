@@ -176,7 +176,7 @@ def test_a_weight_is_a_repetition_and_zero_is_absence(settings: dict) -> None:
 
 
 def test_repetitions_may_have_different_targets() -> None:
-    """Two targets at one row: their mean is learnt, their distance counts in the error."""
+    """Two targets at one row: their mean is learned, their distance counts in the error."""
     doubled = np.concatenate([X, X])
     machine = RFMRegressor(n_iter=1, ridge=1e-3, bandwidth=2.0)
     apart = clone(machine).fit(doubled, np.concatenate([Y - 1, Y + 1]))
@@ -239,7 +239,7 @@ def test_clones_searches_and_copies() -> None:
     assert cross_val_score(RFMRegressor(n_iter=1), X, Y, cv=3).mean() > 0.3
 
 
-def test_learnt_attributes() -> None:
+def test_learned_attributes() -> None:
     machine = RFMRegressor(n_iter=3).fit(X, Y)
     history = machine.history_
     assert list(history.index) == list(range(machine.n_iter_))
@@ -316,8 +316,8 @@ def test_a_regressor_comes_back_from_its_file(settings: dict, tmp_path: Path) ->
     assert found.predict(there) == pytest.approx(machine.predict(there), abs=near)  # to the bit: test_found.py
     pd.testing.assert_frame_equal(found.feature_frame(), machine.feature_frame())
     pd.testing.assert_frame_equal(found.history_, machine.history_)
-    learnt = [name for name in vars(machine) if name.endswith("_") and not name.startswith("_")]
-    for name in set(learnt) - {"history_", "feature_names_in_"}:
+    learned = [name for name in vars(machine) if name.endswith("_") and not name.startswith("_")]
+    for name in set(learned) - {"history_", "feature_names_in_"}:
         assert np.array_equal(getattr(found, name), getattr(machine, name), equal_nan=True), name
     assert found.n_features_in_ == 4
     found.save(tmp_path / "again")  # and once more round
@@ -438,21 +438,21 @@ def test_a_table_as_it_comes() -> None:
     n = 300
     frame = pd.DataFrame({
         "income": random.lognormal(10, 1, n),
-        "colour": random.choice(["red", "blue", "green"], n),
+        "color": random.choice(["red", "blue", "green"], n),
         "member": random.random(n) < 0.5,
         "visits": pd.array(random.integers(0, 9, n), dtype="Int64"),
         "size": pd.Categorical(random.choice(["S", "L"], n)),
     })  # fmt: skip
-    bought = np.where((frame["colour"] == "red") ^ frame["member"], "yes", "no")
+    bought = np.where((frame["color"] == "red") ^ frame["member"], "yes", "no")
     frame.loc[random.random(n) < 0.1, "income"] = np.nan
     frame.loc[random.random(n) < 0.1, "visits"] = pd.NA
     frame.loc[random.random(n) < 0.1, "size"] = np.nan
     model = make_tabular(RFMClassifier()).fit(frame[:200], bought[:200])
     assert model.score(frame[200:], bought[200:]) > 0.9
     importances = model["estimator"].feature_frame()
-    assert {"income", "income missing", "colour=red", "member", "visits missing", "size=L"} <= set(importances.index)
+    assert {"income", "income missing", "color=red", "member", "visits missing", "size=L"} <= set(importances.index)
     strongest = importances.to_numpy().diagonal().argsort()[::-1][:2]
-    assert set(importances.index[strongest]) == {"colour=red", "member"}
+    assert set(importances.index[strongest]) == {"color=red", "member"}
     assert model.predict_proba(frame[200:]).shape == (100, 2)
     assert set(model.predict(frame[200:])) == {"yes", "no"}
 

@@ -170,7 +170,7 @@ def test_iterates_one_after_the_other(update: str) -> None:
 
 
 class NaiveJudge:
-    """An M for each fold, learnt from scratch on the rows outside; its rows are left out of solves on all others."""
+    """An M for each fold, learned from scratch on the rows outside; its rows are left out of solves on all others."""
 
     def __init__(self, problem: Problem, settings: Settings, count: int | None = None) -> None:
         self.problem, self.settings = problem, settings
@@ -199,14 +199,14 @@ class NaiveJudge:
 
     def learn(self, windows: list[list[int]], bandwidth: float, ridge: float) -> None:
         for fold, metric in enumerate(self.metrics):
-            learnt = []
+            learned = []
             for rows in windows:
                 others = torch.tensor([row for row in rows if self.folds[row] != fold])
                 naive = Naive(self.problem.part(others), self.settings, metric)
                 naive.solve(bandwidth, ridge * float(self.problem.weights[rows].sum()))
                 naive.update()
-                learnt.append(naive.metric)
-            self.metrics[fold] = sum(learnt) / len(learnt)
+                learned.append(naive.metric)
+            self.metrics[fold] = sum(learned) / len(learned)
 
     def errors(self, lines: tuple[Iteration, ...], windows: list[list[list[int]]] | None = None) -> list[float]:
         """Of all iterations, with the bandwidths and ridges that a history tells."""
@@ -559,7 +559,7 @@ def test_a_thousand_rows_judge(n: int, judged: int) -> None:
     assert len(found.unseen.residuals) == judged
     folds = torch.arange(n) % 5
     assert torch.equal(found.unseen.targets, problem.targets[folds < round(judged / n * 5)])
-    if n < 2000:  # where no M is learnt there is nothing to save
+    if n < 2000:  # where no M is learned there is nothing to save
         alone = learn(problem, replace(FIXED, update="none")).unseen
         assert alone is not None
         assert len(alone.residuals) == n
@@ -590,7 +590,7 @@ def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.M
     assert_near(unseen.residuals, torch.stack([residuals[row] for row in judged]))
     assert torch.equal(unseen.targets, problem.targets[judged])
     assert torch.equal(unseen.weights, problem.weights[judged])
-    assert found.best > 0  # or M has not learnt
+    assert found.best > 0  # or M has not learned
     error = float(unseen.weights @ unseen.residuals.square().sum(1) / unseen.weights.sum())
     assert found.error == pytest.approx(error, rel=1e-12)
 
@@ -653,19 +653,19 @@ def test_windows_go_round_in_a_circle() -> None:
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
-    """Each M is the mean of what the next two windows have learnt; the last solve sees all rows."""
+    """Each M is the mean of what the next two windows have learned; the last solve sees all rows."""
     problem, there = problem_of(50), problem_of(9, seed=1).x
     settings = replace(FIXED, update=update, ridge=1e-2, n_iter=5, subset=20, judge=False, diagonal=diagonal)
     found = learn(problem, settings)
     metric = EYE
     for both in WINDOWS[:5]:
-        learnt = []
+        learned = []
         for window in both:
             naive = Naive(problem.part(torch.tensor(window)), settings, metric)
             naive.solve(3.0, 1e-2 * naive.problem.total)
             naive.update()
-            learnt.append(naive.metric)
-        metric = sum(learnt) / 2
+            learned.append(naive.metric)
+        metric = sum(learned) / 2
     naive = Naive(problem, settings, metric)
     naive.solve(3.0, 1e-2 * problem.total)
     assert_near(oracles.as_matrix(found.metric), metric)
@@ -741,8 +741,8 @@ def test_rows_that_were_held_out_come_back_for_the_last_solve(chosen: bool) -> N
 
 @pytest.mark.parametrize("sampling", ["uniform", "leverage"])
 @pytest.mark.parametrize("judge", [True, False])
-def test_centres_carry_the_last_solve(sampling: str, judge: bool) -> None:
-    """The fit to all rows that is least among functions of the centres alone."""
+def test_centers_carry_the_last_solve(sampling: str, judge: bool) -> None:
+    """The fit to all rows that is least among functions of the centers alone."""
     problem, there = problem_of(60), problem_of(9, seed=1).x
     settings = replace(FIXED, ridge=1e-2, n_iter=2, centers=25, center_sampling=sampling, subset=30, judge=judge)
     found = learn(problem, settings)
@@ -762,7 +762,7 @@ def test_centres_carry_the_last_solve(sampling: str, judge: bool) -> None:
     assert not torch.equal(learn(problem, replace(settings, seed=1)).centers, found.centers)
 
 
-def test_all_rows_as_centres_are_the_direct_solve() -> None:
+def test_all_rows_as_centers_are_the_direct_solve() -> None:
     problem, there = problem_of(), problem_of(9, seed=1).x
     direct = learn(problem, replace(FIXED, ridge=1e-2))
     found = learn(problem, replace(FIXED, ridge=1e-2, centers=40))

@@ -26,7 +26,7 @@ def cars():
     return pd.DataFrame(
         {
             "age": [1.0, 3.0, np.nan, 8.0, 4.0, 4.0],
-            "colour": ["red", "blue", None, "red", "green", "blue"],
+            "color": ["red", "blue", None, "red", "green", "blue"],
             "doors": pd.array([2, 4, 4, None, 2, 4], dtype="Int64"),
             "electric": [True, False, False, True, True, False],
             "rented": pd.array([True, None, False, False, True, True], dtype="boolean"),
@@ -49,10 +49,10 @@ def test_names_values_and_index(cars):
     assert list(out.columns) == [
         "age",
         "age missing",
-        "colour=blue",
-        "colour=green",
-        "colour=red",
-        "colour missing",
+        "color=blue",
+        "color=green",
+        "color=red",
+        "color missing",
         "doors",
         "doors missing",
         "electric",
@@ -70,8 +70,8 @@ def test_names_values_and_index(cars):
     expected = np.insert((age - age.mean()) / age.std(), 2, 0.0)
     np.testing.assert_allclose(out["age"], expected, atol=1e-12)
     np.testing.assert_array_equal(out["age missing"], [0, 0, 1, 0, 0, 0])
-    np.testing.assert_array_equal(out["colour=red"], [1, 0, 0, 1, 0, 0])
-    np.testing.assert_array_equal(out.filter(like="colour").sum(axis=1), np.ones(6))
+    np.testing.assert_array_equal(out["color=red"], [1, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(out.filter(like="color").sum(axis=1), np.ones(6))
     np.testing.assert_allclose(out["electric"], [1, -1, -1, 1, 1, -1])
     np.testing.assert_array_equal(out["size=large"], [0, 1, 0, 1, 0, 0])
     np.testing.assert_array_equal(out["town missing"], [0, 1, 0, 0, 0, 0])
@@ -107,14 +107,14 @@ def test_squared_distances_are_2_for_every_kind():
 
 def test_new_categories_gaps_orders_and_columns_at_predict_time(cars):
     encoder = TableEncoder().fit(cars)
-    new = cars.iloc[:2].assign(colour=["violet", "red"], electric=[None, True], size=["huge", "small"], extra=1)
+    new = cars.iloc[:2].assign(color=["violet", "red"], electric=[None, True], size=["huge", "small"], extra=1)
     out = encoder.transform(new[new.columns[::-1]])
     assert list(out.columns) == list(encoder.get_feature_names_out())
-    assert (out.filter(regex="colour|size").iloc[0] == 0).all()
-    assert out["colour=red"].iloc[1] == 1
+    assert (out.filter(regex="color|size").iloc[0] == 0).all()
+    assert out["color=red"].iloc[1] == 1
     assert out["electric"].iloc[0] == 0
     pd.testing.assert_series_equal(out["age"], encoder.transform(cars)["age"].iloc[:2])
-    with pytest.raises(InputError, match=r"lacks columns that were there at fit: age, town \(it has colour"):
+    with pytest.raises(InputError, match=r"lacks columns that were there at fit: age, town \(it has color"):
         encoder.transform(cars.drop(columns=["age", "town"]))
     with pytest.raises(InputError, match="'age' held numbers at fit, and now holds 'old'"):
         encoder.transform(cars.assign(age="old"))
@@ -173,7 +173,7 @@ def test_constant_columns_become_0(values):
     assert (column(values)["a"] == 0).all()
 
 
-def test_huge_and_tiny_numbers_are_standardised():
+def test_huge_and_tiny_numbers_are_standardized():
     for factor in (1e-300, 1e300):
         np.testing.assert_allclose(column(np.array([1.0, 2, 3]) * factor)["a"], column([1.0, 2, 3])["a"])
     np.testing.assert_allclose(column(np.array([1.0, 2, 3]) + 1e6)["a"], column([1.0, 2, 3])["a"], rtol=1e-6)

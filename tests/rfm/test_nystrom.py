@@ -1,4 +1,4 @@
-"""Nystrom centres: the solution against dense algebra, the choice of centres, steps, memory and refusals."""
+"""Nystrom centers: the solution against dense algebra, the choice of centers, steps, memory and refusals."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def fit(kernel: Kernel, u: Tensor, centers: Tensor, solution: NystromSolution) -
 
 
 def with_sample(monkeypatch: pytest.MonkeyPatch, per_center: int) -> None:
-    """Let the preconditioner be made of so many rows for each centre, whatever they cost."""
+    """Let the preconditioner be made of so many rows for each center, whatever they cost."""
     monkeypatch.setattr(nystrom, "_sample_size", lambda n, m, *others: min(n, per_center * m))
 
 
 @pytest.mark.parametrize("name", ["laplace", "lpq 1.5 1.2", "exp"])
-def test_all_rows_as_centres_are_the_direct_solution(name: str) -> None:
+def test_all_rows_as_centers_are_the_direct_solution(name: str) -> None:
     kernel = oracles.KERNELS[name]
     u, targets, weights = problem(200)
     solution = solve_nystrom(kernel, u, targets, weights, u, BANDWIDTH, 1e-3)
@@ -67,7 +67,7 @@ def test_all_rows_as_centres_are_the_direct_solution(name: str) -> None:
 @pytest.mark.parametrize("way", ["all rows", "all rows, direct", "sample"])
 @pytest.mark.parametrize("ridge", [1e-2, 1e-6, 1e-10])
 @pytest.mark.parametrize("name", ["laplace", "gaussian", "lpq 1 .7", "polynomial 2"])
-def test_centres_are_the_dense_solution(name: str, ridge: float, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centers_are_the_dense_solution(name: str, ridge: float, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = oracles.KERNELS[name]
     u, targets, weights = problem(900)
     centers = u[choose_centers(kernel, u, weights, 60, BANDWIDTH, ridge)]
@@ -162,7 +162,7 @@ def test_float32_rows_are_solved_to_their_precision() -> None:
     assert oracles.relative_error(fit(LAPLACE, u, centers, solution), expected) < 1e-4
 
 
-def test_centres_without_a_ridge_and_with_copies() -> None:
+def test_centers_without_a_ridge_and_with_copies() -> None:
     u, targets, weights = problem(400)
     centers = torch.cat([u[:50], u[:50]])
     solution = solve_nystrom(LAPLACE, u, targets, weights, centers, BANDWIDTH, 0.0)
@@ -221,7 +221,7 @@ def test_memory_is_that_of_a_block_and_what_may_be_kept() -> None:
 
 
 @pytest.mark.parametrize("how", ["uniform", "leverage"])
-def test_centres_are_rows_without_repetition(how: str) -> None:
+def test_centers_are_rows_without_repetition(how: str) -> None:
     u, _, weights = problem(700)
     weights[::3] = 0.0
 
@@ -280,7 +280,7 @@ def test_bad_input_is_refused() -> None:
         ({"weights": weights[:-1]}, r"weights must be of shape \(30,\)"),
         ({"weights": -weights}, "not negative"),
         ({"weights": 0 * weights}, "above 0"),
-        ({"centers_u": u[:5, :2]}, r"\(centres, 4\)"),
+        ({"centers_u": u[:5, :2]}, r"\(centers, 4\)"),
         ({"centers_u": u[:5].float()}, "float64 as u is"),
         ({"bandwidth": 0.0}, "bandwidth"),
         ({"ridge": -1.0}, "ridge"),
@@ -297,5 +297,5 @@ def test_bad_input_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             choose_centers(LAPLACE, u, weights, *arguments)
-    with pytest.raises(SingularKernelError, match="fewer centres"):
+    with pytest.raises(SingularKernelError, match="fewer centers"):
         kernel_rows.cholesky(torch.diag(torch.tensor([2.0, -1.0], dtype=torch.float64)), 1e-16)

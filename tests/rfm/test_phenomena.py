@@ -34,33 +34,33 @@ def test_parity_of_two_is_solved_by_the_second_iteration(update: str, seed: int)
     task = parity_task(500, d=50, k=2, generator=seed, dtype=torch.float64)
     plain = paper_machine(update, 500, 0).fit(task.X.numpy(), task.y.numpy())
     assert accuracy(plain, task) < 0.85  # 0.70 to 0.76: the kernel alone cannot do it
-    learnt = paper_machine(update, 500, 2).fit(task.X.numpy(), task.y.numpy())
-    assert accuracy(learnt, task) == 1.0
-    assert strongest(learnt, 2) == task.support
-    assert learnt.feature_matrix_.trace() == pytest.approx(50.0)
-    others = np.delete(learnt.feature_matrix_.diagonal(), task.support)
-    assert learnt.feature_matrix_.diagonal()[list(task.support)].min() > 10 * others.max()
+    learned = paper_machine(update, 500, 2).fit(task.X.numpy(), task.y.numpy())
+    assert accuracy(learned, task) == 1.0
+    assert strongest(learned, 2) == task.support
+    assert learned.feature_matrix_.trace() == pytest.approx(50.0)
+    others = np.delete(learned.feature_matrix_.diagonal(), task.support)
+    assert learned.feature_matrix_.diagonal()[list(task.support)].min() > 10 * others.max()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("update", UPDATES)
 def test_parity_of_three_is_solved_by_the_second_iteration(update: str) -> None:
     task = parity_task(5000, d=50, k=3, generator=0, dtype=torch.float64)
-    learnt = paper_machine(update, 5000, 2).set_params(subset=None).fit(task.X.numpy(), task.y.numpy())
-    assert accuracy(learnt, task) == 1.0
-    assert strongest(learnt, 3) == task.support
+    learned = paper_machine(update, 5000, 2).set_params(subset=None).fit(task.X.numpy(), task.y.numpy())
+    assert accuracy(learned, task) == 1.0
+    assert strongest(learned, 3) == task.support
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_parity_of_two_with_the_settings_of_the_house(update: str) -> None:
     """Laplace kernel, bandwidth and ridge chosen, iterates judged: nothing is told but the update."""
     task = parity_task(500, d=50, k=2, generator=0, dtype=torch.float64)
-    learnt = RFMClassifier(update=update).fit(task.X.numpy(), task.y.numpy())
-    assert accuracy(learnt, task) == 1.0
-    assert strongest(learnt, 2) == task.support
-    errors = learnt.history_["error"]
+    learned = RFMClassifier(update=update).fit(task.X.numpy(), task.y.numpy())
+    assert accuracy(learned, task) == 1.0
+    assert strongest(learned, 2) == task.support
+    errors = learned.history_["error"]
     assert errors.iloc[-1] < 0.1 * errors.iloc[0]
-    probabilities = learnt.predict_proba(task.X_test.numpy())[np.arange(1000), task.y_test.numpy()]
+    probabilities = learned.predict_proba(task.X_test.numpy())[np.arange(1000), task.y_test.numpy()]
     assert probabilities.min() > 0.6  # nothing is in doubt
 
 
@@ -69,9 +69,9 @@ def test_labels_that_mean_nothing_are_not_believed() -> None:
     losses = []
     for seed in range(5):
         task = parity_task(300, d=20, k=2, noise=0.5, generator=seed, dtype=torch.float64)
-        learnt = RFMClassifier().fit(task.X.numpy(), task.y.numpy())
-        assert learnt.validation_error_ > 0.9  # the mean alone has 1
-        losses.append(-np.log(learnt.predict_proba(task.X_test.numpy())).mean())  # whichever label is the true one
+        learned = RFMClassifier().fit(task.X.numpy(), task.y.numpy())
+        assert learned.validation_error_ > 0.9  # the mean alone has 1
+        losses.append(-np.log(learned.predict_proba(task.X_test.numpy())).mean())  # whichever label is the true one
     assert np.mean(losses) < np.log(2) + 0.03  # 0.006 was measured
 
 
@@ -103,7 +103,7 @@ def test_modular_addition_of_31_rises_from_nothing(update: str, n_iter: int, rea
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("update", "n_iter"), [("nfa", 25), ("fact", 25), ("fact-geometric", 50)])
-def test_modular_addition_of_61_is_learnt(update: str, n_iter: int) -> None:
+def test_modular_addition_of_61_is_learned(update: str, n_iter: int) -> None:
     """Plain FACT too, which the paper calls unstable here."""
     reached, circulant = modular_machine(61, update, n_iter)
     assert reached > 0.99

@@ -326,7 +326,7 @@ def test_a_window_within_one_fold_is_said() -> None:
         RFMRegressor(subset=3, validation=folds).fit(X, Y)
 
 
-def test_memory_with_centres_asks_for_a_smaller_subset() -> None:
+def test_memory_with_centers_asks_for_a_smaller_subset() -> None:
     with pytest.raises(InputError, match="subset="):
         RFMRegressor(centers=20, subset=None, max_memory=100).fit(X, Y)
 

@@ -107,7 +107,7 @@ def test_one_class_is_no_classification(label) -> None:
         machine.predict(X)
 
 
-def test_a_constant_target_is_said_and_learnt() -> None:
+def test_a_constant_target_is_said_and_learned() -> None:
     with pytest.warns(UserWarning, match=r"y is constant \(2.5\): the machine predicts it everywhere"):
         machine = RFMRegressor().fit(X, np.full(40, 2.5))
     assert machine.predict(X + 1) == pytest.approx(2.5, abs=1e-12)
@@ -178,8 +178,8 @@ def test_nothing_is_checked_before_fit() -> None:
     assert machine.set_params(kernel="laplace", ridge="loo").fit(X, Y).score(X, Y) > 0.5
 
 
-def test_more_centres_than_rows() -> None:
-    with pytest.warns(UserWarning, match="centers=100 is more than the 40 distinct rows: all rows are centres"):
+def test_more_centers_than_rows() -> None:
+    with pytest.warns(UserWarning, match="centers=100 is more than the 40 distinct rows: all rows are centers"):
         machine = RFMRegressor(n_iter=1, centers=100).fit(X, Y)
     assert machine.dual_coef_.shape == (40, 1)
     with pytest.warns(UserWarning, match="more than the 20 distinct rows"):

@@ -414,7 +414,7 @@ def left_out(problem: Problem, shift: float) -> Tensor:
 
 
 @pytest.mark.parametrize("intercept", [True, False])
-def test_merged_rows_have_the_same_minimiser(intercept: bool) -> None:
+def test_merged_rows_have_the_same_minimizer(intercept: bool) -> None:
     x, y, w = repeated()
     merged = merge_rows(x, y, w)
     assert len(merged.x) == len(np.unique(x, axis=0)) == 20
@@ -491,7 +491,7 @@ def test_order_depends_on_values_alone() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 3])
-def test_equal_rows_are_neighbours_among_many(columns: int) -> None:
+def test_equal_rows_are_neighbors_among_many(columns: int) -> None:
     rows = np.random.default_rng(0).integers(60, size=(50_000, columns)).astype(float)
     order, groups = distinct_rows(rows)
     assert sorted(order) == list(range(50_000))

@@ -21,7 +21,7 @@ def people(n: int = 90) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "age": rng.normal(40, 12, n),
-            "colour": rng.choice(["red", 'blue, "light"', "grün"], n),
+            "color": rng.choice(["red", 'blue, "light"', "grün"], n),
             "member": rng.random(n) < 0.5,
             "town": [f"town {i}" for i in rng.integers(0, 12, n)],
             "one": 1.0,
@@ -30,7 +30,7 @@ def people(n: int = 90) -> pd.DataFrame:
         }
     )
     frame.loc[::7, "age"] = np.nan
-    frame.loc[::9, "colour"] = None
+    frame.loc[::9, "color"] = None
     return frame
 
 
@@ -50,14 +50,14 @@ def test_a_classifier_predicts_the_same_bits(labels: str, tmp_path: Path) -> Non
     save_tabular(tmp_path / "model.safetensors", model, {"target": "answer"})
     again, about = load_tabular(tmp_path / "model.safetensors")
     assert about == {"target": "answer"}
-    new = frame.assign(colour="green", town="elsewhere")[::-1]
+    new = frame.assign(color="green", town="elsewhere")[::-1]
     for rows in (frame, new):
         np.testing.assert_array_equal(again.predict(rows), model.predict(rows))
         np.testing.assert_array_equal(again.predict_proba(rows), model.predict_proba(rows))
     assert again.predict(frame).dtype == model.predict(frame).dtype
     assert list(again["table"].get_feature_names_out()) == list(model["table"].get_feature_names_out())
     kinds = column_kinds(again)
-    assert (kinds["age"], kinds["colour"], kinds["member"], kinds["when"]) == ("number", "category", "number", "unused")
+    assert (kinds["age"], kinds["color"], kinds["member"], kinds["when"]) == ("number", "category", "number", "unused")
     with pytest.raises(InputError, match="lacks columns that were there at fit: age"):
         again.predict(frame.drop(columns="age"))
 
@@ -84,7 +84,7 @@ def test_one_row_is_predicted_to_the_same_bits(outputs: int, tmp_path: Path) -> 
 
 def test_what_is_no_model_is_refused_in_a_sentence(tmp_path: Path) -> None:
     good = tmp_path / "good.safetensors"
-    model = make_tabular(RFMRegressor(n_iter=0)).fit(people(30)[["age", "colour"]], np.arange(30.0))
+    model = make_tabular(RFMRegressor(n_iter=0)).fit(people(30)[["age", "color"]], np.arange(30.0))
     save_tabular(good, model)
     with safetensors.safe_open(good, framework="np") as stored:
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118

@@ -80,7 +80,7 @@ def test_quantiles_invert_the_cdf(rows: int, columns: int) -> None:
     assert (x[:301].diff() >= 0).all()
 
 
-def test_normalisations_of_the_docstring_against_simulation() -> None:
+def test_normalizations_of_the_docstring_against_simulation() -> None:
     h, d, n = 500, 300, 400
     draw = np.random.default_rng(0)
     w, x = draw.standard_normal((h, d)), draw.standard_normal((d, n))

@@ -29,7 +29,7 @@ def test_against_the_whole_decomposition(shape: tuple[int, int], k: int) -> None
     assert torch.equal(vectors, leading_vectors(w, k)[1])
 
 
-def test_a_centred_kernel_by_lanczos() -> None:
+def test_a_centered_kernel_by_lanczos() -> None:
     x = random(400, 500)
     x = x - x.mean(0)
     kernel = x @ x.mT

@@ -16,7 +16,7 @@ def test_equal_eigenvalues_have_their_number_as_rank() -> None:
     assert stable_rank(values) == pytest.approx(6)
     assert effective_rank(values) == pytest.approx(6)
     assert spectral_entropy(values) == pytest.approx(math.log(6))
-    assert spectral_entropy(values, normalised=True) == pytest.approx(1)
+    assert spectral_entropy(values, normalized=True) == pytest.approx(1)
 
 
 def test_against_norms_of_the_matrix_and_a_loop() -> None:
@@ -28,12 +28,12 @@ def test_against_norms_of_the_matrix_and_a_loop() -> None:
     entropy = -sum(v / total * math.log(v / total) for v in values.tolist())
     assert spectral_entropy(values) == pytest.approx(entropy)
     assert effective_rank(values) == pytest.approx(math.exp(entropy))
-    assert spectral_entropy(7 * values, normalised=True) == pytest.approx(entropy / math.log(20))
+    assert spectral_entropy(7 * values, normalized=True) == pytest.approx(entropy / math.log(20))
 
 
 def test_rank_one() -> None:
     assert (stable_rank([3.0, 0.0]), effective_rank([3.0, 0.0])) == (1.0, 1.0)
-    assert spectral_entropy([3.0, 0.0]) == spectral_entropy([3.0], normalised=True) == 0.0
+    assert spectral_entropy([3.0, 0.0]) == spectral_entropy([3.0], normalized=True) == 0.0
 
 
 def test_rounding_is_no_rank() -> None:

@@ -150,9 +150,9 @@ def test_exponential_comparison_by_hand() -> None:
     terms = law.logpdf(fit.tail) - rival.logpdf(fit.tail)
     result = compare(fit, "exponential")
     assert result.ratio == pytest.approx(terms.sum(), rel=1e-10)
-    assert result.normalised == pytest.approx(terms.sum() / (terms.std() * math.sqrt(len(terms))), rel=1e-10)
-    assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(result.normalised)), rel=1e-10)
-    assert result.favours == "power law"
+    assert result.normalized == pytest.approx(terms.sum() / (terms.std() * math.sqrt(len(terms))), rel=1e-10)
+    assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(result.normalized)), rel=1e-10)
+    assert result.favors == "power law"
 
 
 @pytest.mark.parametrize("x_min", [0.3, 1.0, 3.0])
@@ -172,7 +172,7 @@ def test_lognormal_comparison_against_a_direct_search(x_min: float) -> None:
     assert result.parameters["mu"] == pytest.approx(search.x[0], abs=1e-3)
     assert result.parameters["sigma"] == pytest.approx(math.exp(search.x[1]), abs=1e-3)
     if x_min < 1:
-        assert result.favours == "lognormal"
+        assert result.favors == "lognormal"
     # The fitted law is a density on the tail.
     rival = stats.lognorm(result.parameters["sigma"], scale=math.exp(result.parameters["mu"]))
     assert quad(rival.pdf, x_min, np.inf)[0] / rival.sf(x_min) == pytest.approx(1.0, abs=1e-6)
@@ -182,7 +182,7 @@ def test_no_lognormal_beats_a_tail_heavier_than_a_power_law() -> None:
     logs = np.exp(np.random.default_rng(1).exponential(size=300))  # heavy even as logs
     values = np.exp(logs[logs < 25])
     result = compare(power_law(values, x_min=math.e), "lognormal")
-    assert (result.ratio, result.normalised, result.p_value, result.favours) == (0.0, 0.0, 1.0, "neither")
+    assert (result.ratio, result.normalized, result.p_value, result.favors) == (0.0, 0.0, 1.0, "neither")
     assert all(math.isnan(p) for p in result.parameters.values())
 
 

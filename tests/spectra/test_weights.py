@@ -208,7 +208,7 @@ def test_what_may_be_mixed_head_by_head_stays_whole() -> None:
     assert "not split" in found["h.query_key_value"].notes[0]
 
 
-def test_older_norms_and_parametrisations_leave_the_model_as_it_is() -> None:
+def test_older_norms_and_parametrizations_leave_the_model_as_it_is() -> None:
     with pytest.warns(FutureWarning):
         old = nn.utils.weight_norm(nn.Linear(12, 30))
     spectral = parametrizations.spectral_norm(nn.Linear(12, 30))
@@ -224,7 +224,7 @@ def test_older_norms_and_parametrisations_leave_the_model_as_it_is() -> None:
     assert weight_spectra(model.state_dict())["0"].eigenvalues == pytest.approx(oracle(made), rel=1e-6)
     model.eval()
     assert found["1"].eigenvalues == pytest.approx(oracle(spectral.weight), rel=1e-9)
-    assert "parametrised" in found["2"].notes[0]
+    assert "parametrized" in found["2"].notes[0]
     taken = found.coverage.set_index("parameter")["matrices"]
     assert taken["0.weight_g"] == taken["0.weight_v"] == "0"
 
@@ -257,7 +257,7 @@ def test_every_tensor_is_told_of() -> None:
         "bad.weight": "NaN or infinite",
         "nan.weight": "NaN or infinite",
         "huge.weight": "squares",
-        "eight.weight": "quantised",
+        "eight.weight": "quantized",
         "empty.weight": "empty",
         "number": "no tensor but int",
         "scalar": "a number",

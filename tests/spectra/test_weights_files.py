@@ -140,7 +140,7 @@ def test_meta_and_lazy_tensors_are_told_of() -> None:
     assert list(weight_spectra(model)) == ["0"]
     assert "meta" in weight_spectra(model).skipped.set_index("parameter")["reason"]["1.weight"]
     model = nn.Sequential(nn.Linear(20, 20), nn.LazyLinear(5))
-    assert "not initialised" in weight_spectra(model).skipped.set_index("parameter")["reason"]["1.weight"]
+    assert "not initialized" in weight_spectra(model).skipped.set_index("parameter")["reason"]["1.weight"]
 
 
 MEMORY = """

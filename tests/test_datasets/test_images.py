@@ -91,7 +91,7 @@ def test_what_gets_mean_zero_and_deviation_one(tmp_path):
     assert 0 <= plain.X.min() < 0.05
     assert 0.95 < plain.X.max() <= 1
     for what, axes in (("pixels", (0,)), ("channels", (0, 2, 3)), ("images", (1, 2, 3))):
-        task = image_task(path, flatten=False, standardise=what, dtype=torch.float64)
+        task = image_task(path, flatten=False, standardize=what, dtype=torch.float64)
         std, mean = torch.std_mean(task.X, axes, correction=0)
         torch.testing.assert_close(mean, torch.zeros_like(mean), atol=1e-12, rtol=0)
         ones = torch.ones_like(std)
@@ -102,20 +102,20 @@ def test_what_gets_mean_zero_and_deviation_one(tmp_path):
         if what == "channels":  # the training images' constants
             std, mean = torch.std_mean(plain.X, axes, correction=0, keepdim=True)
             torch.testing.assert_close(task.X_test, (plain.X_test - mean) / std)
-    half = image_task(path, standardise="images", dtype=torch.bfloat16)
+    half = image_task(path, standardize="images", dtype=torch.bfloat16)
     assert half.X.dtype == torch.bfloat16
     with pytest.raises(InputError, match="'pixels', 'channels', 'images' or None"):
-        image_task(path, standardise="image")
+        image_task(path, standardize="image")
 
 
-@pytest.mark.parametrize("layout", ["last", "first", "grey", "float"])
+@pytest.mark.parametrize("layout", ["last", "first", "gray", "float"])
 def test_npz_layouts(tmp_path, layout):
     x, y = pictures(12, 6, 5, 3), np.arange(12)[:, None] % 3
-    stored = {"last": x, "first": x.transpose(0, 3, 1, 2), "grey": x[..., 0], "float": x / 255}[layout]
+    stored = {"last": x, "first": x.transpose(0, 3, 1, 2), "gray": x[..., 0], "float": x / 255}[layout]
     np.savez_compressed(tmp_path / "a.npz", X=stored, y=y, notes=np.zeros(3))
     task = image_task(str(tmp_path / "a.npz"), n=12, n_test=0, flatten=False)
-    assert task.image_shape == ((1, 6, 5) if layout == "grey" else (3, 6, 5))
-    channels_first = x[..., :1].transpose(0, 3, 1, 2) if layout == "grey" else x.transpose(0, 3, 1, 2)
+    assert task.image_shape == ((1, 6, 5) if layout == "gray" else (3, 6, 5))
+    channels_first = x[..., :1].transpose(0, 3, 1, 2) if layout == "gray" else x.transpose(0, 3, 1, 2)
     assert same_rows(task.X, task.y, channels_first, y[:, 0])
 
 
@@ -205,7 +205,7 @@ def test_folder_of_images(tmp_path, split):
     assert (task.class_names, task.image_shape) == (("cat", "dog"), (3, 5, 6))
     assert same_rows(task.X, task.y, x.transpose(0, 3, 1, 2), [1, 1, 0, 0])
     assert len(task.X_test) == (4 if split else 0)
-    save(tmp_path / ("train" if split else "") / "cat", "three.png", x[0, :, :, 0])  # a grey one among coloured
+    save(tmp_path / ("train" if split else "") / "cat", "three.png", x[0, :, :, 0])  # a gray one among colored
     assert image_task(tmp_path, 5, 0).image_shape == (3, 5, 6)
 
 
@@ -215,7 +215,7 @@ def test_folder_of_images_of_several_sizes(tmp_path):
     with pytest.raises(InputError, match=r"1.png has 4x4 pixels and 2.png 8x8: pass size="):
         image_task(tmp_path)
     task = image_task(tmp_path, 2, 0, size=3, flatten=False)
-    assert task.X.shape == (2, 1, 3, 3)  # all grey
+    assert task.X.shape == (2, 1, 3, 3)  # all gray
     torch.testing.assert_close(task.X[task.y == 1], torch.full((1, 1, 3, 3), 0.2))
     (tmp_path / "b" / "2.png").write_bytes((tmp_path / "b" / "2.png").read_bytes()[:40])
     with pytest.raises(InputError, match="damaged or no image"):

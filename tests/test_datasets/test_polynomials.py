@@ -62,7 +62,7 @@ def test_high_rank_polynomial_and_its_egop():
     assert high_rank_task(10, 16, rank=3).target.function.matrix.shape == (3, 16)
 
 
-def test_labels_of_the_high_rank_polynomial_are_not_centred():
+def test_labels_of_the_high_rank_polynomial_are_not_centered():
     task = high_rank_task(4000, 64, generator=0)
     assert float(task.y.mean()) == pytest.approx(math.sqrt(64) / 2, rel=0.1)
 

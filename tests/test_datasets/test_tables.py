@@ -8,7 +8,7 @@ from featlearn.datasets.data_home import data_folder
 from featlearn.datasets.tables import read_table
 from featlearn.errors import InputError
 
-CSV = "age,colour,price\n3,red,1.5\n,blue,2\n5,,3\n"
+CSV = "age,color,price\n3,red,1.5\n,blue,2\n5,,3\n"
 
 
 @pytest.mark.parametrize("ending", [".csv", ".CSV", ".csv.gz", ".tsv", ".tsv.gz"])
@@ -17,20 +17,20 @@ def test_text_tables(tmp_path, ending):
     path = tmp_path / f"cars{ending}"
     path.write_bytes(gzip.compress(text.encode()) if ending.endswith("gz") else text.encode())
     frame = read_table(path)
-    assert list(frame.columns) == ["age", "colour", "price"]
+    assert list(frame.columns) == ["age", "color", "price"]
     assert frame["age"].isna().tolist() == [False, True, False]
     rest, target = read_table(str(path), target="price")
-    assert list(rest.columns) == ["age", "colour"]
+    assert list(rest.columns) == ["age", "color"]
     assert target.tolist() == [1.5, 2, 3]
     assert target.name == "price"
 
 
 def test_parquet(tmp_path, monkeypatch):
     path = tmp_path / "cars.parquet"
-    cars = pd.DataFrame({"age": [3.0, None], "colour": pd.Categorical(["red", "blue"]), "price": [1, 2]})
+    cars = pd.DataFrame({"age": [3.0, None], "color": pd.Categorical(["red", "blue"]), "price": [1, 2]})
     cars.to_parquet(path, engine="pyarrow")
     rest, target = read_table(path, "price")
-    pd.testing.assert_frame_equal(rest, cars[["age", "colour"]])
+    pd.testing.assert_frame_equal(rest, cars[["age", "color"]])
     assert target.tolist() == [1, 2]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"cars\.parquet cannot be read as a \.parquet table"):
@@ -43,7 +43,7 @@ def test_parquet(tmp_path, monkeypatch):
 def test_what_there_is_instead(tmp_path):
     (tmp_path / "cars.csv").write_text(CSV)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=r"no column 'prize'.*'age', 'colour', 'price'$"):
+    with pytest.raises(InputError, match=r"no column 'prize'.*'age', 'color', 'price'$"):
         read_table(tmp_path / "cars.csv", "prize")
     with pytest.raises(InputError, match=r"no file .*car\.csv.*the tables in that folder are 'cars\.csv'$"):
         read_table(tmp_path / "car.csv")

@@ -8,7 +8,7 @@ from torch import nn
 
 from featlearn.datasets import RegressionTask, Teacher, teacher_task
 from featlearn.errors import InputError
-from featlearn.linalg import activation_module, normalised_activation
+from featlearn.linalg import activation_module, normalized_activation
 
 
 def beyond_polynomials(teacher, degree):
@@ -33,14 +33,14 @@ def beyond_polynomials(teacher, degree):
 @pytest.mark.parametrize("tau", [0.0, 0.7, -0.4])
 @pytest.mark.parametrize(("name", "k", "d"), [("softplus", 1, 2), ("relu", 2, 3), ("relu", 1, 3), ("tanh", 2, 2)])
 def test_kernel_lower_bounds_against_least_squares(name, k, d, tau):
-    teacher = Teacher(torch.eye(d, dtype=torch.float64)[:k], normalised_activation(name), tau)
+    teacher = Teacher(torch.eye(d, dtype=torch.float64)[:k], normalized_activation(name), tau)
     bounds = teacher.kernel_lower_bounds()
     assert bounds.linear == pytest.approx(beyond_polynomials(teacher, 1), abs=1e-8)
     assert bounds.quadratic == pytest.approx(beyond_polynomials(teacher, 2), abs=1e-8)
 
 
 def test_kernel_lower_bounds_in_general_directions_and_for_activations_as_they_are():
-    task = teacher_task(2, 2, activation="sigmoid", normalised=False, tau=0.5, generator=3)
+    task = teacher_task(2, 2, activation="sigmoid", normalized=False, tau=0.5, generator=3)
     assert task.teacher.directions.abs().min() > 0.1  # not along an axis
     bounds = task.teacher.kernel_lower_bounds()
     assert bounds.linear == pytest.approx(beyond_polynomials(task.teacher, 1), abs=1e-8)
@@ -52,9 +52,9 @@ def test_kernel_lower_bounds_of_the_papers_teacher():
     plain = teacher_task(2, 1000).teacher.kernel_lower_bounds()
     assert plain.linear == pytest.approx(1 - 0.959562990054**2, abs=1e-10)
     assert plain.quadratic == pytest.approx(plain.linear - 0.280**2, abs=3e-4)
-    # The centre of the norm term is a constant; the term itself adds its cross term with c_2.
-    for centre in (False, True):
-        bounds = teacher_task(2, 1000, tau=0.2, centre_norm=centre).teacher.kernel_lower_bounds()
+    # The center of the norm term is a constant; the term itself adds its cross term with c_2.
+    for center in (False, True):
+        bounds = teacher_task(2, 1000, tau=0.2, center_norm=center).teacher.kernel_lower_bounds()
         assert bounds.quadratic == pytest.approx(plain.quadratic, abs=1e-15)
         u = math.sqrt(2) * 0.2 / 1000
         second = math.sqrt(plain.linear - plain.quadratic)
@@ -69,14 +69,14 @@ def test_kernel_lower_bounds_of_the_papers_teacher():
 
 def test_labels_are_equations_8_and_9():
     task = teacher_task(30, 6, 3, activation="softplus", tau=0.4, n_test=11, generator=0, dtype=torch.float64)
-    beta, sigma = task.teacher.directions, normalised_activation("softplus")
+    beta, sigma = task.teacher.directions, normalized_activation("softplus")
     torch.testing.assert_close(beta @ beta.mT, torch.eye(3, dtype=torch.float64))
     for X, y in ((task.X, task.y), (task.X_test, task.y_test)):
         expected = sum(sigma(X @ b) for b in beta) / 3 + 0.4 * X.square().sum(1) / 6
         torch.testing.assert_close(y, expected[:, None])
-    centred = teacher_task(30, 6, 3, tau=0.4, centre_norm=True, generator=0, dtype=torch.float64)
-    torch.testing.assert_close(centred.y, task.y - 0.4)
-    plain = teacher_task(30, 6, activation=nn.Tanh(), normalised=False, generator=0, dtype=torch.float64)
+    centered = teacher_task(30, 6, 3, tau=0.4, center_norm=True, generator=0, dtype=torch.float64)
+    torch.testing.assert_close(centered.y, task.y - 0.4)
+    plain = teacher_task(30, 6, activation=nn.Tanh(), normalized=False, generator=0, dtype=torch.float64)
     torch.testing.assert_close(plain.y, (plain.X @ plain.teacher.directions.mT).tanh())
     assert isinstance(task, RegressionTask)
     assert task.target is task.teacher
@@ -105,7 +105,7 @@ def test_noise_is_in_the_training_labels_alone():
     assert noisy.noise == 0.3
 
 
-def test_a_normalised_teacher_has_mean_0_and_variance_1():
+def test_a_normalized_teacher_has_mean_0_and_variance_1():
     y = teacher_task(100_000, 3, activation="relu", generator=0).y
     assert float(y.mean()) == pytest.approx(0, abs=0.015)
     assert float(y.var()) == pytest.approx(1, abs=0.03)
@@ -147,5 +147,5 @@ def test_bad_arguments(call, words):
 
 
 def test_plain_activations_keep_their_scale():
-    task = teacher_task(50, 3, activation="relu", normalised=False, generator=0, dtype=torch.float64)
+    task = teacher_task(50, 3, activation="relu", normalized=False, generator=0, dtype=torch.float64)
     torch.testing.assert_close(task.y, activation_module("relu")(task.X @ task.teacher.directions.mT))

@@ -47,7 +47,7 @@ def test_second_differences_of_the_flow() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_rho_is_where_the_centred_nfc_sets_out_from(case: Case) -> None:
+def test_rho_is_where_the_centered_nfc_sets_out_from(case: Case) -> None:
     model, batch = case.make(), case.batch()
     found = early_alignment(model, batch, case.loss, forward=case.forward)
     assert set(found) == set(case.layers)
@@ -62,7 +62,7 @@ def test_the_formula_of_the_paper_with_the_kernel() -> None:
     model = nn.Sequential(nn.Linear(6, 15, bias=False), nn.ReLU(), nn.Linear(15, 1, bias=False)).double()
     start = [p.detach().clone() for p in model.parameters()]
 
-    class Centred(nn.Module):
+    class Centered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = model
@@ -71,7 +71,7 @@ def test_the_formula_of_the_paper_with_the_kernel() -> None:
             return self.net(x) - torch.relu(x @ start[0].mT) @ start[1].mT
 
     y = Y[:, :1]
-    rho = early_alignment(Centred(), (X, y), nn.MSELoss())["net.0"].rho
+    rho = early_alignment(Centered(), (X, y), nn.MSELoss())["net.0"].rho
     assert rho == pytest.approx(derivative_correlation(X, y, fl.ptk(model, X, layer="0")), rel=1e-9)
 
 

@@ -18,7 +18,7 @@ def random_form(d: int, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_least_norm_is_what_a_minimiser_finds(seed: int) -> None:
+def test_the_least_norm_is_what_a_minimizer_finds(seed: int) -> None:
     """Against a penalty method on free weights: no network that computes the form costs less."""
     form = random_form(3, seed)
     found = least_norm_network(form, width=5)
@@ -49,7 +49,7 @@ def test_the_least_norm_is_what_a_minimiser_finds(seed: int) -> None:
         gaps.append(own.cost / least(own.form) - 1)
     assert min(near) < 0.05
     assert min(gaps) > -1e-9  # nothing costs less
-    assert min(gaps) < 1e-4  # and a minimiser as much
+    assert min(gaps) < 1e-4  # and a minimizer as much
     assert 2 > 1.05 * 3 / 2 ** (2 / 3)  # so that the paper's constant is too large
 
 

@@ -77,7 +77,7 @@ def test_cosine_schedule_by_hand():
 
 
 @pytest.mark.parametrize("name", ["sgd", "gd", "adam", "adagrad"])
-def test_named_optimisers_equal_their_factories(name):
+def test_named_optimizers_equal_their_factories(name):
     X, y, net = least_squares()
     twin = copy.deepcopy(net)
     kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad}

@@ -172,7 +172,7 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert run.matrix_steps() == [0, 2, 4]
     assert torch.equal(run.matrices(4)["4/nfm"], kept.matrices["4/nfm"])
     assert run.matrices(0)["0/ck"].shape == (12, 12)
-    # Opened again, centred quantities are still measured against the first start.
+    # Opened again, centered quantities are still measured against the first start.
     again = Monitor(model, (X, Y), run=tmp_path / "run", resume=True, every=1, measure="features")
     found = again.step(5)
     again.close()

@@ -66,14 +66,14 @@ def old_norm(kind: str) -> nn.Module:
     return model
 
 
-def parametrised() -> nn.Module:
+def parametrized() -> nn.Module:
     model = net()
     nn.utils.parametrizations.spectral_norm(model[0])
     return model
 
 
 @pytest.mark.parametrize(
-    "make", [parametrised, lambda: old_norm("spectral_norm"), lambda: old_norm("weight_norm")], ids=["new", "sn", "wn"]
+    "make", [parametrized, lambda: old_norm("spectral_norm"), lambda: old_norm("weight_norm")], ids=["new", "sn", "wn"]
 )
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_norms_of_weights_are_not_moved_by_looking(make: Callable[[], nn.Module]) -> None:

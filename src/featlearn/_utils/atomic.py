@@ -12,11 +12,11 @@ import safetensors
 
 from featlearn.errors import RunStoreError
 
-__all__ = ["file_trouble", "settle", "whole_file"]
+__all__ = ["atomic_write", "commit_file", "file_trouble"]
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A draft beside the file, to be written in the block; it takes the file's name when the block ends well.
 
     A process killed at any instant leaves the old file or the new one. What it may leave besides is a draft,
@@ -37,12 +37,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         mode = draft.stat().st_mode
         yield draft
         draft.chmod(mode)  # some writers, as safetensors, make files that only their owner may read
-        settle(draft, target)
+        commit_file(draft, target)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def settle(draft: Path, final: Path) -> None:
+def commit_file(draft: Path, final: Path) -> None:
     """Give a finished file its name, once it is on the disk."""
     with draft.open("rb") as written:
         os.fsync(written.fileno())

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from featlearn.errors import InputError
 
-__all__ = ["as_globs", "pick", "pick_values"]
+__all__ = ["parse_patterns", "pick_values", "select_matching"]
 
 T = TypeVar("T")
 
 
-def as_globs(globs: Any, argument: str) -> list[str]:
+def parse_patterns(globs: Any, argument: str) -> list[str]:
     """One glob or several, as a list.
 
     Args:
@@ -29,7 +29,7 @@ def as_globs(globs: Any, argument: str) -> list[str]:
     return wanted
 
 
-def pick(globs: Sequence[str], names: Sequence[str], argument: str, what: str) -> list[str]:
+def select_matching(globs: Sequence[str], names: Sequence[str], argument: str, what: str) -> list[str]:
     """The names that match any of the globs, in their own order; a glob that matches none is an error.
 
     >>> pick(["net.*"], ["net.0", "net.2", "head"], "layers", "layer")
@@ -48,5 +48,5 @@ def pick_values(values: Mapping[str, T], names: Sequence[str], argument: str, wh
     """The value of each name that a glob matches; of several that match, the first counts."""
     return {
         name: next(value for glob, value in values.items() if fnmatchcase(name, glob))
-        for name in pick(list(values), names, argument, what)
+        for name in select_matching(list(values), names, argument, what)
     }

@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from featlearn._utils.atomic import file_trouble, whole_file
+from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn.errors import InputError, RunStoreError
 
 __all__ = ["load_nested", "read_tensor", "save_nested", "tensor_shapes"]
@@ -53,7 +53,7 @@ def save_nested(path: str | os.PathLike[str], state: Any, header: Mapping[str, A
     described = json.dumps(kept)
     if len(described) > _LONGEST_HEADER:
         raise InputError("the state has too many numbers outside of tensors: put long lists into tensors or arrays")
-    with file_trouble(path), whole_file(path) as draft:
+    with file_trouble(path), atomic_write(path) as draft:
         safetensors.torch.save_file(flattener.tensors, draft, {"featlearn": described})
 
 

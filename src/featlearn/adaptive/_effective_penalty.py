@@ -10,24 +10,12 @@ import numpy as np
 from featlearn.adaptive._penalties import NEAR_ZERO, PENALTIES, Array, Penalty, PenaltyLike, as_penalty
 from featlearn.errors import InputError
 
-__all__ = [
-    "convex_root",
-    "effective_joint_penalty",
-    "effective_penalty",
-    "joint_penalty",
-    "least_of_one",
-    "least_of_two",
-    "minimisers",
-    "penalty_curves",
-    "reach",
-]
-
 
 def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
     """``w~(v) = min_{z >= 1} w(z) + v^2 / z^2`` (tangent features paper, section 3.2).
 
     ``(z-1)^2`` gives ``(z-1)(2z-1)`` with ``z^4 - z^3 = v^2``; ``|z-1|`` gives ``v^2``, and from ``2 v^2 = 1`` on
-    ``1.5 (2 v^2)^{1/3} - 1``; ``z^2`` (not anchored, minimised over all z > 0) gives ``2 |v|``. In ``v^2`` it is
+    ``1.5 (2 v^2)^{1/3} - 1``; ``z^2`` (not anchored, minimized over all z > 0) gives ``2 |v|``. In ``v^2`` it is
     increasing and concave, and ``v^2 + o(v^2)`` at zero (Proposition 3).
     """
     return effective_joint_penalty(penalty, "indicator", v, allow_unanchored=allow_unanchored)
@@ -43,7 +31,7 @@ def effective_joint_penalty(
     """
     w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
     v = _sizes(v)
-    s1, s2 = minimisers(w1, w2, v)
+    s1, s2 = minimizers(w1, w2, v)
     return w1(s1) + w2(s2) + _quotient(v, s1 * s2)
 
 
@@ -65,7 +53,7 @@ def joint_penalty(first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unan
         return w1(z) + w2(np.where(z > 0, v / z, w2.rest))
 
 
-def minimisers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
+def minimizers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
     """``s1, s2`` of `effective_joint_penalty`, entry by entry; with them ``sigma = v / (s1 s2)`` (Lemma 5, eq. 3).
 
     By closed forms for powers p >= 1 (of which squares and absolute values are two) with the indicator or the same
@@ -76,7 +64,7 @@ def minimisers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
     if w1.fixed and w2.fixed:
         return ones, ones
     if w1.fixed:
-        s2, s1 = minimisers(w2, w1, v)
+        s2, s1 = minimizers(w2, w1, v)
         return s1, s2
     p, q = w1.exponent or 0.0, w2.exponent or 0.0
     if p >= 1 and (w2.fixed or p == q):

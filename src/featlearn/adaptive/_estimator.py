@@ -30,8 +30,6 @@ from featlearn.capture import batches
 from featlearn.errors import InputError
 from featlearn.kernels.lazy_regressor import Factory, device_of, network_of
 
-__all__ = ["AdaptiveTangentRegressor"]
-
 _ROWS = 2048
 
 
@@ -40,7 +38,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
 
     ``min |theta|^2 + mu sum_l (Omega_in(M_in) + Omega_out(M_out))`` over changes of features and coefficients together,
     where the network's change is ``f(x) - f_0(x) = sum_l <A_l(x), M_out W_l M_in>`` and ``A_l`` its gradient in weight
-    l as it is initialised (tangent features paper, equation 1 and Theorem 2). Lazy training is the limit of a large
+    l as it is initialized (tangent features paper, equation 1 and Theorem 2). Lazy training is the limit of a large
     mu. Where labels need few directions of a layer, these are amplified, on all inputs that share them.
 
     Every weight matrix of a linear layer, a convolution (a matrix a group) or an attention is adapted on both sides,
@@ -50,9 +48,9 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     Args:
         model: As in `featlearn.LazyRegressor`: a module, a factory ``(n_features, n_outputs, generator) -> Module``, or
             None for a hidden layer of 512 ReLUs.
-        penalty: w of singular values, minimised at 1: ``"square"``, ``"absolute"``, ``"power:1.5"``, ``"indicator"``, a
+        penalty: w of singular values, minimized at 1: ``"square"``, ``"absolute"``, ``"power:1.5"``, ``"indicator"``, a
             function, or a pair for the input and the output side.
-        structure: ``"layers"``, or ``"diagonal"``: every parameter's feature by itself, which favours few of them; its
+        structure: ``"layers"``, or ``"diagonal"``: every parameter's feature by itself, which favors few of them; its
             time grows with n^2 times the parameters.
         scale: mu, a number (the paper has 1; infinite is lazy training), or ``"loo"``: chosen by exact leave-one-out
             errors among lazy training and ``1, 0.1, 0.01, 0.001`` times its ``|theta|^2``, on 1000 samples at the most;

@@ -15,8 +15,6 @@ from featlearn.adaptive._solver import AdaptiveProblem, AdaptiveSolution, solve
 from featlearn.adaptive._tangent_features import GivenFeatures
 from featlearn.errors import InputError
 
-__all__ = ["adapt", "check_numbers"]
-
 STRUCTURES = ("layers", "diagonal")
 
 
@@ -35,7 +33,7 @@ def adapt(
     generator: torch.Generator | None = None,
     allow_unanchored: bool = False,
 ) -> AdaptiveSolution:
-    """Minimise ``|theta|^2 + scale Omega(M)`` so that ``features M theta = residual`` (tangent features paper, eq. 1).
+    """Minimize ``|theta|^2 + scale Omega(M)`` so that ``features M theta = residual`` (tangent features paper, eq. 1).
 
     Args:
         features: A table (n, P), which M transforms as a whole (Theorem 1); or matrices of gradients, (n, k_out, k_in)

@@ -13,8 +13,6 @@ from featlearn.adaptive._linear_solvers import System, leave_one_out
 from featlearn.adaptive._solver import AdaptiveProblem, solve_from
 from featlearn.adaptive._tangent_features import NetworkFeatures
 
-__all__ = ["FACTORS", "Choice", "best_ridge", "choose", "judge_factors"]
-
 FACTORS = (math.inf, 1.0, 0.1, 0.01, 0.001)
 """Scales to choose from, in units of ``|theta|^2`` of lazy training; infinite is lazy training itself."""
 SHIFTS = (0.0, *(10.0**power for power in range(-7, 1)))
@@ -85,7 +83,7 @@ def judge_factors(
     """The best factor and the mean squared leave-one-out error of each, which tells the truth about M.
 
     Leaving a sample out of the solve is not enough: M has seen its label. So each fold's samples are left out of the
-    solve one by one, under an M that was learnt from the samples outside the fold. Scales go from weak to strong, and
+    solve one by one, under an M that was learned from the samples outside the fold. Scales go from weak to strong, and
     each descent starts where the one before ended. Lazy training is kept unless the best factor is better by more than
     the standard error of the difference.
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["System", "leave_one_out", "solved"]
-
 _CONTRADICTION = 1e-6
 _EXACT = torch.finfo(torch.float64).eps
 

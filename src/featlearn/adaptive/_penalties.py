@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 
-__all__ = ["NEAR_ZERO", "PENALTIES", "Array", "Penalty", "PenaltyLike", "as_pair", "as_penalty", "is_number", "power"]
-
 Array = NDArray[np.float64]
 _CHECKED = np.unique(np.concatenate([np.geomspace(1e-3, 1e6, 400), 1 + np.geomspace(1e-6, 1.0, 40), [1.0]]))
 _ROUNDING = 1e-9

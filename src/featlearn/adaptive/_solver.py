@@ -1,4 +1,4 @@
-"""The best change of features and the best coefficients together, by majorising and minimising (Theorems 1 and 2)."""
+"""The best change of features and the best coefficients together, by majorizing and minimizing (Theorems 1 and 2)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from featlearn.adaptive._linear_solvers import System, solved
 from featlearn.adaptive._penalties import PENALTIES, Penalty
 from featlearn.adaptive._tangent_features import TangentFeatures, adapted_kernel, sums
 from featlearn.adaptive.transforms import Kronecker, Transform, refreshed, untouched
-
-__all__ = ["AdaptiveProblem", "AdaptiveSolution", "solve", "solve_from"]
 
 _FARTHEST = 30.0  # times the last step
 
@@ -77,7 +75,7 @@ class AdaptiveSolution:
         transforms: M of each matrix.
         coefficients: ``c = (K_M + n ridge I)^{-1} r``, (n, c).
         sums: ``sum_n c_n A_n`` for each matrix: what the initial kernel contributes.
-        objective: What was minimised, at the end.
+        objective: What was minimized, at the end.
         history: The same at every step, never rising.
         converged: Whether the last step changed it by less than the tolerance.
         weight: What the penalties were multiplied by.

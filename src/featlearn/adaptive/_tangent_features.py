@@ -11,26 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.adaptive.transforms import Transform, along, pulled
-from featlearn.capture import Batch, Subject, Trace, batches
+from featlearn.capture import Batch, ModelSession, Trace, batches
 from featlearn.errors import InputError
 from featlearn.kernels import ntk
 from featlearn.kernels.contractions import Gradients, Share, bytes_of, contract, pairs_are_cheaper, share_of
 from featlearn.kernels.per_sample_gradients import owned
 from featlearn.layers import Layer
-
-__all__ = [
-    "Block",
-    "GivenFeatures",
-    "NetworkFeatures",
-    "TangentFeatures",
-    "TangentSpace",
-    "adapted_kernel",
-    "check_size",
-    "cotangents",
-    "derivatives",
-    "sums",
-    "tangent_space",
-]
 
 _LOOKED_AT = 64
 _COPIES_OF_KERNEL, _COPIES_OF_NETWORK, _COPIES_OF_PROBE = 5, 6, 3
@@ -45,12 +31,12 @@ class TangentSpace:
         layers: Weight matrices whose gradient is ``sum_p J_p x_p^T``: these are adapted.
         last: Names of those that give the outputs themselves, ``J = a(x) I_C``, whose output side stays as it is (Model
             A, item 4).
-        plain: Names of the other parameters: biases, gains, embeddings, tied and parametrised weights. Their gradients
+        plain: Names of the other parameters: biases, gains, embeddings, tied and parametrized weights. Their gradients
             are features as well, but are not transformed.
         outputs: C.
     """
 
-    subject: Subject
+    subject: ModelSession
     layers: tuple[Layer, ...]
     last: frozenset[str]
     plain: tuple[str, ...]
@@ -68,7 +54,7 @@ def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> Tangent
     A weight matrix is adapted if the gradient put together from its layer's ``x`` and ``J`` is its whole gradient; one
     that is also used elsewhere, as tied embeddings are, is no single matrix of Model A.
     """
-    subject = Subject(model, train_mode="eval")
+    subject = ModelSession(model, train_mode="eval")
     weights = {id(w): w.numel() for w in (layer.weight() for layer in subject.layers)}
     if _COPIES_OF_PROBE * 8 * sum(weights.values()) > memory:
         raise _too_large(sum(weights.values()), memory)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.adaptive._effective_penalty import minimisers
+from featlearn.adaptive._effective_penalty import minimizers
 from featlearn.adaptive._penalties import PENALTIES, Penalty
 from featlearn.kernels.contractions import Gradients, Pairs, Share
 
@@ -102,7 +102,7 @@ def refreshed(
 ) -> tuple[Transform, float]:
     """The best M for a given change ``B = M_out W M_in`` of a weight, and its penalty.
 
-    By Lemma 5, M shares the singular vectors of B, and its singular values minimise ``weight (w_in(s1) + w_out(s2)) +
+    By Lemma 5, M shares the singular vectors of B, and its singular values minimize ``weight (w_in(s1) + w_out(s2)) +
     (d / (s1 s2))^2`` for each singular value d of B; for a diagonal M, for each entry.
 
     Args:
@@ -113,10 +113,10 @@ def refreshed(
     """
     root = math.sqrt(weight)
     if diagonal:
-        m, _ = minimisers(penalties[0], PENALTIES["indicator"], (matrix.abs() / root).cpu().numpy())
+        m, _ = minimizers(penalties[0], PENALTIES["indicator"], (matrix.abs() / root).cpu().numpy())
         return Diagonal(torch.from_numpy(m).to(matrix.device)), weight * float(penalties[0](m).sum())
     u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
-    s_in, s_out = minimisers(penalties[0], penalties[1], (d / root).cpu().numpy())
+    s_in, s_out = minimizers(penalties[0], penalties[1], (d / root).cpu().numpy())
     penalty = weight * float(penalties[0](s_in).sum() + penalties[1](s_out).sum())
     for w, short in ((penalties[0], matrix.shape[2]), (penalties[1], matrix.shape[1])):
         # Directions that have no singular value rest where they cost least.

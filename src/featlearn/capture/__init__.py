@@ -14,7 +14,7 @@ from featlearn.capture._data import (
 )
 from featlearn.capture._hooks import Call, Capture, Trace
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
-from featlearn.capture._session import Sizes, Subject, copied, initial_model, matching_layers
+from featlearn.capture._session import ModelSession, Sizes, copied, initial_model, matching_layers
 from featlearn.capture._shared_rows import shared_layers
 from featlearn.capture.jacobian import VectorisationError
 
@@ -23,8 +23,8 @@ __all__ = [
     "Call",
     "Capture",
     "Forward",
+    "ModelSession",
     "Sizes",
-    "Subject",
     "Trace",
     "VectorisationError",
     "as_batch",

@@ -13,21 +13,6 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputError
 
-__all__ = [
-    "Batch",
-    "Forward",
-    "as_batch",
-    "as_tensors",
-    "batches",
-    "few_rows",
-    "map_tensors",
-    "pick_rows",
-    "preserved_loader",
-    "rows_of",
-    "run_forward",
-    "sliceable",
-]
-
 Forward = Callable[[nn.Module, Any], Any]
 
 _TARGETS = ("labels", "label", "targets", "target")

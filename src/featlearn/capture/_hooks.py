@@ -21,14 +21,12 @@ from featlearn.capture._model_state import (
     check_parameters,
     check_training_mode,
     eager,
-    parametrisations_computed_once,
+    parametrizations_computed_once,
     preserved,
     preserved_rng,
 )
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import Layer, attention_in_parts
-
-__all__ = ["Call", "Capture", "Trace"]
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Trace:
     Attributes:
         output: The model's output, as the forward function returned it.
         calls: The calls of each layer that gradients can reach.
-        weights: The weight tensor each called layer used (the computed one of a parametrised weight).
+        weights: The weight tensor each called layer used (the computed one of a parametrized weight).
         blocked: Layers that were called where autograd was off.
         complex: Layers with complex pre-activations, which are not supported.
         shared: Layers in which a row acts on several samples. `gradients` leaves them out, `gradients_by_sample` gives
@@ -212,7 +210,7 @@ class Capture:
                 for parameter in self._model.parameters():
                     if parameter.is_floating_point():
                         parameter.requires_grad_(True)
-            stack.enter_context(parametrisations_computed_once(self._model))
+            stack.enter_context(parametrizations_computed_once(self._model))
             self._attach(stack)
             self._stack = stack.pop_all()
         return self

@@ -18,19 +18,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from featlearn.errors import InputError, UnsupportedModelError
 
-__all__ = [
-    "at_rest",
-    "check_batch_statistics",
-    "check_parameters",
-    "check_shaped",
-    "check_training_mode",
-    "eager",
-    "parametrisations_computed_once",
-    "preserved",
-    "preserved_rng",
-    "refresh_hooked_weights",
-]
-
 _COMPUTED = "_featlearn_computed"
 
 
@@ -55,7 +42,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """Restore training flags, requires_grad and buffers of a model at the end, also after an exception.
 
     Parameters are taken to be left alone by a forward pass, but for embeddings with ``max_norm``, which
-    renormalise their weight when they are called.
+    renormalize their weight when they are called.
     """
     modules = list(model.modules())
     training = [(module, module.training) for module in modules]
@@ -107,8 +94,8 @@ def refresh_hooked_weights(model: nn.Module) -> None:
 
 
 @contextmanager
-def parametrisations_computed_once(model: nn.Module) -> Iterator[None]:
-    """Give each parametrised tensor of a model one value, so that its gradient can be asked for by identity.
+def parametrizations_computed_once(model: nn.Module) -> Iterator[None]:
+    """Give each parametrized tensor of a model one value, so that its gradient can be asked for by identity.
 
     Not by `torch.nn.utils.parametrize.cached`, which takes a module and its deep copies for the same, and
     whose values would be computed inside checkpointed regions, or not, from one pass to the next.

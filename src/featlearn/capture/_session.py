@@ -19,8 +19,6 @@ from featlearn.capture.jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 
-__all__ = ["Sizes", "Subject", "copied", "initial_model", "matching_layers", "placed"]
-
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy whose tensors can be trained and differentiated, wherever it is made.
@@ -140,7 +138,7 @@ class Sizes:
         return 4 * self.bytes
 
 
-class Subject:
+class ModelSession:
     """A model, or a copy of it elsewhere, with the layers to watch and the way to call it.
 
     Args:
@@ -191,9 +189,9 @@ class Subject:
         self.unscaled: set[str] = set()
         self._known = False
 
-    def before_training(self, initial: nn.Module | Mapping[str, Tensor]) -> Subject:
+    def for_initial_model(self, initial: nn.Module | Mapping[str, Tensor]) -> ModelSession:
         """The same model before training, given as a module or a state_dict, with the same layers."""
-        start = Subject(
+        start = ModelSession(
             initial_model(initial, self.model, self.original),
             forward=self._forward,
             # A copy from before training is in training mode, whatever the model is in now.

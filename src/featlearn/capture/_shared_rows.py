@@ -14,8 +14,6 @@ from torch import Tensor
 
 from featlearn.capture._hooks import Trace
 
-__all__ = ["Rows", "random_signs", "sample_factors", "shared_layers"]
-
 Rows = Mapping[str, Sequence[Tensor]]
 """Gradients of each call of each layer, (samples, positions, groups, k_out)."""
 

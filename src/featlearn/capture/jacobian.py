@@ -38,7 +38,7 @@ def sample_jacobian(
     """``d<f(x_a), v_c>/dtheta`` for every sample a and direction c, (n, c, numbers), by vmap.
 
     For parameters that no layer's ``x`` and ``J`` give: those used in a module's own code, tied across kinds of
-    modules, or behind a parametrisation.
+    modules, or behind a parametrization.
 
     Args:
         model: The model, without hooks.

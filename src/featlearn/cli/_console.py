@@ -13,11 +13,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["plain", "print_files", "print_json", "result_console", "shorten", "text_table"]
-
 
 def result_console() -> Console:
-    """The console of results, which go to stdout; words in them are not coloured by what they look like."""
+    """The console of results, which go to stdout; words in them are not colored by what they look like."""
     return Console(highlight=False)
 
 

@@ -12,8 +12,6 @@ from featlearn.cli._console import print_files, print_json, result_console
 from featlearn.cli._errors import exit_codes, remark
 from featlearn.errors import InputError
 
-__all__ = ["dashboard"]
-
 
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="Folder of runs, with all folders below it.")] = Path(),

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from featlearn.training.chain_alignment import ChainAlignment
     from featlearn.training.two_layer import SpectralEvolution
 
-__all__ = ["demo"]
-
 _CHAIN = "The chain monomial", "y = x1 x2 + x2 x3 + ... + x5 x1, in 32 dimensions"
 _STUDENT = "A two-layer network and its teacher", "y = s(x . b) + noise, by SGD at a large rate"
 _WINES = "A table of wines", "three cultivars told apart by a recursive feature machine"
@@ -229,7 +227,7 @@ def _spectral_reading(student: SpectralEvolution) -> list[str]:
 
 
 def _table_reading(wines: WineFeatures) -> list[str]:
-    """What the machine has learnt, in words."""
+    """What the machine has learned, in words."""
     first, second, third = wines.leading
     return [
         f"Accuracy {wines.score:.2f} on wines that it has not seen; plain kernel regression {wines.baseline:.2f}.",
@@ -256,13 +254,13 @@ def _layer_frame(before: Report, after: Report) -> pd.DataFrame:
         )
         for name, features in after.items()
     }  # fmt: skip
-    columns = ["shape", "NFC before", "after", "centred", "C/UC", "moved"]
+    columns = ["shape", "NFC before", "after", "centered", "C/UC", "moved"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("layer")
 
 
 def _layer_table(before: Report, after: Report) -> Group:
     columns = {"layer": "left", "shape": "left"} | dict.fromkeys(
-        ("NFC before", "after", "centred", "C/UC", "moved"), "right"
+        ("NFC before", "after", "centered", "C/UC", "moved"), "right"
     )
     rows = [
         (name, shape, *(f"{value:.3f}" for value in numbers[:-1]), f"{numbers[-1]:.2f}")

@@ -14,8 +14,6 @@ import typer
 
 from featlearn.errors import FeatlearnError
 
-__all__ = ["FAILED", "INTERRUPTED", "exit_codes", "remark", "replace_what_cannot_be_shown", "show_tracebacks"]
-
 FAILED = 1
 INTERRUPTED = 130
 """What shells use for a process that Ctrl-C has ended: 128 and the number of the signal."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from featlearn.cli._scores import Scores
     from featlearn.reports import Section
 
-__all__ = ["ONE_CORE_ROWS", "fit", "use_one_core"]
-
 _SHOWN = 8
 _FILES = ("model.safetensors", "features.png", "importances.csv", "run", "index.html")
 
@@ -37,7 +35,7 @@ class Task(StrEnum):
 
 
 class Update(StrEnum):
-    """How features are learnt."""
+    """How features are learned."""
 
     fact = "fact"
     geometric = "fact-geometric"
@@ -88,12 +86,12 @@ def fit(
     table: Annotated[Path, typer.Argument(help="A .csv, .tsv (.gz) or .parquet file with a header.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
     task: Annotated[Task, typer.Option(help="auto: texts, booleans and few whole numbers are classes.")] = Task.auto,
-    update: Annotated[Update, typer.Option(help="How features are learnt; none is plain kernels.")] = Update.fact,
+    update: Annotated[Update, typer.Option(help="How features are learned; none is plain kernels.")] = Update.fact,
     cv: Annotated[int, typer.Option(help="Folds of the cross-validation; 0 for none.")] = 5,
     drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
-    centers: Annotated[int | None, typer.Option(help="Nystrom centres, for more than ~10,000 rows.")] = None,
+    centers: Annotated[int | None, typer.Option(help="Nystrom centers, for more than ~10,000 rows.")] = None,
     iterations: Annotated[int, typer.Option(help="Updates of the features at the most.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centres.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the report.")] = Path("fit"),
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,
@@ -197,9 +195,9 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
 
     machine, sections = fitted.machine, []
     if fitted.score is not None:
-        found = {f"features learnt by {machine.update}": fitted.score}
+        found = {f"features learned by {machine.update}": fitted.score}
         if fitted.baseline is not None:
-            found["no features learnt"] = fitted.baseline
+            found["no features learned"] = fitted.baseline
         folds = {f"fold {i + 1}": [s.folds[i] for s in found.values()] for i in range(len(fitted.score.folds))}
         means = {"mean": [s.mean for s in found.values()], "deviation": [s.deviation for s in found.values()]}
         table = pd.DataFrame(means | folds, index=pd.Index(found, name=fitted.score.metric))
@@ -221,7 +219,7 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     history = machine.history_.drop(columns="standardized_error").rename(columns={"effective_rank": "effective rank"})
     sections.append(
         Section(
-            "How it was learnt",
+            "How it was learned",
             (f"Iteration 0 knows no features. Iteration {machine.best_iteration_} is kept: it has the least error.",),
             {"error: mean squared error on rows left out, with classes as corners of a simplex": history}
             if fitted.task == "classification"
@@ -280,9 +278,9 @@ def _print(fitted: Fitted, out: Path) -> None:
         f"{count(fitted.rows, 'row')}, {count(features, 'feature')}; {fitted.why}\n", markup=False, soft_wrap=True
     )
     if fitted.score is not None:
-        rows = [(f"features learnt by {fitted.machine.update}", str(fitted.score))]
+        rows = [(f"features learned by {fitted.machine.update}", str(fitted.score))]
         if fitted.baseline is not None:
-            rows.append(("no features learnt", str(fitted.baseline)))
+            rows.append(("no features learned", str(fitted.baseline)))
         folds = count(len(fitted.score.folds), "fold")
         console.print(
             text_table(

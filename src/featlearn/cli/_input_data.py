@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["LOSSES", "Data", "load_data"]
-
 _IMAGES = ("mnist", "cifar10", "gtsrb", "svhn", "digits")
 _TABLES = ("iris", "wine", "breast_cancer", "diabetes")
 _TOKENS = 64
@@ -48,8 +46,8 @@ def load_data(
     *,
     target: str | None = None,
     rows: int | None = None,
-    standardise: bool = False,
-    labelled: bool = False,
+    standardize: bool = False,
+    labeled: bool = False,
     classes: bool = False,
     tokenizer: Path | None = None,
     seed: int = 0,
@@ -62,8 +60,8 @@ def load_data(
         model: Whose inputs they are: images stay images for convolutions, whole numbers tokens for embeddings.
         target: Column of a table.
         rows: So many at the most, drawn at random.
-        standardise: Whether each column or pixel gets mean 0 and standard deviation 1.
-        labelled: Whether a loss is measured, so that a target is needed.
+        standardize: Whether each column or pixel gets mean 0 and standard deviation 1.
+        labeled: Whether a loss is measured, so that a target is needed.
         classes: Whether that loss is one of classes, which are whole numbers.
         tokenizer: Folder of a tokenizer, for text.
         seed: Of the draw.
@@ -72,7 +70,7 @@ def load_data(
     y: Tensor | None
     suffix = "".join(Path(name).suffixes[-2:]).lower()
     if suffix.endswith(".txt"):
-        return _text(Path(name), model, tokenizer, rows, labelled)
+        return _text(Path(name), model, tokenizer, rows, labeled)
     if name in _IMAGES:
         X, y = _images(name, model)
     elif name in _TABLES:
@@ -90,7 +88,7 @@ def load_data(
         if not bool((y == y.round()).all()):
             raise InputError(f"cross_entropy needs classes, and the target of {name} holds numbers that are not whole")
         y = y.long()
-    if labelled and y is None:
+    if labeled and y is None:
         raise InputError(f"--loss needs a target, and {name} has none: pass --target, or a y beside X")
     if y is not None and len(y) != len(X):
         raise InputError(f"{name} has {len(X)} rows of X and {len(y)} of y: there must be as many")
@@ -98,7 +96,7 @@ def load_data(
         chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
         X, y = X[chosen], None if y is None else y[chosen]
     X = _as_inputs(X, model)
-    if standardise and X.is_floating_point():
+    if standardize and X.is_floating_point():
         std, mean = torch.std_mean(X, 0, correction=0, keepdim=True)
         X = (X - mean) / std.where(std > 1e-12, 1)
     batch = X if y is None else (X, y)
@@ -195,7 +193,7 @@ def _numbers(series: pd.Series[Any]) -> NDArray[Any]:
     return values.astype(np.int64) if whole else values
 
 
-def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None, labelled: bool) -> Data:
+def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None, labeled: bool) -> Data:
     if not is_hugging_face(model) or tokenizer is None:
         raise InputError(f"{path.name} is text, which only a Hugging Face folder can read: pass X as .npz instead")
     if not path.is_file():
@@ -224,7 +222,7 @@ def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None
     blocks = len(ids) // longest if rows is None else min(rows, len(ids) // longest)
     tokens = torch.tensor(ids[: blocks * longest]).view(blocks, longest)
     batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    if labelled:
+    if labeled:
         batch["labels"] = tokens
     return Data(batch, blocks, f"{count(blocks, 'block')} of {longest} tokens of {path.name}")
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from featlearn._utils.formatting import pick_text
 from featlearn.errors import InputError
 
-__all__ = ["is_hugging_face", "load_model", "load_weights", "with_weights"]
-
 _PROGRAMS = (".pt2", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".onnx")
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from featlearn.errors import InputError
 
-__all__ = ["check_folder", "check_run", "open_page", "staged"]
-
 # What may be replaced: folders with nothing else in them, and files of common names that begin like ours.
 _FOLDERS = {
     "run": re.compile(

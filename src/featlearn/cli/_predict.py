@@ -17,8 +17,6 @@ from featlearn.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["predict"]
-
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A model.safetensors of featlearn fit.")],
@@ -39,7 +37,7 @@ def predict(
       featlearn predict fit/model.safetensors new.parquet -o out.csv --proba
     """
     with exit_codes(f"{output} is as it was."):
-        from featlearn._utils.atomic import whole_file
+        from featlearn._utils.atomic import atomic_write
         from featlearn.rfm import load_tabular
 
         pipeline, about = load_tabular(model)
@@ -55,7 +53,7 @@ def predict(
                 f"the target is called {target}, as are probabilities of {pick_text(shares)}: without --proba"
             )
         rows = 0
-        with _folder_for(output), whole_file(output) as draft:
+        with _folder_for(output), atomic_write(output) as draft:
             for part in _aligned(pipeline, table, target, chunk):
                 found = _predictions(pipeline, part, target, proba)
                 found.to_csv(draft, index=False, mode="a" if rows else "w", header=not rows)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from featlearn.features import Report
     from featlearn.reports import Section
 
-__all__ = ["probe"]
-
 _FILES = ("report", "layers.csv", "matrices.safetensors", "index.html")
 _DRAWN = 12
 _ROOM = 512 << 20  # bytes of matrices that are written out
@@ -34,7 +32,7 @@ _CROP = 256
 _COLUMNS = {
     "nfc": "NFC",
     "nfc_se": "±",
-    "centered_nfc": "centred",
+    "centered_nfc": "centered",
     "fact": "FACT",
     "enfa": "eNFA",
     "centered_ratio": "C/UC",
@@ -44,7 +42,7 @@ _COLUMNS = {
 _MEANINGS = {
     "NFC": "cosine of the weights' W^T W with the gradients through them, W^T K W: 1 is aligned",
     "±": "standard error of the NFC, because outputs were drawn at random",
-    "centred": "the same for the change of the weights since the start",
+    "centered": "the same for the change of the weights since the start",
     "FACT": "cosine of W^T W with FACT, which is equal to it at the end of a training with weight decay",
     "eNFA": "cosine of W^T W with the gradients of the loss",
     "C/UC": "share of the change in the NFC",
@@ -64,12 +62,12 @@ def probe(
     source: Annotated[str, typer.Argument(help="file.py:factory, package.module:factory, or a Hugging Face folder.")],
     data: Annotated[str, typer.Option(help="A file (.csv, .parquet, .npz, .safetensors, .txt), or digits, iris, ...")],
     checkpoint: Annotated[Path | None, typer.Option(help="Weights to load: .safetensors, .pt, ...")] = None,
-    initial: Annotated[Path | None, typer.Option(help="Weights before training, for centred numbers.")] = None,
+    initial: Annotated[Path | None, typer.Option(help="Weights before training, for centered numbers.")] = None,
     loss: Annotated[Loss | None, typer.Option(help="The loss of the training, for eNFA and FACT.")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="That of the training, for FACT; needs --loss.")] = None,
     target: Annotated[str | None, typer.Option(help="Column of a table that is the target.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows at the most, drawn at random.")] = None,
-    standardise: Annotated[bool, typer.Option("--standardise", help="Inputs to mean 0, deviation 1.")] = False,
+    standardize: Annotated[bool, typer.Option("--standardize", help="Inputs to mean 0, deviation 1.")] = False,
     layers: Annotated[list[str] | None, typer.Option(help="Only layers that match a glob; may be repeated.")] = None,
     outputs: Annotated[str, typer.Option(help="auto, exact, or a number of random output vectors.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of rows and output vectors.")] = 0,
@@ -80,7 +78,7 @@ def probe(
     """Measure what the layers of a model have become aligned with.
 
     The factory takes no arguments and returns a torch.nn.Module. Tables are
-    taken as they are, images with pixels from 0 to 1; --standardise changes
+    taken as they are, images with pixels from 0 to 1; --standardize changes
     that. Checkpoints are read as tensors alone: nothing in them is executed.
     Writes the report, its matrices, and a page with pictures.
 
@@ -99,7 +97,7 @@ def probe(
         with redirect_stdout(sys.stderr):  # what the user's code prints is no result
             report, about = _probe(
                 source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
-                standardise, layers, outputs, seed,
+                standardize, layers, outputs, seed,
             )  # fmt: skip
         table = report.table([*_COLUMNS], strict=False)
         shown = _shown(table)
@@ -125,7 +123,7 @@ def probe(
 
 def _probe(
     source: str, data: str, checkpoint: Path | None, initial: Path | None, loss: str | None, decay: float | None,
-    target: str | None, rows: int | None, standardise: bool, layers: list[str] | None, outputs: str, seed: int,
+    target: str | None, rows: int | None, standardize: bool, layers: list[str] | None, outputs: str, seed: int,
 ) -> tuple[Report, str]:  # fmt: skip
     from featlearn.cli._input_data import LOSSES, load_data
     from featlearn.cli._model_loader import load_model, with_weights
@@ -136,7 +134,7 @@ def _probe(
     start = None if initial is None else with_weights(copy.deepcopy(made), initial)
     folder = Path(source) if Path(source).is_dir() else None
     found = load_data(
-        data, model, target=target, rows=rows, standardise=standardise, labelled=loss is not None,
+        data, model, target=target, rows=rows, standardize=standardize, labeled=loss is not None,
         classes=loss == "cross_entropy", tokenizer=folder, seed=seed,
     )  # fmt: skip
     drawn = outputs.isascii() and outputs.isdigit()

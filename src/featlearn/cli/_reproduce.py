@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from featlearn.papers.experiment import Experiment
     from featlearn.papers.runner import Reproduction
 
-__all__ = ["reproduce"]
-
-_COLOURS = {"reproduced": "green", "differs": "red", "stale": "yellow"}
+_COLORS = {"reproduced": "green", "differs": "red", "stale": "yellow"}
 _SHORT = {"not tried at this size": "not tried", "data not present": "no data"}
 _ROOMY = 100  # columns of a terminal that has room for places in the papers
 
@@ -132,7 +130,7 @@ def _line(found: Reproduction) -> Text:
     line = Text(f"{found.experiment.name:20s} {found.seconds:6.0f} s  ", style="bold" if counts["differs"] else "")
     for verdict in VERDICTS:
         if counts[verdict]:
-            line.append(f"{counts[verdict]} {verdict}  ", style=_COLOURS.get(verdict, "dim"))
+            line.append(f"{counts[verdict]} {verdict}  ", style=_COLORS.get(verdict, "dim"))
     if found.result is None:
         line.append(found.trouble, style="dim")
     return line
@@ -160,7 +158,7 @@ def _ledger(done: list[Reproduction], width: int) -> Table:
         if found.claims:
             table.add_row(Text(found.experiment.name, "bold"))
         for i, claim in enumerate(found.claims):
-            verdict = Text(_SHORT.get(claim.verdict, claim.verdict), style=_COLOURS.get(claim.verdict, "dim"))
+            verdict = Text(_SHORT.get(claim.verdict, claim.verdict), style=_COLORS.get(claim.verdict, "dim"))
             place = [Text(claim.where)] if roomy else []
             numbers = (Text(claim.published_text), Text(claim.measured_text))
             table.add_row(Text(claim.text), *place, *numbers, verdict, end_section=i == len(found.claims) - 1)

@@ -20,18 +20,16 @@ if TYPE_CHECKING:
 
     from featlearn.runs import Run
 
-__all__ = ["runs"]
-
 runs = typer.Typer(help="List, show, compare, export and remove runs, which are folders on disk.", no_args_is_help=True)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")]
 _Folder = Annotated[Path, typer.Argument(help="Folder of a run.")]
-_COLOURS = {"finished": "green", "running": "blue", "failed": "red", "unreadable": "red", "interrupted": "yellow"}
+_COLORS = {"finished": "green", "running": "blue", "failed": "red", "unreadable": "red", "interrupted": "yellow"}
 _ROWS = 20
 _USUAL = ("nfc", "centered_nfc", "centered_ratio", "weight_change", "relgrad", "fact", "enfa", "w.alpha", "w.spikes")
 _TITLES = {
     "nfc": "NFC",
-    "centered_nfc": "centred",
+    "centered_nfc": "centered",
     "centered_ratio": "C/UC",
     "weight_change": "moved",
     "fact": "FACT",
@@ -66,7 +64,7 @@ def list_all(
         rows = [
             (
                 _below(row["path"], root),
-                Text(row["status"], _COLOURS.get(row["status"], "")),
+                Text(row["status"], _COLORS.get(row["status"], "")),
                 row["last_step"],
                 _duration(row["seconds"]),
                 ""
@@ -109,7 +107,7 @@ def show(
             )
             return
         console = result_console()
-        head = Text(opened.name, "bold").append(f"  {opened.status}", _COLOURS.get(opened.status, ""))
+        head = Text(opened.name, "bold").append(f"  {opened.status}", _COLORS.get(opened.status, ""))
         console.print(head.append(f", {_duration(opened.seconds)}, last step {opened.last_step}", "not bold"))
         if opened.message:
             console.print(opened.message, markup=False, soft_wrap=True)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-__all__ = ["Scores", "cross_validate", "splits_of"]
-
 
 @dataclass(frozen=True)
 class Scores:

@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
     from featlearn.spectra import WeightSpectra
 
-__all__ = ["spectra"]
-
 _DRAWN = 12
 _LINES = 60
 _MEANINGS = {
     "random-like": "a Marchenko-Pastur bulk and nothing beyond it",
     "invariant bulk": "as at the start",
-    "bulk + spikes": "a few eigenvalues have left the bulk: directions that were learnt",
+    "bulk + spikes": "a few eigenvalues have left the bulk: directions that were learned",
     "heavy tail": "eigenvalues over many orders: a power law",
     "rank collapse": "most directions are gone",
     "undecided": "none of these, too few eigenvalues to tell, or norms of rows or columns explain it",
@@ -41,7 +39,7 @@ def spectra(
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON instead.")] = False,
 ) -> None:
-    """Say of every weight matrix of a file whether it is random, has learnt, or has a heavy tail.
+    """Say of every weight matrix of a file whether it is random, has learned, or has a heavy tail.
 
     A checkpoint is read as tensors alone, and nothing in it is executed.
     Folders of Hugging Face models are taken as they are. Writes spectra.csv,

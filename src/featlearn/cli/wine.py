@@ -16,7 +16,7 @@ __all__ = ["WineFeatures", "wine_features"]
 
 @dataclass(frozen=True, eq=False)
 class WineFeatures:
-    """What the machine has learnt.
+    """What the machine has learned.
 
     Attributes:
         machine: The fitted estimator.

@@ -17,8 +17,6 @@ from featlearn.runs import compare_configs
 from featlearn.runs.query import Curve, curves, quantities, words
 from featlearn.training.diagnosis import WORDS
 
-__all__ = ["changes", "compare", "details", "ledger", "run_list", "series", "stretches"]
-
 MOST_LAYERS = 64
 MOST_COMPARED = 12
 _WORDS = ("reading", "reason", "w.phase", "ck.phase", "ntk.phase")

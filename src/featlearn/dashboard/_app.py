@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["create_app"]
-
 Answer = Callable[["Request"], Any]
 _LOG = logging.getLogger("featlearn")
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from featlearn.errors import InputError
 
-__all__ = ["plotly_script", "require"]
-
 STATIC = Path(__file__).parent / "static"
 
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from featlearn._utils.atomic import file_trouble, whole_file
+from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.json import plain, writable
 from featlearn.dashboard import _api as answers
 from featlearn.dashboard._assets import STATIC, plotly_script
@@ -25,8 +25,6 @@ from featlearn.dashboard._run_index import Found, Store
 from featlearn.dashboard._spectrum_data import spectrum
 from featlearn.errors import InputError
 from featlearn.runs.database import DATABASE_FILE
-
-__all__ = ["bundle", "export_html"]
 
 _WIDTH = 400
 _SIDE = 64
@@ -54,7 +52,7 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
     page = _page(writable(store.root.name), script, held)
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as draft:
+        with atomic_write(target) as draft:
             draft.write_text(page, encoding="utf-8")
     return target
 

@@ -15,8 +15,6 @@ from featlearn.errors import InputError
 from featlearn.runs.artifacts import steps_of
 from featlearn.runs.query import natural_order
 
-__all__ = ["EIGENVALUES", "SIDE", "matrix", "matrix_shapes", "matrix_steps", "vector"]
-
 SIDE = 256
 """Rows and columns that are sent at most."""
 

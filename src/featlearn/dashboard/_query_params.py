@@ -11,8 +11,6 @@ from featlearn.errors import InputError
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-__all__ = ["LAST_STEP", "asked_identifiers", "asked_number", "asked_step", "asked_text", "only"]
-
 _LONGEST = 500
 LAST_STEP = 2**63 - 1
 

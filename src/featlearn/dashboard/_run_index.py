@@ -20,8 +20,6 @@ from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.lock import being_written
 from featlearn.runs.query import Overview, overview
 
-__all__ = ["Cache", "Found", "NotThereError", "Store", "signature"]
-
 T = TypeVar("T")
 
 _TICK = 100_000_000  # nanoseconds; clocks of file systems are coarser than a write is long

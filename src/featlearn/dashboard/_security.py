@@ -15,8 +15,6 @@ from featlearn.errors import InputError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["LOOPBACK", "Gate", "check_token", "is_loopback"]
-
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine for itself."""
 

@@ -13,9 +13,6 @@ from featlearn.dashboard._assets import require
 from featlearn.dashboard._security import LOOPBACK, check_token, is_loopback
 from featlearn.errors import InputError
 
-__all__ = ["address", "serve"]
-
-
 _EVERYWHERE = ("0.0.0.0", "::", "")
 
 

@@ -14,14 +14,12 @@ from featlearn.errors import FeatlearnError
 from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.spectra import phase
 
-__all__ = ["MEANINGS", "spectra_at", "spectrum"]
-
 Array = NDArray[np.float64]
 
 MEANINGS = {
     "invariant bulk": "The spectrum has kept the shape it started with: this is what lazy training looks like.",
-    "bulk + spikes": "A few eigenvalues have left the bulk: the layer has learnt a few directions.",
-    "heavy tail": "The largest eigenvalues follow a power law: features of many sizes have been learnt.",
+    "bulk + spikes": "A few eigenvalues have left the bulk: the layer has learned a few directions.",
+    "heavy tail": "The largest eigenvalues follow a power law: features of many sizes have been learned.",
     "rank collapse": "Many eigenvalues have vanished: the layer passes on fewer directions than it could.",
     "undecided": "The numbers fit none of the named phases, there are too few eigenvalues to tell, "
     "or the norms of rows or columns alone explain them.",

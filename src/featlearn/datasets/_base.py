@@ -11,8 +11,6 @@ from torch.nn.functional import one_hot
 
 from featlearn.errors import InputError
 
-__all__ = ["ClassificationTask", "RegressionTask", "check_sizes", "one_hot_labels", "orthonormal_columns"]
-
 
 def check_sizes(n: int, n_test: int) -> None:
     """Refuse numbers of points that make no task."""

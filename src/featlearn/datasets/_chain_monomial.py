@@ -12,12 +12,6 @@ from featlearn.datasets._base import RegressionTask
 from featlearn.datasets._gaussian_inputs import gaussian_task
 from featlearn.errors import InputError
 
-__all__ = [
-    "chain_monomial",
-    "chain_monomial_egop",
-    "chain_monomial_task",
-]
-
 
 def _check_chain(d: int, r: int) -> None:
     if not 2 <= r <= d:
@@ -84,7 +78,7 @@ def chain_monomial_task(
 ) -> RegressionTask:
     """Gaussian inputs with chain-monomial labels of standard deviation 1 (NFA paper, equation 2, appendix J).
 
-    Training labels are divided by their own standard deviation (over n, without centring); test labels and
+    Training labels are divided by their own standard deviation (over n, without centering); test labels and
     ``target`` carry the same factor. Numbers are drawn in float64 and then rounded, so that a task has the
     same points in every dtype.
 

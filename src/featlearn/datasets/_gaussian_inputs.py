@@ -13,16 +13,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.errors import InputError
 
-__all__ = [
-    "Scaled",
-    "covariance_with",
-    "decaying_covariance",
-    "draw_gaussian",
-    "gaussian_task",
-    "scaled_task",
-    "sphere_task",
-]
-
 
 def covariance_with(eigenvalues: Sequence[float] | Tensor, generator: Seed = None) -> Tensor:
     """A covariance with given eigenvalues in a random basis.
@@ -94,7 +84,7 @@ def scaled_task(
 ) -> RegressionTask:
     """Labels of a target at given points, scaled to standard deviation 1 (NFA paper, appendix J).
 
-    Training labels are divided by their own standard deviation (over n, without centring); test labels and the
+    Training labels are divided by their own standard deviation (over n, without centering); test labels and the
     task's ``target`` carry the same factor.
 
     Args:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 
-__all__ = ["Images", "as_images", "joined", "read_cifar", "read_idx", "read_image_folder", "read_mat", "read_npz"]
-
 _CHANNELS = (1, 3, 4)
 _CIFAR_ROW = 1 + 3 * 32 * 32
 _IDX_BYTES = 8  # the code of unsigned bytes, of which MNIST's files are
@@ -154,7 +152,7 @@ _ENDINGS = (".png", ".jpg", ".jpeg", ".ppm", ".bmp")
 def read_image_folder(folder: Path, size: int | None = None) -> tuple[Images, Images | None, tuple[str, ...]]:
     """Images of a folder that has a folder a class, or two folders ``train`` and ``test`` which have.
 
-    Classes are numbered in the alphabetical order of their names. Images are grey if all of them are, else RGB.
+    Classes are numbered in the alphabetical order of their names. Images are gray if all of them are, else RGB.
 
     Args:
         folder: That holds the folders.
@@ -206,7 +204,7 @@ def _size(image: NDArray[Any]) -> str:
 
 
 def _pixels(file: Path, size: int | None) -> NDArray[np.uint8]:
-    """``(height, width)`` of a grey image, ``(height, width, 3)`` of any other."""
+    """``(height, width)`` of a gray image, ``(height, width, 3)`` of any other."""
     from PIL import Image  # which matplotlib brings along
 
     try:

@@ -13,9 +13,7 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.errors import InputError
 from featlearn.linalg import gaussian_mean, hermite_coefficients
-from featlearn.linalg.activations import Activation, activation_module, normalised_activation
-
-__all__ = ["KernelLowerBounds", "Teacher", "TeacherTask", "teacher_task"]
+from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 
 
 def teacher_task(
@@ -24,9 +22,9 @@ def teacher_task(
     k: int = 1,
     *,
     activation: Activation = "softplus",
-    normalised: bool = True,
+    normalized: bool = True,
     tau: float = 0.0,
-    centre_norm: bool = False,
+    center_norm: bool = False,
     noise: float = 0.0,
     n_test: int = 0,
     generator: Seed = None,
@@ -42,9 +40,9 @@ def teacher_task(
         d: Number of input coordinates.
         k: Number of directions: 1 is the single-index teacher, more the average over orthonormal ones (8).
         activation: sigma*, as in `activation_module`.
-        normalised: Whether to centre and normalise sigma* under N(0, 1), see `normalised_activation`.
+        normalized: Whether to center and normalize sigma* under N(0, 1), see `normalized_activation`.
         tau: Factor of ``|x|^2 / d`` (9).
-        centre_norm: Whether to take that term's mean off it, ``tau (|x|^2 / d - 1)``. An odd student cannot learn
+        center_norm: Whether to take that term's mean off it, ``tau (|x|^2 / d - 1)``. An odd student cannot learn
             the constant tau, which then stays in its error.
         noise: Standard deviation of the noise in the training labels; test labels have none.
         n_test: Number of test points.
@@ -62,8 +60,8 @@ def teacher_task(
     generator = as_generator(generator, "teacher")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     directions = orthonormal_columns(d, k, generator).mT.contiguous()
-    sigma = normalised_activation(activation) if normalised else activation_module(activation)
-    teacher = Teacher(directions, sigma.double().requires_grad_(False), tau, centre_norm)
+    sigma = normalized_activation(activation) if normalized else activation_module(activation)
+    teacher = Teacher(directions, sigma.double().requires_grad_(False), tau, center_norm)
     X = torch.randn(n, d, generator=generator, dtype=torch.float64)
     errors = torch.randn(n, 1, generator=generator, dtype=torch.float64)
     # Test points come last, so that asking for some leaves the others as they are.
@@ -88,25 +86,25 @@ class Teacher:
         directions: The beta_i, orthonormal rows, ``(k, d)`` in float64.
         activation: sigma*, a module; parameters, if it has any, in float64 and frozen.
         tau: Factor of the norm term.
-        centre_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, of mean 0.
+        center_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, of mean 0.
     """
 
     directions: Tensor
     activation: nn.Module
     tau: float = 0.0
-    centre_norm: bool = False
+    center_norm: bool = False
 
     def __call__(self, X: Tensor) -> Tensor:
         """The teacher at ``(..., d)`` inputs; returns ``(..., 1)``, computed in float64 and rounded to their dtype."""
         points = X.double()
         values: Tensor = self.activation(points @ self.directions.to(X.device).mT).mean(-1, keepdim=True)
-        norm = points.square().mean(-1, keepdim=True) - float(self.centre_norm)
+        norm = points.square().mean(-1, keepdim=True) - float(self.center_norm)
         return (values + self.tau * norm).to(X.dtype)
 
     def kernel_lower_bounds(self) -> KernelLowerBounds:
         """What is left of the teacher beyond its linear and its quadratic part, over x ~ N(0, I_d).
 
-        With sigma*'s coefficients c_q in normalised Hermite polynomials h_q, and ``u = sqrt(2) tau / d``,
+        With sigma*'s coefficients c_q in normalized Hermite polynomials h_q, and ``u = sqrt(2) tau / d``,
 
             ``f* = const + 1/k sum_i sum_{q>0} c_q h_q(beta_i . x) + u sum_j h_2(x_j)``,
 

@@ -13,8 +13,6 @@ from featlearn.datasets._base import RegressionTask, check_sizes
 from featlearn.datasets._gaussian_inputs import draw_gaussian
 from featlearn.errors import InputError
 
-__all__ = ["LinearMap", "LinearTask", "linear_task"]
-
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:

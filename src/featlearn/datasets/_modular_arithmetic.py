@@ -1,4 +1,4 @@
-"""Arithmetic modulo p, and how circulant what is learnt of it is."""
+"""Arithmetic modulo p, and how circulant what is learned of it is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import ClassificationTask
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
-
-__all__ = ["circulant_share", "modular_task"]
 
 
 def _divide(a: Tensor, b: Tensor, p: int) -> Tensor:
@@ -84,7 +82,7 @@ def circulant_share(block: Any) -> float:
     whichever gives more. Modular addition leads to constant ``i + j`` in the block between a and b of a feature
     matrix, since the sum does not change under (a + 1, b - 1); subtraction leads to ``i - j``.
 
-    The mean is taken off because a constant block is circulant without having learnt anything: before training
+    The mean is taken off because a constant block is circulant without having learned anything: before training
     all the energy may lie there. For the same reason look at the block off the diagonal of the feature matrix,
     ``M[:p, p:]``: a multiple of the identity, from which training starts, makes the blocks on it perfectly circulant.
 

@@ -13,8 +13,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import ClassificationTask, check_sizes
 from featlearn.errors import InputError
 
-__all__ = ["ParityTask", "parity", "parity_task"]
-
 
 def parity(X: Tensor, support: Sequence[int]) -> Tensor:
     """1 where the product of the coordinates in the support is positive, else 0 (FACT paper, section 4.3).

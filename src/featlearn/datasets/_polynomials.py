@@ -16,8 +16,6 @@ from featlearn.datasets._gaussian_inputs import gaussian_task
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
-__all__ = ["SquaredProjections", "Terms", "high_rank_task", "polynomial", "polynomial_task"]
-
 Terms = Mapping[tuple[int, ...], float]
 """Coefficients by the coordinates that a monomial multiplies, repeated ones as often as they occur."""
 
@@ -109,7 +107,7 @@ def high_rank_task(
 ) -> RegressionTask:
     """The "high rank polynomial" ``y(x) = sum_i (Q x)_i^2`` with Q standard normal (NFA paper, appendix J, figure 7).
 
-    The paper has n = d = 128. Labels are scaled to standard deviation 1 and, like the paper's, not centred: their
+    The paper has n = d = 128. Labels are scaled to standard deviation 1 and, like the paper's, not centered: their
     mean is about ``sqrt(d) / 2``.
 
     Args:

@@ -14,8 +14,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets.data_home import data_folder, not_present
 from featlearn.errors import InputError
 
-__all__ = ["CharacterTask", "SentenceTask", "character_task", "sentence_task"]
-
 Part = Literal["train", "test"]
 
 _SHAKESPEARE = "tinyshakespeare.txt"

@@ -28,7 +28,7 @@ from featlearn.datasets._image_io import (
 from featlearn.datasets.data_home import data_folder, not_present
 from featlearn.errors import InputError
 
-__all__ = ["ImageSet", "ImageTask", "Standardise", "image_task", "read_image_set"]
+__all__ = ["ImageSet", "ImageTask", "Standardize", "image_task", "read_image_set"]
 
 Folder = str | os.PathLike[str] | None
 
@@ -153,7 +153,7 @@ _NAMED: dict[str, Callable[[Folder], ImageSet]] = {
 }
 
 
-Standardise = Literal["pixels", "channels", "images"]
+Standardize = Literal["pixels", "channels", "images"]
 """What gets mean 0 and standard deviation 1: every pixel, every channel, or every image."""
 
 
@@ -176,7 +176,7 @@ def image_task(
     n_test: int | None = None,
     *,
     classes: Sequence[int | str] | None = None,
-    standardise: Standardise | None = None,
+    standardize: Standardize | None = None,
     flatten: bool = True,
     size: int | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -201,7 +201,7 @@ def image_task(
             With the same seed a smaller n is the beginning of a larger one.
         n_test: Number of test images; None takes all, or what n leaves of a set that is not split.
         classes: The classes to keep, by number or by name: ``(2, 3)`` makes 2 the class 0 and 3 the class 1.
-        standardise: What gets mean 0 and standard deviation 1: ``"pixels"``, each over the n training images (NFA
+        standardize: What gets mean 0 and standard deviation 1: ``"pixels"``, each over the n training images (NFA
             paper, appendix J), ``"channels"``, each over all pixels of these, or ``"images"``, each on its own
             (adaptive tangent features, appendix). What does not vary is 0. None leaves pixels from 0 to 1.
         flatten: Whether an image is a vector, its channels one after the other.
@@ -219,15 +219,15 @@ def image_task(
     >>> task.X.shape, task.image_shape, task.class_names
     (torch.Size([100, 64]), (1, 8, 8), ('2', '3'))
     """
-    if standardise not in (None, "pixels", "channels", "images"):
-        raise InputError(f"standardise must be 'pixels', 'channels', 'images' or None, got {standardise!r}")
+    if standardize not in (None, "pixels", "channels", "images"):
+        raise InputError(f"standardize must be 'pixels', 'channels', 'images' or None, got {standardize!r}")
     found = read_image_set(name, folder, size, download)
     numbers, names = _chosen(found, classes)
     train, test = _rows(found, numbers, n, n_test, as_generator(generator, "images"))
     dtype = torch.get_default_dtype() if dtype is None else dtype
     X, X_test = (_scaled(part.pixels, dtype) for part in (train, test))
-    if standardise is not None:
-        X, X_test = _standardised(X, X_test, standardise)
+    if standardize is not None:
+        X, X_test = _standardized(X, X_test, standardize)
     channels, height, width = X.shape[1:]
     return ImageTask(
         X=(X.flatten(1) if flatten else X).to(dtype),
@@ -308,7 +308,7 @@ def _scaled(pixels: NDArray[Any], dtype: torch.dtype) -> Tensor:
     return scaled.div_(255) if pixels.dtype == np.uint8 else scaled
 
 
-def _standardised(X: Tensor, X_test: Tensor, what: Standardise) -> tuple[Tensor, Tensor]:
+def _standardized(X: Tensor, X_test: Tensor, what: Standardize) -> tuple[Tensor, Tensor]:
     if what == "images":
         return tuple(_divided(part, part, (1, 2, 3)) for part in (X, X_test))  # type: ignore[return-value]
     axes = (0,) if what == "pixels" else (0, 2, 3)

@@ -195,7 +195,7 @@ def target_values(y: pd.Series[Any], task: str) -> tuple[NDArray[Any], str, str]
 def _check_target(y: pd.Series[Any], held: str) -> None:
     """Refuse what is neither a number nor a name."""
     if len(y) < 2:
-        raise InputError(f"there is one row only with a value of {y.name!r}: nothing can be learnt from it")
+        raise InputError(f"there is one row only with a value of {y.name!r}: nothing can be learned from it")
     if any(moment in held for moment in _MOMENTS):
         raise InputError(f"{y.name!r} holds moments, such as {y.iloc[0]}: make a number of them, such as days")
     if any(isinstance(value, list | dict | set | np.ndarray) for value in y):

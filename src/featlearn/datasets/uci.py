@@ -36,7 +36,7 @@ class UCITable:
 
     Attributes:
         name: As in the archive, e.g. ``"abalone"``.
-        X: ``(n, d)`` numbers as the archive has them: categories are coded as integers, and columns are standardised
+        X: ``(n, d)`` numbers as the archive has them: categories are coded as integers, and columns are standardized
             over all rows, test rows included, but for monks-1, monks-2, monks-3 and spectf, which are on another scale.
         y: ``(n,)`` classes from 0 to ``classes - 1``.
         classes: Number of classes.
@@ -74,7 +74,7 @@ def uci_table(name: str, folder: str | os.PathLike[str] | None = None) -> UCITab
     """One table of the archive; `uci_tables` reads many in one pass.
 
     Of sets in two files it is the first, the training file, to which the splits belong: several of the test files
-    are standardised on their own.
+    are standardized on their own.
 
     Args:
         name: One of `uci_names`.

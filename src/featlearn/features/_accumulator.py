@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits, memory_limit, parse_memory
 from featlearn._utils.rng import Seed, as_generator
-from featlearn.capture import Batch, Forward, Sizes, Subject, Trace, batches, few_rows, rows_of, shared_layers
+from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, rows_of, shared_layers
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._layer_features import LayerFeatures
 from featlearn.features._report import Report
@@ -29,8 +29,6 @@ from featlearn.features.quantities import (
     resolve_measure,
 )
 from featlearn.layers import Layer, coverage, find_layers, select_layers
-
-__all__ = ["FeatureAccumulator"]
 
 Rows = dict[str, list[Tensor]]
 
@@ -83,15 +81,15 @@ class FeatureAccumulator:
         if weight_decay is not None and loss is None:
             raise InputError("weight_decay is the lambda of FACT, which needs loss= as well")
         check_outputs(outputs)
-        self._subject = Subject(
+        self._subject = ModelSession(
             model, layers=layers, forward=forward, train_mode=train_mode, device=device, dtype=dtype
         )
-        # Read from the user's own model: a copy has other parameters than the optimiser holds.
+        # Read from the user's own model: a copy has other parameters than the optimizer holds.
         self._decay = decay_of_layers(weight_decay, select_layers(find_layers(self._subject.original), layers))
         self._wanted = resolve_measure(
             measure, initial=initial is not None, loss=loss is not None, decay=bool(self._decay)
         )
-        self._initial = None if initial is None else self._subject.before_training(initial)
+        self._initial = None if initial is None else self._subject.for_initial_model(initial)
         self._loss = loss if self._wanted & {"B", "D"} else None
         self._loss_reduction, self._outputs_argument = loss_reduction, outputs
         self._memory, self._max_memory = parse_memory(max_memory), max_memory
@@ -108,7 +106,7 @@ class FeatureAccumulator:
         self._spare: tuple[tuple[int, torch.dtype], dict[str, BatchSums]] | None = None
         self._synced = False
         norms = nn.modules.batchnorm._BatchNorm
-        self._normalised = any(isinstance(module, norms) for module in self._subject.model.modules())
+        self._normalized = any(isinstance(module, norms) for module in self._subject.model.modules())
 
     @property
     def samples(self) -> int:
@@ -458,7 +456,7 @@ class FeatureAccumulator:
         if "D" in averages:
             if layer.name not in self._decay:
                 flags.append("no weight decay, so no FACT")
-            elif self._normalised:
+            elif self._normalized:
                 flags.append("BatchNorm trains on other gradients than these, so FACT = NFM need not hold")
         if outputs.sketches and outputs.groups == 1:
             flags.append("sketched in one group")
@@ -479,7 +477,7 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 def _paired(name: str, rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Match the gradients at initialisation with those now; one that is missing is zero."""
+    """Match the gradients at initialization with those now; one that is missing is zero."""
     if not rows:
         return [torch.zeros_like(j0) for j0 in initial], list(initial)
     if not initial:

@@ -14,8 +14,6 @@ from featlearn.features._statistics import CELLS
 from featlearn.features.quantities import GROUPS, UNGROUPED, Plan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
 
-__all__ = ["ProbeCost", "probe_cost"]
-
 
 @dataclass(frozen=True, eq=False)
 class ProbeCost:

@@ -15,8 +15,6 @@ from featlearn.errors import InputError
 from featlearn.features._statistics import add_gram, mirrored
 from featlearn.features.quantities import check_outputs, cotangents, plan_outputs
 
-__all__ = ["egop"]
-
 
 def egop(
     target: Callable[[Tensor], Tensor],

@@ -20,17 +20,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import psd_power
 
-__all__ = [
-    "Factor",
-    "Factored",
-    "GroupProducts",
-    "correlation",
-    "factored",
-    "group_products",
-    "jackknife_error",
-    "ratio",
-]
-
 
 class Factor:
     """A thin factor (blocks, r, k), which remembers its products with other factors."""
@@ -211,7 +200,7 @@ class GroupProducts:
         return min(ratio(float(self.inner.mean()), self.size * math.sqrt(max(square, 0.0))), 1.0)
 
     def over(self, other: GroupProducts) -> float:
-        """Ratio of the unnormalised ``<F, G>`` to another."""
+        """Ratio of the unnormalized ``<F, G>`` to another."""
         return ratio(float(self.inner.sum()), float(other.inner.sum()))
 
 

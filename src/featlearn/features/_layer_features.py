@@ -22,8 +22,6 @@ from featlearn.features._factored import (
     ratio,
 )
 
-__all__ = ["LayerFeatures", "NotMeasuredError"]
-
 
 class NotMeasuredError(FeatlearnError, AttributeError):
     """A quantity was asked of a report that holds no measurement of it."""
@@ -92,7 +90,7 @@ class LayerFeatures:
         weights: ``W`` and, if the probe was given the initial model, ``W0``.
         sums: Averages over the data; those of output gradients have a leading dimension of sketch groups.
         weight_decay: Lambda of FACT, or None.
-        flags: What a reader should know: no dependence, ties, parametrisation.
+        flags: What a reader should know: no dependence, ties, parametrization.
         gradient_noise: Sampling noise of the gradient of the loss in W, in the Frobenius norm; None if not measured.
     """
 
@@ -126,7 +124,7 @@ class LayerFeatures:
                     f"FACT of layer {self.name!r} was not measured: probe with loss= and a weight_decay= "
                     "greater than 0 for this layer"
                 )
-            raise NotMeasuredError(f"layer {self.name!r} was probed without initial=, so it has no centred quantity")
+            raise NotMeasuredError(f"layer {self.name!r} was probed without initial=, so it has no centered quantity")
         return self._factors[name]
 
     def _core(self, name: str) -> Tensor:
@@ -194,12 +192,12 @@ class LayerFeatures:
             case "bfact":
                 return factored(self._factor("W^T"), None, self._factor("D^T"))
             case "fact_symmetric":
-                return self._symmetrised("W", "D")
+                return self._symmetrized("W", "D")
             case "bfact_symmetric":
-                return self._symmetrised("W^T", "D^T")
+                return self._symmetrized("W^T", "D^T")
         raise InputError(f"{name!r} is no feature matrix: choose from {', '.join(_PARTNERS)}, nfm, bnfm")
 
-    def _symmetrised(self, weight: str, gradient: str) -> Factored:
+    def _symmetrized(self, weight: str, gradient: str) -> Factored:
         """``(M M^T)^{1/2}`` of ``M = W^T D``, from the singular values of M rather than of ``M M^T``.
 
         With ``W^T = Q R`` and ``R D = U s V^T`` it is ``Q U s U^T Q^T``; the square of a singular value below
@@ -311,7 +309,7 @@ class LayerFeatures:
 
     @cached_property
     def nfc(self) -> float:
-        """Uncentred neural feature correlation ``cos(W^T W, W^T K W)`` (NFA paper, NFC)."""
+        """Uncentered neural feature correlation ``cos(W^T W, W^T K W)`` (NFA paper, NFC)."""
         return self.correlation("agop")
 
     @cached_property

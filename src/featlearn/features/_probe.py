@@ -16,8 +16,6 @@ from featlearn.features._accumulator import FeatureAccumulator
 from featlearn.features._report import Report
 from featlearn.features.objective import Loss, WeightDecay
 
-__all__ = ["probe"]
-
 
 def probe(
     model: nn.Module,
@@ -42,18 +40,18 @@ def probe(
 
     For each layer ``h = W x`` and the gradients ``J = df/dh`` of the outputs: the neural feature matrix
     ``F = W^T W``, the PTK feature covariance ``K = (1/n) sum J J^T``, the AGOP ``G = W^T K W`` and their correlation
-    (NFC); with ``initial`` the centred forms; with ``loss`` the eNFA; with ``weight_decay`` as well FACT, its
-    backward and symmetrised forms and the relative gradient. The model is left exactly as it was found.
+    (NFC); with ``initial`` the centered forms; with ``loss`` the eNFA; with ``weight_decay`` as well FACT, its
+    backward and symmetrized forms and the relative gradient. The model is left exactly as it was found.
 
     Args:
         model: Any module; compiled and DistributedDataParallel ones are unwrapped.
         data: A tensor of inputs, a tuple ``(X, y)``, a dict (one Hugging Face batch), a list of batches, a
             Dataset, a DataLoader, or anything that yields batches.
-        initial: The model before training, or its state_dict, for centred quantities.
+        initial: The model before training, or its state_dict, for centered quantities.
         loss: ``loss(output, target)``, one value per sample, or a scalar.
         loss_reduction: How the trained loss reduces the per-sample ones, and what a scalar loss is: ``"mean"`` or
             ``"sum"`` over samples.
-        weight_decay: Lambda of FACT, as in torch.optim.SGD: a number, ``{glob: number}``, or the optimiser.
+        weight_decay: Lambda of FACT, as in torch.optim.SGD: a number, ``{glob: number}``, or the optimizer.
         layers: Glob or globs of layer names; None takes all.
         outputs: ``"exact"`` differentiates each output, a number takes so many random output vectors,
             ``"auto"`` is exact up to 64 outputs and 16 vectors beyond.

@@ -23,7 +23,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from featlearn._utils.atomic import settle
+from featlearn._utils.atomic import commit_file
 from featlearn.errors import InputError
 from featlearn.features._layer_features import LayerFeatures, NotMeasuredError
 from featlearn.features.quantities import Outputs
@@ -31,8 +31,6 @@ from featlearn.layers import ParameterCoverage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["COLUMNS", "SCHEMA_VERSION", "Report", "load_report", "save_report"]
 
 # Column of the table -> the feature matrix whose correlation it shows.
 _CORRELATIONS = {
@@ -75,7 +73,7 @@ _SHOWN = ("nfc", "nfc_se", "centered_nfc", "fact", "enfa", "relgrad")
 COLUMNS = ("nfc", "nfc_se", *list(_CORRELATIONS)[1:], *_NUMBERS)
 # Matrices that are powers of outer products; FACT is not symmetric and has no power.
 _PSD = {"agop", "centered_agop", "double_centered_agop", "ptk_centered_agop", "enfa", "bagop", "benfa"}
-_PLOTTED = {"nfc": "NFC", "centered_nfc": "centred NFC", "fact": "FACT", "enfa": "eNFA"}
+_PLOTTED = {"nfc": "NFC", "centered_nfc": "centered NFC", "fact": "FACT", "enfa": "eNFA"}
 
 
 class Report(Mapping[str, LayerFeatures]):
@@ -153,7 +151,7 @@ class Report(Mapping[str, LayerFeatures]):
         """A row a layer: correlations with the neural feature matrix, ratios, weight change, flags.
 
         Args:
-            columns: Names of quantities, or ``"all"``, which adds the symmetrised and backward forms; None
+            columns: Names of quantities, or ``"all"``, which adds the symmetrized and backward forms; None
                 takes the usual ones. Of these, quantities that were not measured have no column.
             kind: ``"cosine"`` or ``"pearson"``.
             power: Power of the AGOP and eNFA matrices before they are compared (1/2 in the FACT paper).
@@ -184,7 +182,7 @@ class Report(Mapping[str, LayerFeatures]):
         """A picture of the correlations, a row a layer.
 
         Args:
-            quantities: Columns of `table`; by default the NFC, centred NFC, FACT and eNFA, where measured.
+            quantities: Columns of `table`; by default the NFC, centered NFC, FACT and eNFA, where measured.
             kind: ``"cosine"`` or ``"pearson"``.
         """
         from featlearn.plots import layer_bars
@@ -286,10 +284,10 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
     unfinished = folder / f".saving-{mark}"
     unfinished.mkdir()
     safetensors.torch.save_file(tensors, str(unfinished / tensor_file))
-    settle(unfinished / tensor_file, folder / tensor_file)
+    commit_file(unfinished / tensor_file, folder / tensor_file)
     text = json.dumps(described, indent=1, allow_nan=False)
     (unfinished / "report.json").write_text(text, encoding="utf-8")
-    settle(unfinished / "report.json", folder / "report.json")
+    commit_file(unfinished / "report.json", folder / "report.json")
     for old in folder.glob(f"matrices-{_ANY}.safetensors"):
         if old.name != tensor_file:
             old.unlink(missing_ok=True)

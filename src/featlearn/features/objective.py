@@ -26,7 +26,7 @@ def decay_of_layers(weight_decay: WeightDecay | None, layers: Sequence[Layer]) -
 
     Args:
         weight_decay: A number for all layers; ``{glob: number}``, where the first glob that matches a layer's
-            name decides; or the optimiser that trained the model.
+            name decides; or the optimizer that trained the model.
         layers: The layers of the model.
     """
     if weight_decay is None:
@@ -67,10 +67,10 @@ def _from_optimizer(optimizer: torch.optim.Optimizer, layers: Sequence[Layer]) -
         if weight is not None and id(weight) in of_parameter:
             found[layer.name] = of_parameter[id(weight)]
         elif weight is None and own:
-            found[layer.name] = own[0]  # a parametrised weight: the decay of its factors
+            found[layer.name] = own[0]  # a parametrized weight: the decay of its factors
     if not found:
         raise InputError(
-            "the optimiser given as weight_decay holds no weight of this model: pass the one that trained it, "
+            "the optimizer given as weight_decay holds no weight of this model: pass the one that trained it, "
             "or a number"
         )
     return found

@@ -4,15 +4,15 @@ from featlearn.kernels._ck_ptk import ck, ck_by_layer, ptk
 from featlearn.kernels._ntk import ntk
 from featlearn.kernels._ntk_operator import ntk_operator
 from featlearn.kernels._path_average import AverageKernel, average_ntk
-from featlearn.kernels.alignment import centred_alignment, centred_kernel, kernel_target_alignment, label_kernel
+from featlearn.kernels.alignment import centered_alignment, centered_kernel, kernel_target_alignment, label_kernel
 from featlearn.kernels.lazy_regressor import LazyRegressor
 
 __all__ = [
     "AverageKernel",
     "LazyRegressor",
     "average_ntk",
-    "centred_alignment",
-    "centred_kernel",
+    "centered_alignment",
+    "centered_kernel",
     "ck",
     "ck_by_layer",
     "kernel_target_alignment",

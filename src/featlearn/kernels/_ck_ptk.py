@@ -9,13 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits
-from featlearn.capture import Forward, Subject, Trace, batches, shared_layers, sliceable
+from featlearn.capture import Forward, ModelSession, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.quantities import Outputs, cotangents
 from featlearn.kernels._ntk import most_rows
 from featlearn.layers import Layer, find_layers, unwrap
-
-__all__ = ["ck", "ck_by_layer", "ptk"]
 
 Features = Callable[[Trace, Layer], Iterator[Tensor]]
 
@@ -35,7 +33,7 @@ def ck(
     """Conjugate kernel ``K_ab = x_a . x_b`` of the inputs of a layer (spectral paper, equation 4).
 
     By default of the last linear layer, which is the kernel of training that layer alone. Nothing is divided by the
-    width: an NTK-parameterised network carries its own 1/sqrt(h).
+    width: an NTK-parameterized network carries its own 1/sqrt(h).
 
     Args:
         model: Any module.
@@ -81,7 +79,7 @@ def ck_by_layer(
 
     Time: a forward pass and ``n^2 k`` products a layer; memory n k for the numbers that enter all layers a sample.
     """
-    subject = Subject(model, layers=layers, forward=forward, train_mode=train_mode)
+    subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode)
     return _kernels(subject, X, None, _inputs, batch_size, inputs=True, strict=False)
 
 
@@ -153,20 +151,20 @@ def _subject(
     train_mode: str,
     device: torch.device | str | None,
     dtype: torch.dtype | None,
-) -> Subject:
+) -> ModelSession:
     if layer is None and isinstance(model, nn.Module):
         linear = [found.name for found in find_layers(unwrap(model)) if found.kind.startswith("linear")]
         if not linear:
             raise InputError("the model has no linear layer to take the inputs of: name one with layer=")
         layer = linear[-1]
-    subject = Subject(model, layers=layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    subject = ModelSession(model, layers=layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     if len(subject.layers) > 1:
         raise InputError(f"layer={layer!r} matches {len(subject.layers)} layers: name one")
     return subject
 
 
 def _kernels(
-    subject: Subject, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
+    subject: ModelSession, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
 ) -> dict[str, Tensor]:
     """The kernel of each layer; one that is not called, or not on samples, is an error, or left out if not strict."""
     n = most_rows(X, most=None)
@@ -187,7 +185,7 @@ def _kernels(
 
 
 def _stacked(
-    subject: Subject, data: Any, features: Features, batch_size: int, inputs: bool, strict: bool
+    subject: ModelSession, data: Any, features: Features, batch_size: int, inputs: bool, strict: bool
 ) -> dict[str, Tensor]:
     """The features of all samples for each layer, (n, k), outputs side by side."""
     blocks: dict[str, list[Tensor]] = {}

@@ -10,22 +10,10 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import available_memory, check_fits, parse_memory
 from featlearn._utils.rng import Seed, as_generator
-from featlearn.capture import Batch, Forward, Subject, batches, few_rows, rows_of, sliceable
+from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.contractions import Share, bytes_of, contract
 from featlearn.kernels.per_sample_gradients import Features, Sketch, TangentFeatures, called_by_some
-
-__all__ = [
-    "block_kernels",
-    "blocks_of",
-    "check_memory",
-    "check_outputs",
-    "first_batch",
-    "gradient_memory",
-    "most_rows",
-    "ntk",
-    "rows_at_a_time",
-]
 
 _FIRST = 64
 _MOST_ROWS = 4096
@@ -97,12 +85,12 @@ def rows_at_a_time(numbers: float, memory: float) -> float:
     return min(memory / 8 / size, max(_FEWEST_ROWS, _BLOCK / size))
 
 
-def first_batch(subject: Subject, data: Any) -> Batch:
+def first_batch(subject: ModelSession, data: Any) -> Batch:
     """Samples to learn from what a sample takes."""
     return subject.batch(next(iter(batches(data, _FIRST if sliceable(data) else None))))
 
 
-def blocks_of(subject: Subject, data: Any, rows: float) -> list[Batch]:
+def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
     """Return the data in batches of at most so many rows; batches that were given are cut where samples can be told."""
     size = max(1, min(_MOST_ROWS, int(rows)))
     found = []
@@ -196,8 +184,8 @@ def ntk(
 
     A layer's share is ``(J_a . J_b)(x_a . x_b)``, with a bias ``(J_a . J_b)(x_a . x_b + 1)``, and a sum over pairs of
     positions for tokens and convolutions (NFA paper, proposition 12). All parameters count: weights, biases, gains of
-    normalisation layers, embeddings and, as ``"other parameters"``, whatever is no layer's own (parameters used in a
-    module's own code, weights tied to an embedding, parametrised weights), differentiated for all samples by vmap.
+    normalization layers, embeddings and, as ``"other parameters"``, whatever is no layer's own (parameters used in a
+    module's own code, weights tied to an embedding, parametrized weights), differentiated for all samples by vmap.
 
     Args:
         model: Any module.
@@ -229,7 +217,7 @@ def ntk(
     gradients are kept while they fit into half of the memory, and computed again for each block of X otherwise.
     """
     check_outputs(outputs)
-    subject = Subject(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     memory = gradient_memory(max_memory)
     sketch = _sketch(sketches, outputs, generator)
     tangents = TangentFeatures(subject, outputs, parameters, sketch)

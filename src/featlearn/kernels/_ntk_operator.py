@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import parse_memory
 from featlearn._utils.progress import progress_bar
-from featlearn.capture import Batch, Forward, Subject, batches, few_rows, sliceable
+from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, sliceable
 from featlearn.capture.jacobian import differentiable_attention, reverse_products
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.per_sample_gradients import counted_parameters
-
-__all__ = ["ntk_operator"]
 
 _NUMBERS = 2**20  # pre-activations in a batch: more would leave the processor's cache between two operations
 _FEWEST, _MOST = 16, 4096
@@ -90,7 +88,7 @@ def ntk_operator(
             "the data of an operator is read again at every application, in the same order: pass a tensor, a tuple, a "
             f"dict or a list of batches, such as list(loader), not a {type(X).__name__}"
         )
-    subject = Subject(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     products = _Products(subject, counted_parameters(subject.model, parameters), outputs, progress)
     products.prepare(X, batch_size, one_row_a_sample=forward is None)
     return LinearOperator(
@@ -106,7 +104,7 @@ def ntk_operator(
 class _Products:
     """A model and data, and the two passes over them that make a product."""
 
-    def __init__(self, subject: Subject, counted: dict[str, Tensor], outputs: str | int, progress: bool) -> None:
+    def __init__(self, subject: ModelSession, counted: dict[str, Tensor], outputs: str | int, progress: bool) -> None:
         self._subject, self._counted, self._outputs, self._progress = subject, counted, outputs, progress
         self._numbers = sum(p.numel() for p in counted.values())
         self._mark = subject.mark()
@@ -229,7 +227,7 @@ class _Products:
     def _pull(self, output: Tensor, cotangent: Tensor, total: Tensor) -> None:
         """Add the gradient of ``<output, cotangent>`` to a vector of all parameters."""
         tensors = list(self._counted.values())
-        # The graph is kept: that of a parametrised weight serves all batches.
+        # The graph is kept: that of a parametrized weight serves all batches.
         found = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, materialize_grads=True)
         for part, gradient in zip(self._split(total), found, strict=True):
             part += gradient.reshape(-1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.progress import progress_bar
-from featlearn.capture import Batch, Forward, Subject, initial_model
+from featlearn.capture import Batch, Forward, ModelSession, initial_model
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import (
     block_kernels,
@@ -28,8 +28,6 @@ from featlearn.kernels._ntk import (
 from featlearn.kernels.contractions import average
 from featlearn.kernels.per_sample_gradients import Features, TangentFeatures
 from featlearn.layers import unwrap
-
-__all__ = ["AverageKernel", "Rule", "average_ntk"]
 
 _log = logging.getLogger("featlearn")
 
@@ -88,7 +86,7 @@ def average_ntk(
     """
     check_outputs(outputs)
     times, weights = _quadrature(points, rule)
-    subject = Subject(
+    subject = ModelSession(
         copy.deepcopy(model) if isinstance(model, nn.Module) else model,
         vectors=True,
         forward=forward,
@@ -97,7 +95,7 @@ def average_ntk(
         dtype=dtype,
     )
     path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
-    tangents = TangentFeatures(subject, outputs, materialise=True)
+    tangents = TangentFeatures(subject, outputs, materialize=True)
     memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
@@ -186,7 +184,7 @@ class _Path:
                 parameter.copy_(self._start[name] + t * self.change[name])
 
 
-def _values(subject: Subject, batch: Batch, outputs: str | int) -> Tensor:
+def _values(subject: ModelSession, batch: Batch, outputs: str | int) -> Tensor:
     output = subject.outputs(batch).double()
     values = output.reshape(output.shape[0], -1)
     return values[:, outputs : outputs + 1] if isinstance(outputs, int) else values

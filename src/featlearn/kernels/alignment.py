@@ -11,8 +11,8 @@ from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, cosine
 
 __all__ = [
-    "centred_alignment",
-    "centred_kernel",
+    "centered_alignment",
+    "centered_kernel",
     "check_kernel",
     "kernel_target_alignment",
     "label_kernel",
@@ -109,15 +109,15 @@ def kernel_target_alignment(kernel: Any, y: Any, *, center: bool | Literal["auto
     return cosine(k, target.to(k.device))
 
 
-def centred_kernel(kernel: Any) -> Tensor:
+def centered_kernel(kernel: Any) -> Tensor:
     """``H K H`` with ``H = I - 11^T/n``: the kernel of features whose mean is removed."""
     k = check_kernel(kernel)
     rows = k - k.mean(0, keepdim=True)
     return rows - rows.mean(1, keepdim=True)
 
 
-def centred_alignment(kernel: Any, other: Any) -> float:
-    """Cosine of two kernels after centring both, ``<H K H, H L H> / (|H K H| |H L H|)``.
+def centered_alignment(kernel: Any, other: Any) -> float:
+    """Cosine of two kernels after centering both, ``<H K H, H L H> / (|H K H| |H L H|)``.
 
     Args:
         kernel: (n, n).
@@ -128,11 +128,11 @@ def centred_alignment(kernel: Any, other: Any) -> float:
     """
     first, second = check_kernel(kernel), check_kernel(other, "the other kernel")
     _check_sizes(first, second)
-    centred = [centred_kernel(k) for k in (first, second)]
-    for k, c in zip((first, second), centred, strict=True):
+    centered = [centered_kernel(k) for k in (first, second)]
+    for k, c in zip((first, second), centered, strict=True):
         if float(c.norm()) <= 1e-12 * float(k.norm()):
-            raise InputError("nothing is left of a kernel after centring: its features, or the labels, are constant")
-    return cosine(*centred)
+            raise InputError("nothing is left of a kernel after centering: its features, or the labels, are constant")
+    return cosine(*centered)
 
 
 def _check_sizes(first: Tensor, second: Tensor) -> None:

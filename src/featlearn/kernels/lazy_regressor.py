@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits
-from featlearn.capture import Subject, batches
+from featlearn.capture import ModelSession, batches
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import ntk
 
@@ -35,7 +35,7 @@ _COPIES = 3  # of the kernel: itself, its eigenvectors, and what they are comput
 
 
 class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    r"""Regression with the tangent kernel of a network around its outputs, as it is initialised.
+    r"""Regression with the tangent kernel of a network around its outputs, as it is initialized.
 
     ``f(x) = f_0(x) + K(x, X) (K(X, X) + n ridge I)^{-1} (y - f_0(X))`` (spectral paper, equation 6): what the network
     would learn if its gradients never changed. With c outputs the kernel is that of all of them together, ``n c`` rows.
@@ -163,7 +163,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     def _start(self, X: Tensor, outputs: int) -> Tensor:
         """The network's own outputs, (n, c) in float64."""
-        subject = Subject(self.model_, train_mode="eval")
+        subject = ModelSession(self.model_, train_mode="eval")
         rows = [subject.outputs(subject.batch(raw)) for raw in batches(X, self.batch_size or 1024)]
         values = torch.cat(rows).double()
         values = values.reshape(values.shape[0], -1)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn._utils.patterns import as_globs, pick
-from featlearn.capture import Batch, Subject, Trace, VectorisationError, few_rows, shared_layers
+from featlearn._utils.patterns import parse_patterns, select_matching
+from featlearn.capture import Batch, ModelSession, Trace, VectorisationError, few_rows, shared_layers
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
@@ -71,7 +71,7 @@ class TangentFeatures:
     """Which parameters are had from ``x`` and ``J``, and the features of a batch.
 
     A parameter is a layer's own if the gradient assembled from the layer's ``x`` and ``J`` is the parameter's total
-    gradient. Ties between kinds of layers, parametrisations and uses outside a module are not: what is left, `rest`,
+    gradient. Ties between kinds of layers, parametrizations and uses outside a module are not: what is left, `rest`,
     goes by per-sample gradients.
 
     Args:
@@ -79,7 +79,7 @@ class TangentFeatures:
         outputs: ``"trace"``, ``"full"`` or the number of an output.
         parameters: Globs of the parameters that count; None for all.
         sketch: Random output vectors in the place of all outputs; None takes these.
-        materialise: Whether to form gradients in weights even where pairs of positions are cheaper.
+        materialize: Whether to form gradients in weights even where pairs of positions are cheaper.
 
     Attributes:
         rest: The parameters that are no layer's own, once prepared.
@@ -89,11 +89,11 @@ class TangentFeatures:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: ModelSession,
         outputs: str | int,
         parameters: str | Iterable[str] | None = None,
         sketch: Sketch | None = None,
-        materialise: bool = False,
+        materialize: bool = False,
     ) -> None:
         self._subject, self._outputs, self._sketch = subject, outputs, sketch
         self._counted = counted_parameters(subject.model, parameters)
@@ -101,7 +101,7 @@ class TangentFeatures:
         self._biases: set[str] = set()
         self._pairs: set[str] = set()
         self._called: set[str] = set()
-        self._materialise = materialise
+        self._materialize = materialize
         self._rows_at_a_time = 1
         self.count = 1
         self.rest: dict[str, Tensor] = {}
@@ -177,7 +177,7 @@ class TangentFeatures:
             )
 
     def along(self, features: Features, change: Mapping[str, Tensor]) -> Tensor:
-        """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialised features."""
+        """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialized features."""
         names = {id(p): name for name, p in self._counted.items()}
         layers = {layer.name: layer for layer in self._subject.layers}
         total: Tensor | None = None
@@ -206,17 +206,17 @@ class TangentFeatures:
         first = few_rows(batch)
         expected, directions = self._one_by_one(first)
         try:
-            vectorised = _same(expected, self._subject.jacobian(first, names, directions))
+            vectorized = _same(expected, self._subject.jacobian(first, names, directions))
         except VectorisationError:
-            vectorised = False
-        if vectorised:
+            vectorized = False
+        if vectorized:
             return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, directions)),))}
         return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)[0]),))}
 
     def _one_by_one(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers).
 
-        The other result is the directions in the outputs, as `Subject.jacobian` takes them.
+        The other result is the directions in the outputs, as `ModelSession.jacobian` takes them.
         """
         parameters = list(self.rest.values())
         samples = []
@@ -265,7 +265,7 @@ class TangentFeatures:
             passed += outputs
             # Gradients arrive position by position, whatever is made of them.
             numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
-            if not self._materialise and pairs_are_cheaper(layer, samples, positions, c):
+            if not self._materialize and pairs_are_cheaper(layer, samples, positions, c):
                 self._pairs.add(layer.name)
             elif not layer.one_hot:
                 numbers += c * layer.groups * layer.k_out * layer.k_in
@@ -348,7 +348,9 @@ def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -
     """The parameters whose names match the globs, or all."""
     named = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
     picked = (
-        named if patterns is None else pick(as_globs(patterns, "parameters"), list(named), "parameters", "parameter")
+        named
+        if patterns is None
+        else select_matching(parse_patterns(patterns, "parameters"), list(named), "parameters", "parameter")
     )
     for name in picked:
         if named[name].is_complex():

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from featlearn.layers._linear import token_rows
 from featlearn.layers.base import Layer, child_name
 
-__all__ = ["attention_in_parts", "attention_layers"]
-
 Record = Callable[[str, Tensor, Tensor], Tensor]
 
 

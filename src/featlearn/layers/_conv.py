@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from featlearn.layers.base import Layer, stacked
 
-__all__ = ["conv_layers"]
-
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 _GROUPED_UP_TO = 256  # channels; above, a product with the patches was twice as fast, below up to three times slower

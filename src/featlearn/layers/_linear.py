@@ -6,8 +6,6 @@ from torch import Tensor, nn
 
 from featlearn.layers.base import Layer
 
-__all__ = ["linear_layers", "token_rows", "transposed_layers"]
-
 
 def token_rows(t: Tensor) -> Tensor:
     """``(samples, ..., k)`` as ``(samples, positions, 1, k)``; a lone vector is one sample."""

@@ -1,6 +1,6 @@
 """Parameters that are no weight matrix of a layer, seen as one all the same: gains of norms, and embeddings.
 
-A gain acts as ``h_i = w_i x_i`` on the normalised input: a block-diagonal matrix with blocks of one number. An
+A gain acts as ``h_i = w_i x_i`` on the normalized input: a block-diagonal matrix with blocks of one number. An
 embedding is a matrix on unit vectors. The probe leaves them out; kernels count every parameter and need only this view.
 """
 
@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from featlearn.layers._linear import token_rows
 from featlearn.layers.base import Layer
 
-__all__ = ["batch_norm_layers", "embedding_layers", "group_norm_layers", "instance_norm_layers", "last_norm_layers"]
-
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
@@ -28,7 +26,7 @@ def last_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     shape, eps = list(module.normalized_shape), module.eps
     size, dims = math.prod(shape), len(shape)
 
-    def normalised(x: Tensor) -> Tensor:
+    def normalized(x: Tensor) -> Tensor:
         if isinstance(module, nn.LayerNorm):
             return F.layer_norm(x, shape, eps=float(eps or 0.0))
         return F.rms_norm(x, shape, eps=eps)
@@ -38,39 +36,39 @@ def last_norm_layers(name: str, module: nn.Module) -> list[Layer]:
             t = t.unsqueeze(0)
         return t.reshape(t.shape[0], -1, size, 1)
 
-    return _gain(name, module, size, 1 + dims, rows, normalised)
+    return _gain(name, module, size, 1 + dims, rows, normalized)
 
 
 def batch_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     """The gain of a batch norm in evaluation mode."""
     assert isinstance(module, BatchNorm)
 
-    def normalised(x: Tensor) -> Tensor:
+    def normalized(x: Tensor) -> Tensor:
         mean, variance = _statistics(module, x)
         return F.batch_norm(x, mean, variance, training=False, eps=module.eps)
 
-    return _gain(name, module, module.num_features, 2, _channels, normalised)
+    return _gain(name, module, module.num_features, 2, _channels, normalized)
 
 
 def group_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     """The gain of a group norm."""
     assert isinstance(module, nn.GroupNorm)
 
-    def normalised(x: Tensor) -> Tensor:
+    def normalized(x: Tensor) -> Tensor:
         return F.group_norm(x, module.num_groups, eps=module.eps)
 
-    return _gain(name, module, module.num_channels, 2, _channels, normalised)
+    return _gain(name, module, module.num_channels, 2, _channels, normalized)
 
 
 def instance_norm_layers(name: str, module: nn.Module) -> list[Layer]:
     """The gain of an instance norm."""
     assert isinstance(module, InstanceNorm)
 
-    def normalised(x: Tensor) -> Tensor:
+    def normalized(x: Tensor) -> Tensor:
         mean, variance = _statistics(module, x)
         return F.instance_norm(x, mean, variance, use_input_stats=mean is None, eps=module.eps)
 
-    return _gain(name, module, module.num_features, 3, _channels, normalised)
+    return _gain(name, module, module.num_features, 3, _channels, normalized)
 
 
 def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
@@ -119,7 +117,7 @@ def _gain(
     size: int,
     ndim: int,
     rows: Callable[[Tensor], Tensor],
-    normalised: Callable[[Tensor], Tensor],
+    normalized: Callable[[Tensor], Tensor],
 ) -> list[Layer]:
     if getattr(module, "weight", None) is None:  # without affine parameters
         return []
@@ -136,7 +134,7 @@ def _gain(
             weight=lambda: module.weight,  # type: ignore[arg-type,return-value]
             matrix=lambda w: w.reshape(size, 1, 1),
             outputs=rows,
-            inputs=lambda x: rows(normalised(x)),
+            inputs=lambda x: rows(normalized(x)),
             ndim=ndim,
             bias=None if getattr(module, "bias", None) is None else "bias",
             vector=lambda b: b.reshape(size, 1),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from featlearn._utils.patterns import as_globs, pick
+from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError
 from featlearn.layers._attention import attention_layers
 from featlearn.layers._conv import conv_layers
@@ -21,15 +21,6 @@ from featlearn.layers._norm_embedding import (
     last_norm_layers,
 )
 from featlearn.layers.base import Layer, child_name
-
-__all__ = [
-    "ParameterCoverage",
-    "coverage",
-    "find_layers",
-    "register_layer",
-    "select_layers",
-    "unwrap",
-]
 
 Factory = Callable[[str, nn.Module], list[Layer]]
 
@@ -64,7 +55,7 @@ _REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
         "transposed convolution: not supported; register it with featlearn.layers.register_layer",
     ),
     (nn.Bilinear, "bilinear: it multiplies two inputs, it is not of the form W x"),
-    (nn.LayerNorm, "normalisation: an elementwise scale, not a matrix product"),
+    (nn.LayerNorm, "normalization: an elementwise scale, not a matrix product"),
     (nn.MultiheadAttention, "attention: a constant key or value token, not a matrix product"),
 ]
 
@@ -115,7 +106,7 @@ def find_layers(model: nn.Module, vectors: bool = False) -> list[Layer]:
 
     Args:
         model: The model.
-        vectors: Whether gains of normalisation layers and embeddings count as well.
+        vectors: Whether gains of normalization layers and embeddings count as well.
     """
     factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
     layers: list[Layer] = []
@@ -140,8 +131,8 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
         )
     if patterns is None:
         return list(layers)
-    wanted = as_globs(patterns, "layers")
-    picked = set(pick(wanted, [layer.name for layer in layers], "layers", "layer"))
+    wanted = parse_patterns(patterns, "layers")
+    picked = set(select_matching(wanted, [layer.name for layer in layers], "layers", "layer"))
     return [layer for layer in layers if layer.name in picked]
 
 
@@ -213,7 +204,7 @@ def _owner(layer: Layer) -> tuple[nn.Module, str]:
 
 
 def _tensors_behind(layer: Layer) -> list[Tensor]:
-    """The parameters a layer's weight is made of: one, or those of its parametrisation."""
+    """The parameters a layer's weight is made of: one, or those of its parametrization."""
     module, local = _owner(layer)
     if parametrize.is_parametrized(module, local):
         return list(module.parametrizations[local].parameters())  # type: ignore[union-attr,index]
@@ -229,7 +220,7 @@ def _with_note(layer: Layer) -> Layer:
     # Not by reading the weight: a spectral norm in training mode would advance its power iteration.
     if local in dict(module.named_parameters(recurse=False)):
         return layer
-    return replace(layer, note="parametrised: decay acts on the factors, so FACT = NFM need not hold")
+    return replace(layer, note="parametrized: decay acts on the factors, so FACT = NFM need not hold")
 
 
 def _reason(module: nn.Module, skip: str) -> str:

@@ -1,7 +1,7 @@
 """Matrices, operators and Gaussian expectations: numerical building blocks that know nothing of networks."""
 
 from featlearn.linalg._krylov import Eigenpairs, Estimate, frobenius_norm, hutchpp_trace, top_eigenpairs
-from featlearn.linalg.activations import NormalisedActivation, activation_module, normalised_activation
+from featlearn.linalg.activations import NormalisedActivation, activation_module, normalized_activation
 from featlearn.linalg.gaussian_quadrature import (
     ActivationConstants,
     activation_constants,
@@ -25,7 +25,7 @@ __all__ = [
     "hermite",
     "hermite_coefficients",
     "hutchpp_trace",
-    "normalised_activation",
+    "normalized_activation",
     "pearson",
     "principal_angles",
     "psd_power",

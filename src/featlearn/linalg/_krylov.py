@@ -17,8 +17,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, symmetric_eigh
 
-__all__ = ["Eigenpairs", "Estimate", "frobenius_norm", "hutchpp_trace", "top_eigenpairs"]
-
 _DENSE = 64  # up to this size all columns are as cheap as Lanczos' method
 _LARGE = 4096  # from this size on all columns would take too much memory
 _BLOCK = 64  # columns at a time where all are asked for

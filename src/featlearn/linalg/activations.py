@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from featlearn.errors import InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 
-__all__ = ["Activation", "Elementwise", "NormalisedActivation", "activation_module", "normalised_activation"]
+__all__ = ["Activation", "Elementwise", "NormalisedActivation", "activation_module", "normalized_activation"]
 
 Activation = str | nn.Module | type[nn.Module] | Callable[..., "nn.Module | Tensor"]
 """A name, a module (copied), a factory of modules, or a function of a tensor."""
@@ -60,14 +60,14 @@ def activation_module(activation: Activation) -> nn.Module:
     raise InputError(f"activation must be a name, a module or a function, got {type(activation).__name__}")
 
 
-def normalised_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalisedActivation:
+def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalisedActivation:
     """``(sigma(z) - E sigma) / sd sigma`` under z ~ N(0, 1) (spectral paper, assumption 4.2 and section 4).
 
     Args:
         activation: As in `activation_module`.
         kinks: Points other than multiples of 1/2 where the function, or a derivative of it, jumps.
 
-    >>> round(float(normalised_activation("softplus")(torch.zeros(1))), 4)
+    >>> round(float(normalized_activation("softplus")(torch.zeros(1))), 4)
     -0.2167
     """
     module = activation_module(activation)
@@ -109,10 +109,10 @@ class Elementwise(nn.Module):
 
 
 class NormalisedActivation(nn.Module):
-    """See `normalised_activation`.
+    """See `normalized_activation`.
 
     Attributes:
-        activation: The module before normalisation.
+        activation: The module before normalization.
         mean: What is taken off.
         std: What the rest is divided by.
     """

@@ -46,7 +46,7 @@ def gaussian_mean(function: Function, kinks: Sequence[float] = ()) -> float:
 
 
 def hermite(z: Tensor, degree: int) -> Tensor:
-    """Normalised probabilists' Hermite polynomials ``h_0 ... h_degree`` at z, orthonormal under N(0, 1).
+    """Normalized probabilists' Hermite polynomials ``h_0 ... h_degree`` at z, orthonormal under N(0, 1).
 
     ``sqrt(k+1) h_{k+1} = z h_k - sqrt(k) h_{k-1}``. Returns (degree + 1, *z.shape).
     """
@@ -79,8 +79,8 @@ class ActivationConstants:
     Attributes:
         mean: ``E[sigma(z)]``.
         std: Standard deviation of ``sigma(z)``.
-        slope: ``b = E[sigma'(z)]`` of the normalised, centred activation ``(sigma - mean) / std``.
-        second: Its second Hermite coefficient; where it is not zero, spikes are expected at initialisation.
+        slope: ``b = E[sigma'(z)]`` of the normalized, centered activation ``(sigma - mean) / std``.
+        second: Its second Hermite coefficient; where it is not zero, spikes are expected at initialization.
     """
 
     mean: float
@@ -90,14 +90,14 @@ class ActivationConstants:
 
 
 def activation_constants(function: Function, kinks: Sequence[float] = ()) -> ActivationConstants:
-    """Constants under N(0, 1) of an activation and of its normalised, centred form.
+    """Constants under N(0, 1) of an activation and of its normalized, centered form.
 
     By Stein's identity ``E[sigma'(z)] = E[z sigma(z)]``, so that no derivative is needed.
     """
     mean = gaussian_mean(function, kinks)
     std = math.sqrt(gaussian_mean(lambda z: (function(z) - mean).square(), kinks))
     if not std > 1e-12 * max(1.0, abs(mean)):
-        raise InputError("a constant activation cannot be normalised")
+        raise InputError("a constant activation cannot be normalized")
     coefficients = hermite_coefficients(function, 2, kinks) / std
     return ActivationConstants(mean, std, float(coefficients[1]), float(coefficients[2]))
 

@@ -60,10 +60,10 @@ def pearson(a: Any, b: Any) -> float:
     It is NaN when either array is constant.
     """
     first, second = _pair(a, b)
-    return _cosine(_centred(first), _centred(second))
+    return _cosine(_centered(first), _centered(second))
 
 
-def _centred(a: Tensor) -> Tensor:
+def _centered(a: Tensor) -> Tensor:
     """The array without its mean; what rounding leaves of a constant counts as zero."""
     rest = a - a.mean()
     return rest if a.numel() and rest.abs().amax() > 8 * torch.finfo(a.dtype).eps * a.abs().amax() else a * 0

@@ -1,6 +1,6 @@
 """Networks of the papers, and how they start."""
 
-from featlearn.linalg.activations import NormalisedActivation, activation_module, normalised_activation
+from featlearn.linalg.activations import NormalisedActivation, activation_module, normalized_activation
 from featlearn.models._convolutional import small_cnn, vgg11
 from featlearn.models._gpt import GPT, gpt
 from featlearn.models._ntk_mlp import Scale, ntk_mlp
@@ -15,7 +15,7 @@ __all__ = [
     "activation_module",
     "gpt",
     "mlp",
-    "normalised_activation",
+    "normalized_activation",
     "ntk_mlp",
     "scale_weights",
     "small_cnn",

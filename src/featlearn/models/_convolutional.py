@@ -11,11 +11,9 @@ from torch import Tensor, nn
 
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
-from featlearn.linalg.activations import Activation, activation_module, normalised_activation
+from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 from featlearn.models._ntk_mlp import Scale
 from featlearn.models.mlp import linear_layer
-
-__all__ = ["small_cnn", "vgg11"]
 
 _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 
@@ -26,23 +24,23 @@ def small_cnn(
     *,
     image_shape: tuple[int, int, int] = (3, 32, 32),
     activation: Activation = "relu",
-    normalised: bool = True,
+    normalized: bool = True,
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """A small convolutional network in the NTK parameterisation (spectral paper, figures 4 and 6, appendix A).
+    """A small convolutional network in the NTK parameterization (spectral paper, figures 4 and 6, appendix A).
 
     The paper says of its network that it is "similar to the VGG model", without biases, with standard normal weights
-    in the NTK parameterisation and normalised centred activations; its sizes are not told. Here it is 3x3
+    in the NTK parameterization and normalized centered activations; its sizes are not told. Here it is 3x3
     convolutions with padding, each behind a factor ``1 / sqrt(9 channels)`` and followed by the activation and 2x2
-    max-pooling, and a linear readout behind ``1 / sqrt(features)``. Inputs should be standardised.
+    max-pooling, and a linear readout behind ``1 / sqrt(features)``. Inputs should be standardized.
 
     Args:
         channels: Outputs of each convolution.
         outputs: Of the readout; CIFAR-2 has one.
         image_shape: ``(channels, height, width)`` of the images; sides are halved, rounded down, by every pooling.
         activation: A name, a module, a factory or a function, see `activation_module`.
-        normalised: Whether to centre and normalise the activation under N(0, 1), see `normalised_activation`.
+        normalized: Whether to center and normalize the activation under N(0, 1), see `normalized_activation`.
         generator: Generator or integer seed.
         dtype: Of the parameters, torch's default if None. Numbers are drawn in float64 and rounded.
 
@@ -60,7 +58,7 @@ def small_cnn(
     for k_out in channels:
         net.append(Scale(1 / math.sqrt(9 * k_in)))
         net.append(_conv_layer(_normal((k_out, k_in, 3, 3), 1.0, generator), None, dtype))
-        net.append(normalised_activation(activation) if normalised else activation_module(activation))
+        net.append(normalized_activation(activation) if normalized else activation_module(activation))
         net.append(nn.MaxPool2d(2))
         k_in = k_out
     features = k_in * (height >> len(channels)) * (width >> len(channels))
@@ -85,7 +83,7 @@ def vgg11(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """VGG-11 without batch normalisation, for images of 32x32 pixels (NFA paper, figure 2C and appendix J).
+    """VGG-11 without batch normalization, for images of 32x32 pixels (NFA paper, figure 2C and appendix J).
 
     Eight 3x3 convolutions with padding and ReLU, of 64, 128, 256, 256, 512, 512, 512 and 512 channels, five
     poolings that leave one pixel, and linear layers. Torchvision's VGG-11, from which the paper's is taken, has two

@@ -12,8 +12,6 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 from featlearn.models.mlp import linear_layer
 
-__all__ = ["GPT", "gpt"]
-
 _STD = 0.02
 
 
@@ -105,7 +103,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a normalisation and beside a skip connection."""
+    """Attention and a two-layer perceptron, each behind a normalization and beside a skip connection."""
 
     def __init__(self, width: int, heads: int, draw: _Draw, inner: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks in the NTK parameterisation: weights of order one, and the scale between the layers."""
+"""Networks in the NTK parameterization: weights of order one, and the scale between the layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
-from featlearn.linalg.activations import Activation, activation_module, normalised_activation
+from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 from featlearn.models.mlp import check_widths, linear_layer
-
-__all__ = ["Scale", "ntk_mlp"]
 
 Init = str | Callable[[tuple[int, int], torch.Generator], Tensor]
 """A name, or a function of the shape and a generator."""
@@ -24,12 +22,12 @@ def ntk_mlp(
     widths: Sequence[int],
     *,
     activation: Activation = "tanh",
-    normalised: bool = True,
+    normalized: bool = True,
     init: Init | Sequence[Init] = "normal",
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """A fully connected network in the NTK parameterisation (spectral paper, equation 1).
+    """A fully connected network in the NTK parameterization (spectral paper, equation 1).
 
     ``h_0 = x / sqrt(d)``, ``h_l = sigma(W_l h_{l-1}) / sqrt(n_l)``, ``f(x) = v^T h_{L-1}``, without biases. The
     parameters are the W_l and v themselves, with entries of order one, so that learning rates have the paper's
@@ -40,8 +38,8 @@ def ntk_mlp(
     Args:
         widths: Input, hidden and output widths, e.g. ``[500, 750, 1]``.
         activation: A name, a module, a factory or a function, see `activation_module`.
-        normalised: Whether to centre and normalise the activation under N(0, 1), as the paper does, see
-            `normalised_activation` (for kinks other than at multiples of 1/2, pass what that returns, and False).
+        normalized: Whether to center and normalize the activation under N(0, 1), as the paper does, see
+            `normalized_activation` (for kinks other than at multiples of 1/2, pass what that returns, and False).
         init: Distribution of the entries, or one a layer: "normal" is N(0, 1), "uniform" and "rademacher" have
             variance 1 too, "cauchy" is the standard Cauchy law (figure 3c has it in the first layer alone:
             ``["cauchy", "normal"]``); or a function of the shape and a generator.
@@ -58,7 +56,7 @@ def ntk_mlp(
     net = nn.Sequential()
     for draw, (k_in, k_out) in zip(_inits(init, len(widths) - 1), pairwise(widths), strict=True):
         if len(net):
-            net.append(normalised_activation(activation) if normalised else activation_module(activation))
+            net.append(normalized_activation(activation) if normalized else activation_module(activation))
         net.append(Scale(1 / math.sqrt(k_in)))
         net.append(linear_layer(_drawn(draw, (k_out, k_in), generator), dtype=dtype))
     return net

@@ -31,8 +31,8 @@ def weight_factor(scale: float, scale_of: ScaleOf) -> float:
 def scale_weights(model: nn.Module, scales: Mapping[str, float], scale_of: ScaleOf = "std") -> None:
     """Multiply the weights of a model, in place.
 
-    Only parameters of two or more dimensions are scaled: biases and the gains of normalisation layers stay.
-    "Initialisation scale s" has two readings in the papers: the weights are multiplied by s
+    Only parameters of two or more dimensions are scaled: biases and the gains of normalization layers stay.
+    "Initialization scale s" has two readings in the papers: the weights are multiplied by s
     (``scale_of="std"``), or they are drawn from N(0, s/k) as the first version of the NFA paper writes,
     which multiplies them by the square root of s (``scale_of="variance"``).
 

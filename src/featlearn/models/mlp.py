@@ -1,4 +1,4 @@
-"""Fully connected networks with the initialisations of the papers."""
+"""Fully connected networks with the initializations of the papers."""
 
 from __future__ import annotations
 

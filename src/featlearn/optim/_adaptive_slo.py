@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn._utils.patterns import as_globs, pick
+from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.capture import Forward, preserved_loader, preserved_rng
 from featlearn.errors import InputError
 from featlearn.features import probe
 from featlearn.layers import find_layers, select_layers, unwrap
 from featlearn.optim._param_groups import parameters_of_layers
 from featlearn.optim._slo import SLO, evaluated
-
-__all__ = ["AdaptiveSLO"]
 
 
 class AdaptiveSLO(SLO):
@@ -200,8 +198,8 @@ def _contest(model: nn.Module, exclude: str | Iterable[str]) -> list[str]:
     """The layers among which the least aligned is looked for."""
     layers = select_layers(find_layers(model), None)
     names = [layer.name for layer in layers]
-    globs = as_globs(exclude, "exclude") if exclude != () else []
-    excluded = set(pick(globs, names, "exclude", "layer"))
+    globs = parse_patterns(exclude, "exclude") if exclude != () else []
+    excluded = set(select_matching(globs, names, "exclude", "layer"))
     trained = {name for found in parameters_of_layers(model) if found.parameter.requires_grad for name in found.layers}
     contest = [
         layer.name

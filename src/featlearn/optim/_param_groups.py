@@ -12,8 +12,6 @@ from torch import nn
 from featlearn.errors import InputError
 from featlearn.layers import Layer, find_layers, unwrap
 
-__all__ = ["LayerParameter", "choose", "parameters_of_layers"]
-
 
 @dataclass(frozen=True, eq=False)
 class LayerParameter:
@@ -37,7 +35,7 @@ def parameters_of_layers(model: nn.Module) -> list[LayerParameter]:
     """Every parameter of a model that can be trained, each once, in the order of the model.
 
     A parameter belongs to the layer in whose module it lies: a bias goes with its weight, and so do the factors of
-    a parametrised weight.
+    a parametrized weight.
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -49,7 +47,7 @@ def parameters_of_layers(model: nn.Module) -> list[LayerParameter]:
         owners.setdefault(paths[id(layer.module.get_submodule(part))], []).append(layer)
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.is_floating_point() or parameter.is_complex():  # integers of quantised models have no gradient
+        if parameter.is_floating_point() or parameter.is_complex():  # integers of quantized models have no gradient
             names.setdefault(parameter, []).append(name)
     return [_described(parameter, found, owners) for parameter, found in names.items()]
 
@@ -58,7 +56,7 @@ def _described(parameter: nn.Parameter, names: Sequence[str], owners: Mapping[st
     layers: list[str] = []
     modules: list[str] = []
     for name in names:
-        # Factors of a parametrised weight lie below its module, as "net.0.parametrizations.weight.original0".
+        # Factors of a parametrized weight lie below its module, as "net.0.parametrizations.weight.original0".
         path, factors, local = f".{name}".partition(".parametrizations.")
         if factors:
             path, local = path[1:], local.partition(".")[0]

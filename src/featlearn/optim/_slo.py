@@ -15,8 +15,6 @@ from torch.optim.optimizer import ParamsT
 from featlearn.errors import InputError
 from featlearn.optim._param_groups import choose, parameters_of_layers
 
-__all__ = ["SLO", "evaluated"]
-
 _HALVES = (torch.float16, torch.bfloat16)
 # Norms below this are computed again from scaled entries: squares of 1e-20 leave the range of float32.
 _SMALL = 1e-12

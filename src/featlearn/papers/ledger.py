@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from featlearn._utils.atomic import whole_file
+from featlearn._utils.atomic import atomic_write
 from featlearn.errors import InputError
 from featlearn.papers.claim import VERDICTS, Claim
 from featlearn.papers.experiment import PAPERS
@@ -236,7 +236,7 @@ def _markdown(text: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    with whole_file(path) as draft:
+    with atomic_write(path) as draft:
         draft.write_text(text, encoding="utf-8")
 
 
@@ -318,7 +318,7 @@ def write_records(file: Path, records: list[Record]) -> list[Record]:
     order = {name: place for place, name in enumerate(all_experiments())}
     found = sorted(known.values(), key=lambda record: order.get(record.name, len(order)))
     experiments = [asdict(r) | {"claims": [asdict(c) | {"verdict": c.verdict} for c in r.claims]} for r in found]
-    with whole_file(file) as draft:
+    with atomic_write(file) as draft:
         text = json.dumps({"schema_version": _VERSION, "experiments": experiments}, indent=1)
         draft.write_text(text, encoding="utf-8")
     return found

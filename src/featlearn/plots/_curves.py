@@ -15,8 +15,6 @@ from matplotlib.ticker import MaxNLocator
 from featlearn.errors import InputError
 from featlearn.plots.style import PALETTE, as_array, new_figure, shorten, style
 
-__all__ = ["step_curves"]
-
 _WIDE = 3
 _NAMED = 12  # curves beyond which a legend is no help
 
@@ -28,7 +26,7 @@ def step_curves(
     bounded: tuple[str, ...] = (),
     title: str | None = None,
 ) -> Figure:
-    """Draw small panels side by side that share their colours: a curve keeps its colour in all of them.
+    """Draw small panels side by side that share their colors: a curve keeps its color in all of them.
 
     Args:
         panels: Title of a panel -> name of a curve -> (steps, values). A curve without a name belongs to the whole
@@ -40,7 +38,7 @@ def step_curves(
     if not panels or not any(panels.values()):
         raise InputError("there is nothing to draw: no numbers were recorded")
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves if name))
-    colours = _colours(names)
+    colors = _colors(names)
     columns = min(_WIDE, len(panels))
     rows = math.ceil(len(panels) / columns)
     spread = _log_steps([as_array(x) for curves in panels.values() for x, _ in curves.values()])
@@ -49,7 +47,7 @@ def step_curves(
         axes = fig.subplots(rows, columns, squeeze=False)
         for place, (name, curves) in enumerate(panels.items()):
             ax = axes[place // columns][place % columns]
-            _panel(ax, name, curves, colours, name in log_scale, name in bounded)
+            _panel(ax, name, curves, colors, name in log_scale, name in bounded)
             if spread:
                 ax.set_xscale("symlog", linthresh=1.0)
                 ax.set_xlim(left=0)
@@ -60,7 +58,7 @@ def step_curves(
         for place in range(len(panels), rows * columns):
             axes[place // columns][place % columns].set_axis_off()
         if names:
-            handles = [axes[0][0].plot([], [], color=colours[name], label=shorten(name, 40))[0] for name in names]
+            handles = [axes[0][0].plot([], [], color=colors[name], label=shorten(name, 40))[0] for name in names]
             if len(names) > _NAMED:
                 handles = [handles[0], handles[-1]]
             fig.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)))
@@ -73,7 +71,7 @@ def _panel(
     ax: Axes,
     title: str,
     curves: Mapping[str, tuple[Any, Any]],
-    colours: Mapping[str, Any],
+    colors: Mapping[str, Any],
     log_scale: bool,
     bounded: bool,
 ) -> None:
@@ -86,7 +84,7 @@ def _panel(
         lowest = min(lowest, float(values[known].min()))
         few = known.sum() <= 30
         ax.plot(
-            steps[known], values[known], color=colours.get(name, "black"), marker="o" if few else None, markersize=2.5
+            steps[known], values[known], color=colors.get(name, "black"), marker="o" if few else None, markersize=2.5
         )  # fmt: skip
     ax.set_title(title)
     ax.grid(axis="y")
@@ -96,7 +94,7 @@ def _panel(
         ax.set_ylim(min(-0.02, lowest - 0.02), 1.02)
 
 
-def _colours(names: list[str]) -> dict[str, Any]:
+def _colors(names: list[str]) -> dict[str, Any]:
     """Told apart if they are few; from dark to light with depth if they are many."""
     if len(names) < len(PALETTE):
         return dict(zip(names, PALETTE, strict=False))

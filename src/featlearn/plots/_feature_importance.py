@@ -16,8 +16,6 @@ from featlearn.errors import InputError
 from featlearn.plots._heatmaps import as_matrix
 from featlearn.plots.style import PALETTE, as_array, new_figure, shorten, style
 
-__all__ = ["feature_matrix_picture", "importance_bars"]
-
 _ROW = 0.17  # inches that a line of text takes
 _LETTER = 0.065  # inches that a letter takes
 _LONGEST = 32  # letters of a name

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from featlearn.errors import InputError
 from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, shorten, style
 
-__all__ = ["layer_bars"]
-
 
 def layer_bars(
     names: Sequence[str],
@@ -42,7 +40,7 @@ def layer_bars(
     if not names or not values:
         raise InputError(f"layer_bars needs layers and measures, got {len(names)} and {len(values)}")
     if len(values) > len(PALETTE):
-        raise InputError(f"layer_bars has colours for {len(PALETTE)} measures, got {len(values)}: draw two figures")
+        raise InputError(f"layer_bars has colors for {len(PALETTE)} measures, got {len(values)}: draw two figures")
     numbers = {label: _row(label, v, names) for label, v in values.items()}
     spreads = {label: _row(label, v, names) for label, v in (errors or {}).items()}
     if unknown := set(spreads) - set(numbers):
@@ -116,16 +114,16 @@ def _draw_measure(
 ) -> None:
     y = np.arange(len(values)) + offset
     known = np.isfinite(values)
-    colour, mark, size = PALETTE[index], MARKERS[index], 4.0
+    color, mark, size = PALETTE[index], MARKERS[index], 4.0
     zero = min(max(0.0, limits[0]), limits[1])
-    ax.hlines(y[known], zero, values[known], color=colour, linewidth=1.0, alpha=0.4)
+    ax.hlines(y[known], zero, values[known], color=color, linewidth=1.0, alpha=0.4)
     if errors is not None:
         told = known & np.isfinite(errors)
-        ax.errorbar(values[told], y[told], xerr=errors[told], fmt="none", ecolor=colour, elinewidth=1.0, capsize=2)
-    ax.plot(values[known], y[known], mark, color=colour, markersize=size, label=label)
+        ax.errorbar(values[told], y[told], xerr=errors[told], fmt="none", ecolor=color, elinewidth=1.0, capsize=2)
+    ax.plot(values[known], y[known], mark, color=color, markersize=size, label=label)
     if not known.all():
         at = np.full((~known).sum(), zero)
-        ax.plot(at, y[~known], mark, color=colour, markersize=size, fillstyle="none", clip_on=False)
+        ax.plot(at, y[~known], mark, color=color, markersize=size, fillstyle="none", clip_on=False)
         for place in y[~known]:
             ax.annotate(
                 "n/a",
@@ -134,5 +132,5 @@ def _draw_measure(
                 textcoords="offset points",
                 va="center",
                 fontsize=5,
-                color=colour,
+                color=color,
             )

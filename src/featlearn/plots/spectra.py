@@ -29,7 +29,7 @@ Steps = tuple[Any, Any]
 """Edges of bins, and the heights between them."""
 
 _BEFORE, _AFTER, _LAW, _SPIKE = PALETTE[0], PALETTE[1], PALETTE[6], PALETTE[2]
-_LABELLED = 3  # arrows beyond this many would write over one another
+_LABELED = 3  # arrows beyond this many would write over one another
 
 
 def spectrum_histogram(
@@ -86,12 +86,12 @@ def draw_spectrum_histogram(
 ) -> None:
     """Draw what `spectrum_histogram` does into axes that are there."""
     top = 0.0
-    for name, bins, colour in (("initial", initial, _BEFORE), ("trained", trained, _AFTER)):
+    for name, bins, color in (("initial", initial, _BEFORE), ("trained", trained, _AFTER)):
         if bins is None:
             continue
         edges, heights = _bins(name, bins)
-        ax.stairs(heights, edges, fill=True, color=colour, alpha=0.35, linewidth=0)
-        ax.stairs(heights, edges, color=colour, linewidth=1.1, label=name)
+        ax.stairs(heights, edges, fill=True, color=color, alpha=0.35, linewidth=0)
+        ax.stairs(heights, edges, color=color, linewidth=1.1, label=name)
         top = max(top, float(heights.max()))
     if density is not None:
         x, y = _pair("density", density)
@@ -266,11 +266,11 @@ def _arrows(ax: Axes, spikes: Array) -> None:
         ax.set_xlim(right=1.08 * max(float(spikes[0]), ax.get_xlim()[1] / 1.08))
     across = ax.get_xaxis_transform()  # eigenvalue along, share of the height up
     for i, spike in enumerate(spikes):
-        text = f"{spike:.3g}" if i < _LABELLED else ""
+        text = f"{spike:.3g}" if i < _LABELED else ""
         ax.annotate(
             text,
             (spike, 0.0),
-            (spike, 0.2 + 0.08 * (i % _LABELLED if spikes.size > 1 else 0)),  # neighbours' words at different heights
+            (spike, 0.2 + 0.08 * (i % _LABELED if spikes.size > 1 else 0)),  # neighbors' words at different heights
             xycoords=across,
             textcoords=across,
             ha="center",

@@ -18,26 +18,26 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from featlearn._utils.atomic import whole_file
+from featlearn._utils.atomic import atomic_write
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
 __all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "shorten", "style"]
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colours of Okabe and Ito, told apart by colour-blind readers; the palest come last."""
+"""Colors of Okabe and Ito, told apart by color-blind readers; the palest come last."""
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-"""Marks that go with the colours, for print in black and white."""
+"""Marks that go with the colors, for print in black and white."""
 
-_GREY = "#4D4D4D"
+_GRAY = "#4D4D4D"
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9.0,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "axes.titlesize": 10.0,
     "axes.labelsize": 9.0,
-    "axes.edgecolor": _GREY,
+    "axes.edgecolor": _GRAY,
     "axes.labelcolor": "#1A1A1A",
     "axes.linewidth": 0.8,
     "axes.spines.top": False,
@@ -48,8 +48,8 @@ _SETTINGS: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "xtick.labelsize": 8.0,
     "ytick.labelsize": 8.0,
-    "xtick.color": _GREY,
-    "ytick.color": _GREY,
+    "xtick.color": _GRAY,
+    "ytick.color": _GRAY,
     "legend.fontsize": 8.0,
     "legend.frameon": False,
     "lines.linewidth": 1.5,
@@ -95,7 +95,7 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Pa
     if kind not in dates:
         raise InputError(f"a figure is saved as .png, .svg or .pdf, got {path.name!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as draft, style():
+    with atomic_write(path) as draft, style():
         fig.savefig(draft, format=kind, dpi=dpi, metadata=dates[kind])
     return path
 

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from featlearn._utils.atomic import whole_file
+from featlearn._utils.atomic import atomic_write
 from featlearn._utils.formatting import short_number
 
 __all__ = [
@@ -194,6 +194,6 @@ def write_report(path: str | os.PathLike[str], title: str, lead: str, sections: 
         parts += section.parts()
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(target) as draft:
+    with atomic_write(target) as draft:
         draft.write_text(document(title, parts), encoding="utf-8")
     return target

@@ -40,8 +40,6 @@ from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import Iteration, Machine, learn
 from featlearn.rfm.training_rows import HeldOut, Problem, merge_rows, some_rows
 
-__all__ = ["FeatureMachine"]
-
 Array = NDArray[np.float64]
 
 
@@ -103,7 +101,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
         if hasattr(self, "feature_matrix_"):
-            del self.feature_matrix_  # unfitted until all is learnt: a failed fit mixes no two machines
+            del self.feature_matrix_  # unfitted until all is learned: a failed fit mixes no two machines
         X, y = validate_data(
             self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options
         )  # fmt: skip
@@ -125,7 +123,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             self._units = target_units(targets, weights[used], centered=bool(self.fit_intercept))
             targets = self._units.standardize(targets)
         if (targets == targets[0]).all():
-            settings = replace(settings, update="none")  # M would be learnt from rounding
+            settings = replace(settings, update="none")  # M would be learned from rounding
         # A splitter was made for all rows, a number of folds is meant for those that count.
         folds = None
         if not isinstance(self.validation, numbers.Integral):
@@ -145,7 +143,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         full = problem if refit is None else refit
         if settings.centers is not None and settings.centers > len(full):
             warnings.warn(
-                f"centers={settings.centers} is more than the {len(full)} distinct rows: all rows are centres",
+                f"centers={settings.centers} is more than the {len(full)} distinct rows: all rows are centers",
                 UserWarning,
                 stacklevel=3,
             )

@@ -17,8 +17,6 @@ from featlearn.rfm._base import FeatureMachine
 from featlearn.rfm._params import check_finite
 from featlearn.rfm.class_targets import class_probabilities, fit_sharpness, simplex
 
-__all__ = ["RFMClassifier", "RFMRegressor"]
-
 Array = NDArray[np.float64]
 
 
@@ -57,7 +55,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         diagonal: Whether M is diagonal: one weight a feature, no directions.
         subset: Distinct rows of a window, for larger tables: an iteration learns M as the mean of two windows, the
             next one of the next two, and the last solve sees all rows. "auto" is 5,000, None all at once.
-        centers: Nystrom centres of the last solve, for tables too large for an n x n matrix: memory grows like
+        centers: Nystrom centers of the last solve, for tables too large for an n x n matrix: memory grows like
             ``centers^2``, time like n.
         center_sampling: "uniform", or "leverage": rows that others do not stand for are likelier.
         validation: What judges bandwidth, ridge and iterates: "loo"; a number of folds or a splitter (the exact
@@ -68,7 +66,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         dtype: "float64", or "float32": twice as fast, half the memory, and ridges from about 1e-6 on.
         device: Of the computations; None is a GPU if there is one.
         max_memory: Bytes, or text such as "8 GB", that the n x n matrix may take; None is what is free.
-        random_state: Order in which subsets, centres and rows for tuning are taken; None is an order by content.
+        random_state: Order in which subsets, centers and rows for tuning are taken; None is an order by content.
         verbose: Whether a progress bar and the history are shown.
 
     Attributes:
@@ -93,7 +91,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
 
     Time: for an iteration on n rows ``n^3 / 3`` and a feature matrix of some ``n^2 d`` operations; judging costs as
     much as 40 solves for 1,000 rows, 6 for 5,000, nothing with ``validation=None`` and given ridge and bandwidth.
-    ``O(n centers (d + centers))`` with centres. Memory: one n x n matrix (a few up to 2,000 rows).
+    ``O(n centers (d + centers))`` with centers. Memory: one n x n matrix (a few up to 2,000 rows).
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True, as_frame=True)

@@ -12,8 +12,6 @@ from scipy.sparse import issparse
 
 from featlearn.errors import InputError
 
-__all__ = ["as_frame"]
-
 
 def as_frame(X: Any) -> tuple[pd.DataFrame, bool]:
     """Return a table as a pandas frame with unique text names, and whether the table has names of its own.

@@ -1,4 +1,4 @@
-"""The kernel of many rows with few centres, in blocks of rows, and the triangular algebra around it."""
+"""The kernel of many rows with few centers, in blocks of rows, and the triangular algebra around it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from featlearn.errors import InputError
 from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, row_blocks
 
-__all__ = ["BLOCK", "KernelRows", "check_rows", "cholesky", "kernel_diagonal", "over", "over_transposed"]
-
 BLOCK = 2**18  # entries of a block of the kernel: its products are then taken from the cache
 _LADDER = 8
 
 
 class KernelRows:
-    """The kernel of all rows with the centres, ``K_nC``, in blocks of rows; all are kept, or none.
+    """The kernel of all rows with the centers, ``K_nC``, in blocks of rows; all are kept, or none.
 
     Vectors are the rows of ``(c, m)`` or ``(c, n)`` matrices: with few of them, products are faster so.
     """
@@ -96,8 +94,8 @@ def cholesky(matrix: Tensor, eps: float) -> Tensor:
             return factor
         jitter *= 10.0
     raise SingularKernelError(
-        f"the kernel of the centres is not positive definite even with {jitter / 10.0:.1e} on its diagonal: "
-        "take fewer centres, or rows in float64"
+        f"the kernel of the centers is not positive definite even with {jitter / 10.0:.1e} on its diagonal: "
+        "take fewer centers, or rows in float64"
     )
 
 

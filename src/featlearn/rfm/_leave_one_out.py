@@ -16,8 +16,6 @@ from featlearn.rfm.kernel_solver import Gram
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import Problem
 
-__all__ = ["Choice", "Judge", "View", "kernel_scale", "tune", "walk"]
-
 BANDWIDTHS = (2.0, 4.0, 8.0)
 """Multiples of the median distance to choose from."""
 SHIFTS = 10.0 ** torch.arange(-6, 2.1, 0.5, dtype=torch.float64)
@@ -33,8 +31,8 @@ _TRIED = ((2000, 4), (6000, 3))  # ridges tried on all rows, by their number; be
 class Judge:
     r"""Exact leave-one-out errors that tell the truth about iterates.
 
-    Leaving a row out of the solve is not enough once M is learnt: M has seen the targets of all rows, and remembers a
-    row that is left out, the more so the longer it learns. So there is a second M for each of five folds, learnt in
+    Leaving a row out of the solve is not enough once M is learned: M has seen the targets of all rows, and remembers a
+    row that is left out, the more so the longer it learns. So there is a second M for each of five folds, learned in
     step with the first from the rows outside the fold, with the same bandwidth and ridge; a row is left out of the
     solve under the M that has not seen its fold. At the first iteration, M = I, these are the usual leave-one-out
     errors. With many rows the first folds are enough.
@@ -123,7 +121,7 @@ class Judge:
         """
         judged = windows[0][0]
         for fold, metric in enumerate(self._metrics):
-            learnt = []
+            learned = []
             for part, rows in windows:
                 inside = part.part((self._folds_of(rows) != fold).nonzero().squeeze(1))
                 if not len(inside):
@@ -132,9 +130,9 @@ class Judge:
                     )
                 shift = choice.shift / judged.total * part.total
                 fit, slopes = fit_rows(inside, self._settings.kernel, metric, choice.bandwidth, shift)
-                learnt.append(updated(inside, self._settings, metric, fit, slopes))
+                learned.append(updated(inside, self._settings, metric, fit, slopes))
                 del slopes  # and its matrix, before the next one is made
-            new = averaged(learnt, self._settings, metric)
+            new = averaged(learned, self._settings, metric)
             self._metrics[fold] = metric if new is None else new
         self._fresh = False
 

@@ -23,8 +23,6 @@ from featlearn.errors import InputError
 from featlearn.rfm._kernel_blocks import BLOCK, KernelRows, check_rows, cholesky, kernel_diagonal, over, over_transposed
 from featlearn.rfm.kernels import Kernel, row_blocks
 
-__all__ = ["NystromSolution", "choose_centers", "solve_nystrom"]
-
 _PILOT = 512  # rows from which leverage scores are estimated
 
 
@@ -38,19 +36,19 @@ def choose_centers(
     how: str = "uniform",
     generator: Seed = None,
 ) -> Tensor:
-    r"""Rows to be centres, drawn without replacement.
+    r"""Rows to be centers, drawn without replacement.
 
     "leverage" draws row i with a probability proportional to its ridge leverage score, the weight of row i in its own
     fitted value, estimated from a uniform sample J of p rows (as in Rudi et al. 2018):
 
     ``l_i = w_i / (N lambda) [k_ii - k_iJ (K_JJ + lambda D^{-1})^{-1} k_Ji]``, ``D = diag(w_j n / (p N))``, N = sum w.
 
-    Rows in places where few others are have large scores; "uniform" may leave such places without a centre.
+    Rows in places where few others are have large scores; "uniform" may leave such places without a center.
 
     Args:
         kernel: The kernel.
-        u: Rows transformed by the root of M, ``(n, d)``; centred for a radial kernel.
-        weights: Of the rows, ``(n,)``; a row of weight zero is never a centre.
+        u: Rows transformed by the root of M, ``(n, d)``; centered for a radial kernel.
+        weights: Of the rows, ``(n,)``; a row of weight zero is never a center.
         m: How many; if there are no more rows of positive weight, all of them.
         bandwidth: L.
         ridge: lambda, above 0 for "leverage".
@@ -64,7 +62,7 @@ def choose_centers(
     """
     check_rows(u, weights, bandwidth, ridge)
     if not isinstance(m, int) or isinstance(m, bool) or m < 1:
-        raise InputError(f"m, the number of centres, must be a whole number of at least 1, got {m!r}")
+        raise InputError(f"m, the number of centers, must be a whole number of at least 1, got {m!r}")
     if how not in ("uniform", "leverage"):
         raise InputError(f'how must be "uniform" or "leverage", got {how!r}')
     random = as_generator(generator, "nystrom centers")
@@ -105,7 +103,7 @@ def _leverage(
 
 _LEAST_RIDGE = 1e-13  # in units of the kernel: below it is rounding
 _ROUNDING_SHARE = 0.1  # of the penalty, that rounding may reach in the direct form of the preconditioner
-_LEAST_SAMPLE = 4  # rows of the preconditioner's sample for each centre, at least
+_LEAST_SAMPLE = 4  # rows of the preconditioner's sample for each center, at least
 # Costs of one entry of the kernel in a step, in operations of a product of matrices (a thread does some 40 a ns).
 _KERNEL_COST = 200.0  # to compute it, beyond its inner product
 _KEPT_COST = 40.0  # to read it from memory
@@ -114,7 +112,7 @@ _OUTPUT_COST = 12.0  # to multiply it twice, for each output
 
 @dataclass(frozen=True)
 class NystromSolution:
-    """Coefficients of the centres, and how they were found.
+    """Coefficients of the centers, and how they were found.
 
     Attributes:
         coefficients: ``(m, c)``, in the dtype of the rows.
@@ -145,18 +143,18 @@ def solve_nystrom(
     max_memory: int = 2**30,
     progress: bool = False,
 ) -> NystromSolution:
-    r"""Kernel ridge regression with centres.
+    r"""Kernel ridge regression with centers.
 
-    Minimises ``sum_i w_i |y_i - k(u_i, C) a|^2 / N + lambda a^T K_CC a`` with ``N = sum w``, that is, solves
+    Minimizes ``sum_i w_i |y_i - k(u_i, C) a|^2 / N + lambda a^T K_CC a`` with ``N = sum w``, that is, solves
 
     ``(K_nC^T W K_nC + N lambda K_CC) a = K_nC^T W Y``
 
     by a conjugate gradient in the variables ``b = R^T L^T a``. ``L L^T = K_CC`` turns the penalty into ``N lambda I``;
     ``R R^T`` is the matrix of the normal equations in that basis, with s rows, drawn with probabilities ``w_i / N``,
     in the place of all. The sampled matrix then differs from the whole one as a covariance of s samples in m dimensions
-    does from the true one, at any ridge: the error falls by a power of ``m / s`` each step. The centres count as one
+    does from the true one, at any ridge: the error falls by a power of ``m / s`` each step. The centers count as one
     row each on top, for the sake of places with few rows. s is the multiple of m, four times or more, that makes the
-    sample and the expected steps cheapest together. Where that is n (up to some thousand centres), all rows are taken,
+    sample and the expected steps cheapest together. Where that is n (up to some thousand centers), all rows are taken,
     once, and one or two steps are left, which mend the rounding. Then ``K_nC^T W K_nC`` itself is summed up, unless
     its rounding would show beside the penalty, as with a Gaussian kernel and a small ridge; if so, rows are put into
     the basis first.
@@ -172,10 +170,10 @@ def solve_nystrom(
 
     Args:
         kernel: The kernel.
-        u: Rows transformed by the root of M, ``(n, d)``; centred for a radial kernel.
+        u: Rows transformed by the root of M, ``(n, d)``; centered for a radial kernel.
         targets: Y, ``(n, c)``.
         weights: Of the rows, ``(n,)``, not negative.
-        centers_u: C, ``(m, d)``, transformed and centred like u, usually ``u[choose_centers(...)]``.
+        centers_u: C, ``(m, d)``, transformed and centered like u, usually ``u[choose_centers(...)]``.
         bandwidth: L.
         ridge: lambda, 0 or more.
         tolerance: Of `NystromSolution.residual`.
@@ -249,7 +247,7 @@ def _sampled_factor(
     """R: the factor of the matrix of the normal equations in the basis of ``K_CC``, from a sample of rows.
 
     Args:
-        rows: The kernel with the centres.
+        rows: The kernel with the centers.
         weights: Of all rows.
         basis: L.
         penalty: ``N lambda``.
@@ -273,7 +271,7 @@ def _sampled_factor(
             draws = (draws + torch.arange(size)).to(weights.device) * (total / size)
             sample = torch.searchsorted(weights.cumsum(0), draws, right=True).clamp_max_(n - 1)
             shares = (total / size).expand(size)
-            matrix = (basis.mT @ basis).mul_(total / n)  # the rows of the centres, K_CC L^{-T} = L
+            matrix = (basis.mT @ basis).mul_(total / n)  # the rows of the centers, K_CC L^{-T} = L
         for part in row_blocks(size, len(basis), max(BLOCK, 512 * len(basis))):
             entries = rows.kernel.matrix(rows.u[sample[part]], rows.centers, rows.bandwidth).double()
             _add_products(matrix, over_transposed(entries, basis).mul_(shares[part, None].sqrt()))
@@ -328,7 +326,7 @@ def _check_problem(u: Tensor, targets: Tensor, centers_u: Tensor, tolerance: flo
     if targets.ndim != 2 or len(targets) != len(u) or not targets.shape[1]:
         raise InputError(f"targets must be of shape ({len(u)}, outputs), got {tuple(targets.shape)}")
     if centers_u.ndim != 2 or centers_u.shape[1] != u.shape[1] or not len(centers_u):
-        raise InputError(f"centers_u must be of shape (centres, {u.shape[1]}), got {tuple(centers_u.shape)}")
+        raise InputError(f"centers_u must be of shape (centers, {u.shape[1]}), got {tuple(centers_u.shape)}")
     if centers_u.dtype != u.dtype:
         raise InputError(f"centers_u must be in {u.dtype} as u is, got {centers_u.dtype}")
     if not 0 < tolerance < 1:

@@ -17,19 +17,8 @@ from featlearn.rfm.feature_updates import UPDATES
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel
 
-__all__ = [
-    "check_finite",
-    "check_memory",
-    "check_range",
-    "checked_settings",
-    "fold_numbers",
-    "resolve_device",
-    "resolve_dtype",
-    "wrong_validation",
-]
-
 AUTO_SUBSET = 5000
-"""Rows from which M is learnt on subsets, unless told otherwise."""
+"""Rows from which M is learned on subsets, unless told otherwise."""
 
 
 def checked_settings(estimator: Any, seed: int) -> Settings:
@@ -131,7 +120,7 @@ def check_memory(rows: int, dtype: torch.dtype, max_memory: Any, direct: bool) -
         smaller = ", or dtype='float32'" if dtype == torch.float64 else ""
         raise InputError(
             f"the direct solve of {rows:,} distinct rows needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
-            f"pass {'centers=2000 (Nystrom centres)' if direct else 'a smaller subset=, such as 2000'}{smaller}"
+            f"pass {'centers=2000 (Nystrom centers)' if direct else 'a smaller subset=, such as 2000'}{smaller}"
         )
 
 

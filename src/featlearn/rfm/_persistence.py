@@ -13,15 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from featlearn._utils.atomic import whole_file
+from featlearn._utils.atomic import atomic_write
 from featlearn.errors import InputError
-
-__all__ = [
-    "SCHEMA_VERSION",
-    "check_arrays",
-    "load_machine",
-    "save_machine",
-]
 
 SCHEMA_VERSION = 2
 """Format of the files: 2 has coefficients in units of standardized targets, 1 in the user's units."""
@@ -41,7 +34,7 @@ def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], de
         raise InputError(f"a machine is saved as a file, and {str(path)!r} is a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     header = {"featlearn": json.dumps({"schema_version": SCHEMA_VERSION, **described})}
-    with whole_file(target) as draft:
+    with atomic_write(target) as draft:
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, header)
 
 

@@ -19,8 +19,6 @@ from sklearn.utils.validation import check_is_fitted
 from featlearn.errors import InputError
 from featlearn.rfm._frames import as_frame
 
-__all__ = ["TableEncoder", "make_tabular"]
-
 # What pandas calls the contents of a column, once missing values are set aside.
 _TIMES = {"datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period"}
 _NUMBERS = {"floating", "integer", "mixed-integer-float", "decimal", "boolean"}
@@ -37,9 +35,9 @@ def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
         max_categories: See `TableEncoder`.
 
     >>> from sklearn.linear_model import Ridge
-    >>> cars = pd.DataFrame({"age": [1.0, 9.0, None], "colour": ["red", "blue", "red"]})
+    >>> cars = pd.DataFrame({"age": [1.0, 9.0, None], "color": ["red", "blue", "red"]})
     >>> list(make_tabular(Ridge()).fit(cars, [3.0, 1.0, 2.0])["estimator"].feature_names_in_)
-    ['age', 'age missing', 'colour=blue', 'colour=red']
+    ['age', 'age missing', 'color=blue', 'color=red']
     """
     if isinstance(estimator, type) or not hasattr(estimator, "fit"):
         raise InputError(f"make_tabular needs an estimator with fit, such as Ridge(), got {estimator!r}")
@@ -51,15 +49,15 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     What becomes of a column is decided by what it holds when `fit` sees it:
 
-    - Numbers and booleans are standardised over the known values. A gap becomes 0, the mean. So does a constant.
-    - Everything else is a category: a column of 0 and 1 for each, ``"colour=red"``. A category that `fit` has not
+    - Numbers and booleans are standardized over the known values. A gap becomes 0, the mean. So does a constant.
+    - Everything else is a category: a column of 0 and 1 for each, ``"color=red"``. A category that `fit` has not
       seen is 0 in all of them. Values of mixed types are told apart by their text.
     - Of more than ``max_categories`` categories the most frequent keep a column of their own, and the others share
-      the last one, ``"colour other"``, with those that `fit` has not seen.
+      the last one, ``"color other"``, with those that `fit` has not seen.
     - A column with gaps gets a column of 0 and 1 beside it, ``"age missing"``.
     - Dates, times and durations are left out with a warning, columns that are all gaps without one.
 
-    The scales go together: the squared distance of two independent standardised numbers is 2 on average, that of
+    The scales go together: the squared distance of two independent standardized numbers is 2 on average, that of
     two different categories is 2, and that of a gap from a value is 2 as well (on average, among numbers). So no
     column counts more than another because of its kind.
 
@@ -168,7 +166,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class _Number:
-    """A column of numbers: how it is standardised, and whether its gaps are marked."""
+    """A column of numbers: how it is standardized, and whether its gaps are marked."""
 
     name: str
     mean: float
@@ -182,8 +180,8 @@ class _Number:
     def encode(self, series: pd.Series[Any]) -> NDArray[np.float64]:
         values = _floats(self.name, series)
         gaps = np.isnan(values)
-        standardised = np.where(gaps, 0.0, (values - self.mean) / self.scale)
-        return np.stack([standardised, gaps] if self.marked else [standardised], axis=1)
+        standardized = np.where(gaps, 0.0, (values - self.mean) / self.scale)
+        return np.stack([standardized, gaps] if self.marked else [standardized], axis=1)
 
 
 @dataclass(frozen=True)

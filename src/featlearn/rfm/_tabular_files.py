@@ -18,8 +18,6 @@ from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
 from featlearn.rfm._persistence import load_machine, save_machine
 from featlearn.rfm._table_encoder import TableEncoder, _Category, _Number
 
-__all__ = ["column_kinds", "load_tabular", "save_tabular"]
-
 _KIND = "tabular"
 _COLUMNS = 10_000_000  # of a table without names, which a damaged file must not make endless
 _MACHINES: dict[str, type[FeatureMachine]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}

@@ -17,7 +17,7 @@ def simplex(classes: int) -> Array:
 
     A class is one output less than one-hot targets need, and no class is nearer to another than the rest.
     """
-    # The centred one-hot vectors, in an orthonormal basis (Helmert's) of the space that they span.
+    # The centered one-hot vectors, in an orthonormal basis (Helmert's) of the space that they span.
     basis = np.zeros((classes, classes - 1))
     for j in range(classes - 1):
         basis[: j + 1, j] = -1.0

@@ -132,7 +132,7 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
     Args:
         kernel: The kernel.
         slopes: T, ``(n, n)``, symmetric.
-        x: The rows; centred for a radial kernel, which changes nothing but rounding.
+        x: The rows; centered for a radial kernel, which changes nothing but rounding.
         u: The rows transformed by the root.
         root: ``M^{1/2}``, or ``(d,)`` for a diagonal M.
         alpha: ``(n, c)``.

@@ -123,15 +123,15 @@ def rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
 
 
 def averaged(metrics: Sequence[Tensor | None], settings: Settings, metric: Tensor) -> Tensor | None:
-    """The mean of what several windows of rows have learnt; None if none of them has learnt anything.
+    """The mean of what several windows of rows have learned; None if none of them has learned anything.
 
     Each window's M is noisy, and an iteration multiplies: a direction that one M misses is hard to find again. The
     mean of two windows of half the rows is as good as the M of all rows, at a quarter of its cost.
     """
-    learnt = [new for new in metrics if new is not None]
-    if not learnt:
+    learned = [new for new in metrics if new is not None]
+    if not learned:
         return None
-    return learnt[0] if len(learnt) == 1 else rescaled(torch.stack(learnt).mean(0), settings, metric)
+    return learned[0] if len(learned) == 1 else rescaled(torch.stack(learned).mean(0), settings, metric)
 
 
 def _trace(metric: Tensor) -> float:

@@ -38,7 +38,7 @@ class Gram:
 
     Args:
         kernel: The kernel.
-        u: Rows transformed by the root of M, ``(n, d)``; centred for a radial kernel.
+        u: Rows transformed by the root of M, ``(n, d)``; centered for a radial kernel.
         bandwidth: L.
 
     Attributes:

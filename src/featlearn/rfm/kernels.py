@@ -62,7 +62,7 @@ class Kernel:
     def pairs(self, u: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
         """One number for each pair of rows: ``|u - v|_p^p`` or ``u . v``.
 
-        Radial kernels expect rows centred beforehand, since the squared distance is a difference of large numbers
+        Radial kernels expect rows centered beforehand, since the squared distance is a difference of large numbers
         otherwise. What rounding leaves of a distance of zero is set to zero: the slope of a Laplace kernel is
         infinite there, and no direction belongs to it.
 

@@ -149,7 +149,7 @@ def learn(
             new = None if last or late else updated(part, settings, metric, fit, slopes)
             del slopes  # and its n x n matrix, before the next one is made
             if new is not None:
-                others = [_learnt(other, settings, metric, choice, part) for other in parts[1:]]
+                others = [_learned(other, settings, metric, choice, part) for other in parts[1:]]
                 new = averaged([new, *others], settings, metric)
         except SingularKernelError:
             if best is None:
@@ -205,7 +205,7 @@ def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit
 
 
 def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:
-    """The last solve with Nystrom centres, on all rows."""
+    """The last solve with Nystrom centers, on all rows."""
     assert settings.centers is not None
     u = transform(problem.x, root_of(metric))
     ridge = start.shift / problem.total
@@ -247,7 +247,7 @@ def _rank(metric: Tensor) -> float:
     return effective_rank(values.clamp_min(0))
 
 
-def _learnt(part: Problem, settings: Settings, metric: Tensor, choice: Choice, judged: Problem) -> Tensor | None:
+def _learned(part: Problem, settings: Settings, metric: Tensor, choice: Choice, judged: Problem) -> Tensor | None:
     """What another window than the judged one says of the next M, with the same bandwidth and ridge."""
     shift = choice.shift / judged.total * part.total
     fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, shift)

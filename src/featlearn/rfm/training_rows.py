@@ -19,7 +19,7 @@ class HeldOut:
     """Rows that judge a machine and take no part in it.
 
     Attributes:
-        x: ``(m, d)``, centred as the machine's rows are.
+        x: ``(m, d)``, centered as the machine's rows are.
         targets: ``(m, c)``.
         weights: ``(m,)``.
     """
@@ -185,7 +185,7 @@ class Merged:
 def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None = None) -> Merged:
     """Make one row of equal ones, with the sum of their weights and the weighted mean of their targets.
 
-    A copy of a row would stay in the fit when the row is left out, and tell its target. Merged, the minimiser is the
+    A copy of a row would stay in the fit when the row is left out, and tell its target. Merged, the minimizer is the
     same: ``K + n lambda W^{-1}`` on distinct rows. Equal rows of different folds stay apart, as their folds are.
 
     Args:

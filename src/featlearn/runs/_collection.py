@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from featlearn._utils.atomic import file_trouble, whole_file
+from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.validation import as_folder, flat_settings
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs._run import Run
 from featlearn.runs.artifacts import FOLDERS, remove_all, tidy
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.lock import WriterLock
-
-__all__ = ["RunLike", "as_run", "compare", "compare_configs", "export", "list_runs", "open_run", "remove"]
 
 
 def export(
@@ -46,7 +44,7 @@ def export(
     table.insert(0, "run", pd.Series([opened.name] * len(table), dtype=object))
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as draft:
+        with atomic_write(target) as draft:
             if target.suffix == ".csv":
                 # Otherwise a NaN would be nothing, and nothing is what the layer of the run's own numbers is.
                 table["value"] = table["value"].map(repr)

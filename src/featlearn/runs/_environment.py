@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["describe_environment", "process_started"]
-
 _GIT_SECONDS = 5.0
 
 

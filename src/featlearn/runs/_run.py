@@ -34,8 +34,6 @@ from featlearn.runs.artifacts import load_newest, load_step, remove_all, remove_
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock, being_written
 
-__all__ = ["Run", "RunRecord"]
-
 
 class RunRecord:
     """What can be asked of a run, whoever writes it.

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from featlearn._utils.patterns import as_globs, pick
+from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError, RunStoreError
-
-__all__ = ["last_step", "read_meta", "read_series", "read_starts", "read_table", "write_rows"]
 
 Row = tuple[int, str, str, float | str]
 
@@ -49,8 +47,8 @@ def read_table(
     connection: sqlite3.Connection, table: str, names: str | Iterable[str] | None, layers: str | Iterable[str] | None
 ) -> pd.DataFrame:
     """Rows of metrics or texts, ordered by step, layer and name, with one query."""
-    wanted = None if names is None else as_globs(names, "names")
-    globs = None if layers is None else as_globs(layers, "layers")
+    wanted = None if names is None else parse_patterns(names, "names")
+    globs = None if layers is None else parse_patterns(layers, "layers")
     query, values = f"SELECT step, layer, name, value FROM {table}", []
     if wanted is not None:
         query, values = f"{query} WHERE name IN ({', '.join('?' * len(wanted))})", wanted
@@ -58,7 +56,7 @@ def read_table(
     if wanted is not None:
         _refuse_unknown(connection, table, wanted, {row[2] for row in rows})
     if globs is not None and rows:
-        taken = set(pick(globs, sorted({row[1] for row in rows} - {""}), "layers", "layer of the run"))
+        taken = set(select_matching(globs, sorted({row[1] for row in rows} - {""}), "layers", "layer of the run"))
         rows = [row for row in rows if row[1] in taken]
     steps, where, called, what = zip(*rows, strict=True) if rows else ((), (), (), ())
     _require("step", steps, int)  # numpy would cut a step of 1.5 down to 1

@@ -19,7 +19,7 @@ __all__ = ["FOLDERS", "load_newest", "load_step", "remove_all", "remove_older", 
 FOLDERS = ("matrices", "checkpoints", "initial")
 
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
-# What is half written: by `whole_file`, and by safetensors itself.
+# What is half written: by `atomic_write`, and by safetensors itself.
 _DRAFT = re.compile(r"\.(0|[1-9][0-9]*)\.safetensors\.[0-9a-f]{12}|\.tmp[A-Za-z0-9]{6}")
 _DATABASE_DRAFT = re.compile(r"\.run\.db\.[0-9a-f]{12}")
 

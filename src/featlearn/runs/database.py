@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from featlearn._utils.atomic import file_trouble, whole_file
+from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn.errors import FeatlearnError, RunStoreError
 
 __all__ = [
@@ -151,7 +151,7 @@ def create_database(path: Path, meta: Mapping[str, str]) -> None:
     with file_trouble(path), database_trouble(path):
         for name in SIDE_FILES:  # SQLite would take those of a database that was deleted by hand for the new one's
             path.with_name(name).unlink(missing_ok=True)
-        with whole_file(path) as draft:
+        with atomic_write(path) as draft:
             connection = sqlite3.connect(draft, isolation_level=None)
             try:
                 connection.execute("PRAGMA journal_mode = MEMORY")

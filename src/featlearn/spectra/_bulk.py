@@ -16,8 +16,6 @@ from featlearn.spectra._laws import Law, marchenko_pastur
 from featlearn.spectra._ranks import clean_eigenvalues, positive_eigenvalues
 from featlearn.spectra._spikes import spikes
 
-__all__ = ["EmpiricalEdge", "FittedBulk", "empirical_edge", "fit_marchenko_pastur"]
-
 _MOST_SPIKES = 0.1  # share beyond which one cannot speak of a bulk and of single eigenvalues outside it
 _ROUNDS = 10
 

@@ -12,8 +12,6 @@ from featlearn.errors import InputError
 from featlearn.spectra._laws import Law
 from featlearn.spectra._ranks import clean_eigenvalues, positive_eigenvalues
 
-__all__ = ["Histogram", "Quantiles", "histogram", "ks_distance", "qq"]
-
 Array = NDArray[np.float64]
 
 _MOST_BINS = 100

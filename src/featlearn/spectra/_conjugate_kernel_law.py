@@ -17,8 +17,6 @@ from featlearn.errors import FeatlearnError, InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 from featlearn.spectra._laws import Law, marchenko_pastur, series_bulk
 
-__all__ = ["conjugate_kernel_law"]
-
 _LINEAR = 1e-12  # a slope this near to one belongs to a linear activation
 _MASS = 1e-6
 _BLOCK = 65_536
@@ -27,8 +25,8 @@ _BLOCK = 65_536
 def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float, n: int, width: int, d: int) -> Law:
     r"""Law of the eigenvalues of ``X1^T X1`` (n x n), ``X1 = sigma(W X / sqrt d) / sqrt(width)``, for large sizes.
 
-    W (width x d) and X (d x n) have standard normal entries, and sigma is the activation after centring and
-    normalising under N(0, 1): a callable is normalised here. Of it only ``b = E[sigma'(z)]`` counts. The population
+    W (width x d) and X (d x n) have standard normal entries, and sigma is the activation after centering and
+    normalizing under N(0, 1): a callable is normalized here. Of it only ``b = E[sigma'(z)]`` counts. The population
     law is that of ``t = (1 - b^2) + b^2 x``, x Marchenko-Pastur of ratio n/d (with its atom ``1 - d/n`` if n > d),
     and with ``g = n / width`` the companion transform v solves
 
@@ -87,7 +85,7 @@ def _slope(activation_or_slope: Callable[[Tensor], Tensor] | float) -> float:
         raise InputError(f"expected an activation or its slope b, got {type(activation_or_slope).__name__}")
     slope = float(activation_or_slope)
     if not abs(slope) <= 1:
-        raise InputError(f"the slope of a normalised activation is between -1 and 1 (Parseval), got {slope:g}")
+        raise InputError(f"the slope of a normalized activation is between -1 and 1 (Parseval), got {slope:g}")
     return slope
 
 

@@ -12,8 +12,6 @@ from scipy.special import betaincc
 from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
 from featlearn.spectra._ranks import positive_eigenvalues
 
-__all__ = ["TailEvidence", "tail_evidence"]
-
 _STEEPEST = 6.0
 _KOLMOGOROV = 1.358  # 5% point of sqrt(m) times the distance
 _RATIO = 2.0

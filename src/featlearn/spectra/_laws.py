@@ -15,8 +15,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
-__all__ = ["Bulk", "Law", "SeriesBulk", "marchenko_pastur", "series_bulk"]
-
 _NEWTON_STEPS = 100  # bisection alone needs 53 of them; Newton's method about 8
 _ROUNDING = 1e-15
 
@@ -28,7 +26,7 @@ def marchenko_pastur(rows: float, columns: float, *, variance: float = 1.0, scal
     ``a, b = variance (sqrt(rows) -+ sqrt(columns))^2 / scale``, with ``kappa = variance columns / scale``,
     and an atom ``1 - rows/columns`` at zero if there are fewer rows than columns.
 
-    The normalisations of the spectral paper, W being (h x d) and X (d x n), entries of variance 1:
+    The normalizations of the spectral paper, W being (h x d) and X (d x n), entries of variance 1:
 
     - weights, ``W^T W / N`` (d x d): ``marchenko_pastur(h, d, scale=N)``; N = h is the default;
     - the other side, ``W W^T / N`` (h x h): ``marchenko_pastur(d, h, scale=N)``;
@@ -235,11 +233,11 @@ def series_bulk(density: Callable[[Tensor], Tensor], left: float, right: float) 
         right: Right edge.
     """
     low = -math.sqrt(right) if left == 0 else math.sqrt(left)
-    centre, radius = (low + math.sqrt(right)) / 2, (math.sqrt(right) - low) / 2
+    center, radius = (low + math.sqrt(right)) / 2, (math.sqrt(right) - low) / 2
     nodes = _FIRST
     while True:
         t = math.pi * (np.arange(nodes) + 0.5) / nodes
-        s = torch.from_numpy(centre - radius * np.cos(t)).abs()
+        s = torch.from_numpy(center - radius * np.cos(t)).abs()
         # A mirrored law has the density |s| f(s^2) on either side, any other 2 s f(s^2).
         per_angle = density(s.square()) * s * (1 if left == 0 else 2) * radius * torch.from_numpy(np.sin(t))
         coefficients = np.asarray(dct(per_angle.numpy(), type=2)) / nodes
@@ -249,7 +247,7 @@ def series_bulk(density: Callable[[Tensor], Tensor], left: float, right: float) 
             break
         nodes *= 2
     kept = int(np.nonzero(np.abs(coefficients) > _SERIES_ROUNDING * size)[0].max()) + 1
-    return SeriesBulk(left, right, density, centre, radius, torch.from_numpy(coefficients[:kept].copy()))
+    return SeriesBulk(left, right, density, center, radius, torch.from_numpy(coefficients[:kept].copy()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +257,7 @@ class SeriesBulk:
     left: float
     right: float
     density: Callable[[Tensor], Tensor]
-    centre: float
+    center: float
     radius: float
     coefficients: Tensor
 
@@ -270,14 +268,14 @@ class SeriesBulk:
 
     def angle(self, x: Tensor) -> Tensor:
         """Angle of points between the edges."""
-        s, (low, high) = x.sqrt(), (self.centre - self.radius, self.centre + self.radius)
+        s, (low, high) = x.sqrt(), (self.center - self.radius, self.center + self.radius)
         t = 2 * torch.atan2((s - low).clamp_min(0).sqrt(), (high - s).clamp_min(0).sqrt())
         return 2 * t - math.pi if self.left == 0 else t
 
     def point(self, angle: Tensor) -> Tensor:
         """Point of an angle."""
         t = self._inner(angle)
-        low = self.centre - self.radius
+        low = self.center - self.radius
         return (low + 2 * self.radius * (t / 2).sin().square()).square()
 
     def below(self, angle: Tensor) -> Tensor:

@@ -20,8 +20,6 @@ from torch import Tensor
 from featlearn.spectra._phase import Phase
 from featlearn.spectra._ranks import gram_eigenvalues
 
-__all__ = ["against_norms", "random_signs", "varying_norms"]
-
 Array = NDArray[np.float64]
 
 _CHANCE = 5.0  # standard deviations of the test for equal norms

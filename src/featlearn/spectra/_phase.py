@@ -19,8 +19,6 @@ from featlearn.spectra._laws import Law
 from featlearn.spectra._ranks import effective_rank, positive_eigenvalues, stable_rank
 from featlearn.spectra._spikes import edge_scale
 
-__all__ = ["Phase", "PhaseEvidence", "PhaseName", "phase"]
-
 Array = NDArray[np.float64]
 PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank collapse", "undecided"]
 

@@ -19,8 +19,6 @@ from featlearn.errors import InputError
 from featlearn.plots import tail_plot
 from featlearn.spectra._ranks import positive_eigenvalues
 
-__all__ = ["PowerLawFit", "TailComparison", "compare", "power_law"]
-
 Array = NDArray[np.float64]
 
 _FLAT = 1e-6  # curvature, in units of the mean log, below which a lognormal is a power law
@@ -30,7 +28,7 @@ def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential"]) -> Tai
     r"""Likelihood ratio of the fitted power law against another law, on the same tail (Clauset et al., section 5).
 
     ``R = sum_i (ln p(x_i) - ln q(x_i))``, where q is the lognormal or exponential restricted to ``x >= x_min`` and
-    fitted by maximum likelihood. R > 0 favours the power law. The sign can be trusted if the p-value of Vuong's test,
+    fitted by maximum likelihood. R > 0 favors the power law. The sign can be trusted if the p-value of Vuong's test,
     ``erfc(|R| / (s sqrt(2 m)))`` with s the standard deviation of the m terms, is small.
 
     A power law is a limit of lognormals, of ``mu -> -inf`` with ``sigma^2 / |mu|`` fixed. So R is never positive
@@ -57,20 +55,20 @@ class TailComparison:
 
     Attributes:
         other: Name of the other law.
-        ratio: Log likelihood ratio R; positive favours the power law.
-        normalised: ``R / (s sqrt m)``, standard normal if neither law is nearer.
-        p_value: Two-sided p-value of `normalised`.
+        ratio: Log likelihood ratio R; positive favors the power law.
+        normalized: ``R / (s sqrt m)``, standard normal if neither law is nearer.
+        p_value: Two-sided p-value of `normalized`.
         parameters: Of the other law.
     """
 
     other: str
     ratio: float
-    normalised: float
+    normalized: float
     p_value: float
     parameters: dict[str, float]
 
     @property
-    def favours(self) -> str:
+    def favors(self) -> str:
         """The law that is significantly nearer at the 5% level, or ``"neither"``."""
         if self.p_value >= 0.05:
             return "neither"
@@ -80,8 +78,8 @@ class TailComparison:
 def _vuong(other: str, power: Array, rival: Array, parameters: dict[str, float]) -> TailComparison:
     terms = power - rival
     spread = float(terms.std()) * math.sqrt(terms.size)
-    normalised = float(terms.sum()) / spread if spread > 0 else 0.0
-    return TailComparison(other, float(terms.sum()), normalised, math.erfc(abs(normalised) / math.sqrt(2)), parameters)
+    normalized = float(terms.sum()) / spread if spread > 0 else 0.0
+    return TailComparison(other, float(terms.sum()), normalized, math.erfc(abs(normalized) / math.sqrt(2)), parameters)
 
 
 def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
@@ -95,7 +93,7 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
 
     def loss(parameters: Array) -> tuple[float, Array]:
         eta, kappa = (float(p) for p in parameters)
-        log_z = _log_normaliser(eta, kappa)
+        log_z = _log_normalizer(eta, kappa)
         mean = (eta + math.exp(-log_z)) / kappa
         square = (eta * mean + 1) / kappa
         return log_z - eta * first + kappa / 2 * second, np.array([mean - first, (second - square) / 2])
@@ -107,12 +105,12 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
     if kappa <= 2 * _FLAT:
         return TailComparison("lognormal", 0.0, 0.0, 1.0, {"mu": math.nan, "sigma": math.nan})
     z = y / unit
-    rival = eta * z - kappa / 2 * z * z - _log_normaliser(eta, kappa) - math.log(unit) - y - math.log(fit.x_min)
+    rival = eta * z - kappa / 2 * z * z - _log_normalizer(eta, kappa) - math.log(unit) - y - math.log(fit.x_min)
     parameters = {"mu": math.log(fit.x_min) + unit * eta / kappa, "sigma": unit / math.sqrt(kappa)}
     return _vuong("lognormal", power, rival, parameters)
 
 
-def _log_normaliser(eta: float, kappa: float) -> float:
+def _log_normalizer(eta: float, kappa: float) -> float:
     """``ln int_0^inf exp(eta y - kappa y^2 / 2) dy``, by whichever form does not overflow or cancel."""
     if eta <= 0:
         return 0.5 * math.log(math.pi / (2 * kappa)) + math.log(float(erfcx(-eta / math.sqrt(2 * kappa))))

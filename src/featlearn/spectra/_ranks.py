@@ -17,19 +17,6 @@ from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 from featlearn.spectra._singular_vectors import leading_vectors
 
-__all__ = [
-    "ChangeNorms",
-    "change_norms",
-    "clean_eigenvalues",
-    "effective_rank",
-    "eigenvalue_vector",
-    "gram_eigenvalues",
-    "positive_eigenvalues",
-    "spectral_entropy",
-    "stable_rank",
-    "weight_eigenvalues",
-]
-
 
 def change_norms(initial: Any, trained: Any, *, scale: float = 1.0) -> ChangeNorms:
     r"""Norms of ``trained - initial``, each divided by ``scale``, and relative to the same norm of ``initial``.
@@ -211,17 +198,17 @@ def stable_rank(eigenvalues: Any) -> float:
     return float(values.sum() / values[-1])
 
 
-def spectral_entropy(eigenvalues: Any, *, normalised: bool = False) -> float:
+def spectral_entropy(eigenvalues: Any, *, normalized: bool = False) -> float:
     """``-sum p ln p`` with ``p = lambda / sum lambda``, in nats.
 
     Args:
         eigenvalues: Of a positive semi-definite matrix.
-        normalised: Divide by ``ln(rank)``, its largest value (Martin and Mahoney); of rank one it is 0.
+        normalized: Divide by ``ln(rank)``, its largest value (Martin and Mahoney); of rank one it is 0.
     """
     values = _nonzero(eigenvalues)
     p = values / values.sum()
     entropy = max(0.0, -float((p * np.log(p)).sum()))
-    if not normalised:
+    if not normalized:
         return entropy
     return entropy / math.log(len(p)) if len(p) > 1 else 0.0
 

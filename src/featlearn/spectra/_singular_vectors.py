@@ -13,8 +13,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, principal_angles
 
-__all__ = ["LeadingAlignment", "leading_alignment", "leading_vectors", "subspace_alignment"]
-
 _DENSE = 256  # up to this size a whole decomposition takes milliseconds
 
 
@@ -44,7 +42,7 @@ def leading_vectors(matrix: Any, k: int = 1) -> tuple[Tensor, Tensor]:
         _, values, vectors = torch.linalg.svd(a, full_matrices=False)
         return values[:k], vectors[:k].mT.contiguous()
     array = a.numpy()
-    # Not a constant vector: of a centred kernel that is an eigenvector of eigenvalue zero.
+    # Not a constant vector: of a centered kernel that is an eigenvector of eigenvalue zero.
     start = np.random.default_rng(0).standard_normal(smaller)
     if a.shape[0] == a.shape[1] and torch.equal(a, a.mT):
         found, vectors = eigsh(array, k, which="LM", v0=start)
@@ -60,7 +58,7 @@ def leading_alignment(matrix: Any, directions: Any, k: int = 1) -> LeadingAlignm
 
     ``|<u_i, beta>| / |beta|`` (spectral paper, figure 2): for a weight (h, d) the right singular vectors against
     signals in the space of its inputs; for a kernel (n, n) the eigenvectors against labels. For labels without their
-    mean pass ``centred_kernel(K)`` and centred labels.
+    mean pass ``centered_kernel(K)`` and centered labels.
 
     Args:
         matrix: (rows, columns), or a symmetric kernel.

@@ -14,8 +14,6 @@ from featlearn.errors import InputError
 from featlearn.spectra._laws import Law
 from featlearn.spectra._ranks import eigenvalue_vector
 
-__all__ = ["Spikes", "bbp_threshold", "edge_scale", "spikes"]
-
 
 def spikes(eigenvalues: Any, law: Law, *, size: int | None = None, margin: float = 4.0) -> Spikes:
     r"""Eigenvalues beyond the right edge of a law by more than chance allows.

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from featlearn.layers import Layer
 
-__all__ = ["StoredTensor", "identity", "tie", "undo_weight_norm", "unusable"]
-
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -53,7 +51,7 @@ def unusable(tensor: Tensor) -> str:
         return "on the meta device: it has no numbers"
     if tensor.layout != torch.strided:
         return f"of layout {tensor.layout}"
-    return "quantised" if tensor.is_quantized else ""
+    return "quantized" if tensor.is_quantized else ""
 
 
 def identity(tensor: Tensor) -> Any:
@@ -98,7 +96,7 @@ def undo_weight_norm(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
             other.dtype,
             partial(_weight_norm, gain, other),
             reason=gain.reason or other.reason,
-            note="parametrised: the weight that its factors make",
+            note="parametrized: the weight that its factors make",
             parts=(gain, other),
         )
         used |= {gain.name, other.name}

@@ -17,8 +17,6 @@ from featlearn.layers import Layer, find_layers, unwrap
 from featlearn.layers.base import child_name
 from featlearn.spectra._stored_tensor import StoredTensor, tie, unusable
 
-__all__ = ["Matrix", "find_matrices", "module_tensors"]
-
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Modules whose one weight holds query, key and value, one after the other.
 _FUSED = ("c_attn", "qkv", "Wqkv")
@@ -81,7 +79,7 @@ def _unfit(tensor: StoredTensor) -> str:
     if tensor.reason:
         return tensor.reason
     if tensor.dtype not in _FLOATS:
-        return f"of dtype {tensor.dtype}: integers, or quantised numbers whose scales are elsewhere"
+        return f"of dtype {tensor.dtype}: integers, or quantized numbers whose scales are elsewhere"
     if len(tensor.shape) < 2:
         return "a vector, no matrix" if tensor.shape else "a number, no matrix"
     if not math.prod(tensor.shape):
@@ -105,7 +103,7 @@ def _by_name(tensor: StoredTensor, names: Collection[str], conv1d: bool) -> list
             return [Matrix(child_name(above, "out"), "attention", (1, *shape), _block)]
     weight = local == "weight"
     name = (owner or "model") if weight else tensor.name
-    note = "the stored factor of a parametrised weight" if ".parametrizations." in f".{tensor.name}" else ""
+    note = "the stored factor of a parametrized weight" if ".parametrizations." in f".{tensor.name}" else ""
     if tensor.groups is not None:
         blocks = tensor.groups, shape[0] // tensor.groups, math.prod(shape[1:])
         return [Matrix(name, "transposed conv", blocks, lambda t: t.reshape(blocks))]
@@ -169,7 +167,7 @@ _KINDS: list[tuple[Any, str]] = [
 
 
 def module_tensors(model: nn.Module) -> list[StoredTensor]:
-    """Describe every parameter and saved buffer of a model; a parametrised weight is what its factors make."""
+    """Describe every parameter and saved buffer of a model; a parametrized weight is what its factors make."""
     model = unwrap(model)
     layers: dict[tuple[int, str], list[Layer]] = {}
     for layer in find_layers(model):
@@ -184,7 +182,7 @@ def module_tensors(model: nn.Module) -> list[StoredTensor]:
         hidden: set[str] = set()
         for local, make, factors in _made_weights(module):
             weight, full = make(), child_name(name, local)
-            note = "parametrised: the weight that its factors make"
+            note = "parametrized: the weight that its factors make"
             parts = tuple(_described(child_name(name, factor), tensor) for factor, tensor in factors.items())
             shown = tuple(layers.get((id(module), local), ()))
             found.append(_described(full, weight, make, note=note, layers=shown, parts=parts))
@@ -207,7 +205,7 @@ def module_tensors(model: nn.Module) -> list[StoredTensor]:
 def _described(name: str, tensor: Tensor, read: Callable[[], Tensor] | None = None, **more: Any) -> StoredTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if is_lazy(tensor):
-        return StoredTensor(name, (), dtype, torch.Tensor, reason="not initialised: the model has not run yet")
+        return StoredTensor(name, (), dtype, torch.Tensor, reason="not initialized: the model has not run yet")
     more.setdefault("reason", unusable(tensor))
     return StoredTensor(name, tuple(tensor.shape), dtype, read or (lambda: tensor.detach()), **more)
 
@@ -244,7 +242,7 @@ def _by_hook(hook: Any, module: nn.Module, *options: bool) -> Tensor:
 
 
 def _at_rest(module: nn.Module, local: str) -> Tensor:
-    """A parametrised weight as in evaluation mode: in training mode a spectral norm would take a step."""
+    """A parametrized weight as in evaluation mode: in training mode a spectral norm would take a step."""
     inner = list(module.parametrizations[local].modules())  # type: ignore[union-attr,index]
     modes = [m.training for m in inner]
     try:

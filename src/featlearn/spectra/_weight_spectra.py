@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featlearn._utils.patterns import as_globs, pick
+from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn._utils.progress import progress_bar
 from featlearn.errors import InputError
 from featlearn.spectra._ranks import gram_eigenvalues
@@ -21,8 +21,6 @@ from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
 from featlearn.spectra._weight_spectrum import WeightSpectrum, judge
 from featlearn.spectra.tensor_readers import Source, open_source
-
-__all__ = ["TensorCoverage", "WeightSpectra", "weight_spectra"]
 
 _USUAL = (
     "kind",
@@ -200,7 +198,9 @@ def weight_spectra(
     names = [m.name for _, matrices, _ in tensors for m in matrices]
     if not names:
         raise InputError(f"there is no weight matrix among the {len(tensors)} tensors of the source")
-    wanted = set(names if layers is None else pick(as_globs(layers, "layers"), names, "layers", "matrix"))
+    wanted = set(
+        names if layers is None else select_matching(parse_patterns(layers, "layers"), names, "layers", "matrix")
+    )
     spectra: dict[str, WeightSpectrum] = {}
     coverage: list[TensorCoverage] = []
     with progress_bar(len(wanted), "spectra", progress) as advance:

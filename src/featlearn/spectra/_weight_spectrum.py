@@ -22,8 +22,6 @@ from featlearn.spectra._power_law import PowerLawFit, power_law
 from featlearn.spectra._ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
 from featlearn.spectra._spikes import spikes
 
-__all__ = ["WeightSpectrum", "judge"]
-
 Array = NDArray[np.float64]
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.linalg import gaussian_mean, hermite_coefficients
 
-__all__ = ["Assumption", "GlobalConvergence", "NTKFloor", "global_convergence", "ntk_floor"]
-
 Function = Callable[[Tensor], Tensor]
 
 
@@ -58,7 +56,7 @@ def ntk_floor(derivative: Function, kinks: Sequence[float] = ()) -> NTKFloor:
     of degree up to 3; the paper's remark that a nonlinear sigma is enough is too short.
 
     Args:
-        derivative: ``sigma'``, of the normalised activation.
+        derivative: ``sigma'``, of the normalized activation.
         kinks: Where it is not smooth.
 
     >>> ntk_floor(lambda x: (x > 0).to(x.dtype), kinks=[0.0]).bound > 0.01
@@ -130,7 +128,7 @@ def global_convergence(
     """The rates at which gradient descent on the first layer converges, with what that rests on (theorem 5.2).
 
     Args:
-        derivative: ``sigma'`` of the normalised activation.
+        derivative: ``sigma'`` of the normalized activation.
         n: Training points.
         d: Input dimension.
         width: h.

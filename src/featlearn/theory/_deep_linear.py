@@ -17,11 +17,9 @@ from featlearn.errors import InputError
 from featlearn.linalg import cosine, psd_power
 from featlearn.linalg.matrices import as_float64
 
-__all__ = ["LinearAlignment", "balance", "balanced_layers", "linear_alignment", "shrunk_map"]
-
 
 def balance(weights: Sequence[Any]) -> list[float]:
-    """How far neighbours are from balanced, a number a pair: ``|W_{l+1}^T W_{l+1} - W_l W_l^T| / |W_l W_l^T|``.
+    """How far neighbors are from balanced, a number a pair: ``|W_{l+1}^T W_{l+1} - W_l W_l^T| / |W_l W_l^T|``.
 
     At every critical point of a loss of the product ``W_L ... W_1`` with weight decay all are zero: the gradients
     satisfy ``W_{l+1}^T dL/dW_{l+1} = dL/dW_l W_l^T``, and ``dL/dW = -lambda W`` there.
@@ -73,7 +71,7 @@ def balanced_layers(product: Any, depth: int, width: int | None = None) -> list[
 def shrunk_map(target: Any, depth: int, weight_decay: float) -> Tensor:
     r"""The product at the global minimum of ``|P - A|^2 / 2 + lambda/2 sum |W_l|^2``, for white inputs.
 
-    It has the singular vectors of A, and each singular value s minimises ``(s - a)^2 / 2 + lambda L/2 s^(2/L)``: a soft
+    It has the singular vectors of A, and each singular value s minimizes ``(s - a)^2 / 2 + lambda L/2 s^(2/L)``: a soft
     threshold for two layers, and for more a value at a local minimum, if that is less than at zero.
 
     Args:

@@ -1,4 +1,4 @@
-"""The first derivatives of the centred NFM and AGOP at the start of training, for any layer of any network."""
+"""The first derivatives of the centered NFM and AGOP at the start of training, for any layer of any network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from featlearn.features.objective import Loss
 from featlearn.layers import find_layers, unwrap
 from featlearn.linalg import cosine
 
-__all__ = ["EarlyAlignment", "LayerStart", "early_alignment", "flow_nfc"]
-
 
 @dataclass(frozen=True, eq=False)
 class LayerStart:
@@ -37,7 +35,7 @@ class LayerStart:
 
     @property
     def rho(self) -> float:
-        """Their correlation: where the centred NFC sets out from."""
+        """Their correlation: where the centered NFC sets out from."""
         return cosine(self.nfm_derivative, self.agop_derivative)
 
 
@@ -81,10 +79,10 @@ def early_alignment(
     batch_size: int | None = None,
     generator: Seed = None,
 ) -> EarlyAlignment:
-    r"""Predict, from the network before training, how aligned its centred NFM and AGOP will be at first.
+    r"""Predict, from the network before training, how aligned its centered NFM and AGOP will be at first.
 
-    Under gradient flow ``W - W0 = t W'(0) + O(t^2)``, so that both matrices grow like t^2 and their cosine, the centred
-    NFC, begins at ``cos(W'^T W', W'^T K W')`` (NFA paper, proposition 3). Both follow from one probe: W' is minus
+    Under gradient flow ``W - W0 = t W'(0) + O(t^2)``, so that both matrices grow like t^2 and their cosine, the
+    centered NFC, begins at ``cos(W'^T W', W'^T K W')`` (NFA paper, proposition 3). Both follow from one probe: W' is minus
     the gradient of the loss, and K the PTK feature covariance at the start. `flow_nfc` measures the same by a short
     step.
 
@@ -129,7 +127,7 @@ def _start(report: Report, name: str) -> LayerStart:
 
 
 def flow_nfc(model: nn.Module, data: Any, loss: Loss, time: float = 1e-4, **options: Any) -> dict[str, float]:
-    """The centred NFC of each layer after a gradient step of a copy, which tends to rho as the step shrinks.
+    """The centered NFC of each layer after a gradient step of a copy, which tends to rho as the step shrinks.
 
     Args:
         model: Any module.

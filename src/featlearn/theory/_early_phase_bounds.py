@@ -15,8 +15,6 @@ from featlearn.linalg import gaussian_mean
 from featlearn.linalg.matrices import as_float64
 from featlearn.theory._convergence_bounds import Assumption
 
-__all__ = ["EARLY_EXPONENTS", "EarlyPhase", "early_phase"]
-
 EARLY_EXPONENTS = {"weights": -0.5, "ck": -1.0, "ntk": -1.0, "outputs": -0.5}
 """Powers of n with which the changes fall at fixed ratios n/d and h/d and a fixed rate (lemmas 5.1 and B.2)."""
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
-__all__ = ["alternating_trace", "kreweras_complement", "matrix_moments", "noncrossing_partitions"]
-
 Block = tuple[int, ...]
 Partition = tuple[Block, ...]
 Moments = Callable[[Block], float]
@@ -86,14 +84,14 @@ def alternating_trace(first: Moments, second: Moments, length: int) -> float:
     r"""``tr[c_0 r_0 c_1 r_1 ... c_{n-1} r_{n-1}]`` for two free families, by Speicher's formula.
 
     ``sum over noncrossing partitions pi of kappa_pi[c_0 .. c_{n-1}] tr_{K(pi)}[r_0 .. r_{n-1}]``, with free cumulants
-    kappa and the Kreweras complement K. Traces are normalised, ``tr I = 1``.
+    kappa and the Kreweras complement K. Traces are normalized, ``tr I = 1``.
 
     Args:
         first: ``first((i, j, ...))`` is ``tr[c_i c_j ...]``.
         second: ``second((i, j, ...))`` is ``tr[r_i r_j ...]``.
         length: n; 1430 terms at 8.
 
-    Example: for n = 2 and centred letters only the products of means are left.
+    Example: for n = 2 and centered letters only the products of means are left.
 
     >>> alternating_trace(lambda w: 1.0 if len(w) == 2 else 0.0, lambda w: 3.0 ** len(w), 2)
     9.0

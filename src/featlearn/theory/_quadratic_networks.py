@@ -18,15 +18,6 @@ from featlearn.errors import InputError
 from featlearn.linalg import cosine
 from featlearn.linalg.matrices import as_float64
 
-__all__ = [
-    "QuadraticNetwork",
-    "Separation",
-    "SeparationData",
-    "least_norm_network",
-    "separation",
-    "separation_data",
-]
-
 Array = NDArray[np.float64]
 
 
@@ -125,7 +116,7 @@ def separation_data(p: float = 1e-5, tau: float = 0.02) -> SeparationData:
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """A minimiser of the regularised population loss, and how FACT and the NFA fare on it.
+    """A minimizer of the regularized population loss, and how FACT and the NFA fare on it.
 
     Attributes:
         network: The best of all restarts.
@@ -160,10 +151,10 @@ def separation(
     restarts: int = 12,
     seed: Seed = None,
 ) -> Separation:
-    """Minimise the regularised population loss on D(p, tau) (FACT paper, theorem 3.4 and figure 4).
+    """Minimize the regularized population loss on D(p, tau) (FACT paper, theorem 3.4 and figure 4).
 
     The objective is a sum of squares, 81 of errors and one a weight, so that Levenberg and Marquardt's method goes to
-    a minimiser to rounding, where a million steps of Adam do not. At the published lambda = 1e-5 the best minimiser is
+    a minimizer to rounding, where a million steps of Adam do not. At the published lambda = 1e-5 the best minimizer is
     of rank one and the AGOP fits; the separation is there from about lambda = 1e-6 on down.
 
     Args:
@@ -172,7 +163,7 @@ def separation(
         weight_decay: lambda.
         width: Neurons, at least 7 for the theorem.
         half: Whether the loss is ``(f - y)^2 / 2`` instead of ``(f - y)^2``.
-        restarts: Random starts; the best minimiser counts. One more starts from the target's network of least norm.
+        restarts: Random starts; the best minimizer counts. One more starts from the target's network of least norm.
         seed: Of the starts.
     """
     if width < 1 or restarts < 0:

@@ -16,24 +16,14 @@ from featlearn.linalg import cosine
 from featlearn.linalg.matrices import as_float64
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
 
-__all__ = [
-    "NumeratorTerms",
-    "QuadraticPrediction",
-    "expected_derivatives",
-    "isotropic_numerator",
-    "numerator_terms",
-    "predict_quadratic",
-    "readout_moments",
-]
-
 
 @dataclass(frozen=True)
 class QuadraticPrediction:
-    """Predicted correlation of the centred NFM and AGOP at the start of training.
+    """Predicted correlation of the centered NFM and AGOP at the start of training.
 
     Attributes:
         rho: ``numerator / sqrt(nfm_square * agop_square)``.
-        numerator: ``tr[A R A R B R]``, normalised, with ``A = (X^T Y X)^2`` and ``B = X^T X``.
+        numerator: ``tr[A R A R B R]``, normalized, with ``A = (X^T Y X)^2`` and ``B = X^T X``.
         nfm_square: ``tr[A R A R]``.
         agop_square: ``tr[A R B R A R B R]``.
         moments: Of ``R = W^T diag(a^2) W``, the first four.
@@ -104,7 +94,7 @@ def predict_quadratic(
 ) -> QuadraticPrediction:
     r"""Predict rho of ``f = a^T (W x)^2`` at the start of training, on given data (NFA paper, 4.2 and appendix E).
 
-    The second derivatives in time of the centred NFM and AGOP at zero are ``C R C`` and ``C R B R C`` up to factors,
+    The second derivatives in time of the centered NFM and AGOP at zero are ``C R C`` and ``C R B R C`` up to factors,
     with ``C = X^T diag(y) X``, ``B = X^T X``, ``R = W^T diag(a^2) W``. R is free of C and B for large d and k, so that
     the traces in rho follow from the moments of R and the mixed moments of ``A = C^2`` and B by `alternating_trace`.
     The paper prints the outcome, with misprints in (11), (19) and (28).
@@ -162,7 +152,7 @@ def _observed(c: Tensor, b: Tensor, width: int, generator: torch.Generator) -> f
 
 @dataclass(frozen=True)
 class NumeratorTerms:
-    """The two parts of rho's numerator (NFA paper, 9), as unnormalised traces with ``P = 4 X R X^T``.
+    """The two parts of rho's numerator (NFA paper, 9), as unnormalized traces with ``P = 4 X R X^T``.
 
     Attributes:
         mean: ``Tr(X^T Y E[P] Y X X^T Y E[P^2] Y X)``, exact.
@@ -197,7 +187,7 @@ def numerator_terms(X: Any, y: Any, width: int) -> NumeratorTerms:
     x, labels = as_float64(X), as_float64(y).flatten()
     d = x.shape[1]
     c, b = x.mT @ (labels[:, None] * x), x.mT @ x
-    # The prediction is of A and B with a normalised trace of 1; A enters twice and B once, and d traces are summed.
+    # The prediction is of A and B with a normalized trace of 1; A enters twice and B once, and d traces are summed.
     scale = (float((c @ c).trace()) / d) ** 2 * (float(b.trace()) / d) * d
     return NumeratorTerms(float((nfm * agop).sum()), float((nfm * at_infinity).sum()), 4 * 16 * scale * found.numerator)
 

@@ -17,17 +17,6 @@ from featlearn.errors import InputError
 from featlearn.linalg import cosine
 from featlearn.linalg.matrices import as_float64
 
-__all__ = [
-    "ACTIVATIONS",
-    "Activation",
-    "WideAlignment",
-    "as_activation",
-    "derivative_correlation",
-    "pair_mean",
-    "predict_depth",
-    "sphere_alignment",
-]
-
 Function = Callable[[Tensor], Tensor]
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 _NODES = 96
@@ -107,7 +96,7 @@ def as_activation(activation: str | tuple[Function, Function]) -> Activation:
 
 
 def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """``E[f(u) f(v)]`` over centred Gaussian (u, v) of given covariance, elementwise, by a product of Gauss rules.
+    """``E[f(u) f(v)]`` over centered Gaussian (u, v) of given covariance, elementwise, by a product of Gauss rules.
 
     For smooth functions exact to rounding. A jump, as of ReLU's derivative, leaves errors of some 1e-3: take its
     closed form.
@@ -145,7 +134,7 @@ def _gauss_hermite() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class WideAlignment:
-    """Correlation of the first derivatives of the centred NFM and AGOP at the start.
+    """Correlation of the first derivatives of the centered NFM and AGOP at the start.
 
     Attributes:
         rho: ``cos(X^T Y P Y X, X^T Y P^2 Y X)``.

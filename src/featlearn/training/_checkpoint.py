@@ -16,8 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from featlearn.errors import InputError
 from featlearn.runs import Run
 
-__all__ = ["Training", "changed_tensors", "check_same_training", "model_mark", "tensor_mark"]
-
 
 @dataclass
 class Training:

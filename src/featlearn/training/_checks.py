@@ -12,8 +12,6 @@ from featlearn.errors import InputError
 from featlearn.layers import Layer
 from featlearn.training._measurement import PARTS
 
-__all__ = ["as_directions", "as_number", "as_parts", "as_step"]
-
 
 def as_step(step: Any) -> int:
     """A number of a step: whole, from 0 on, and one that a database can hold."""

@@ -14,8 +14,6 @@ from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
 from featlearn.training._checkpoint import changed_tensors
 
-__all__ = ["open_run", "stored_start"]
-
 Where = Run | str | os.PathLike[str] | None
 
 

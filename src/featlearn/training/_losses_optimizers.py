@@ -13,16 +13,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 from featlearn.errors import InputError
 from featlearn.optim import SLO
 
-__all__ = [
-    "LossFunction",
-    "OptimizerFactory",
-    "ScheduleFactory",
-    "check_decay",
-    "loss_function",
-    "make_optimizer",
-    "make_schedule",
-]
-
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ScheduleFactory = Callable[[Optimizer], LRScheduler]

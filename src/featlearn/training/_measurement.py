@@ -35,18 +35,6 @@ from featlearn.training._plan import Plan
 from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training.diagnosis import Reading, read_layer
 
-__all__ = [
-    "BESIDES",
-    "PARTS",
-    "Snapshot",
-    "Start",
-    "feature_numbers",
-    "kernel_numbers",
-    "make_start",
-    "wanted_of",
-    "weight_numbers",
-]
-
 PARTS = ("features", "weights", "ck", "ntk")
 """What can be measured: NFC and FACT families; spectra of W; of conjugate kernels; of the tangent kernel."""
 

@@ -34,8 +34,6 @@ from featlearn.training._recorder import Recorder
 from featlearn.training._schedule import Budget, Every, step_rule
 from featlearn.training.trackers import Tracker
 
-__all__ = ["Monitor"]
-
 
 class Monitor:
     """Watches feature learning while a model trains, layer by layer.

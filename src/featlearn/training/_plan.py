@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 from featlearn._utils.memory import readable_size
-from featlearn.capture import Sizes, Subject, few_rows, shared_layers
+from featlearn.capture import ModelSession, Sizes, few_rows, shared_layers
 from featlearn.errors import FeatlearnError
 from featlearn.features import probe_cost
 from featlearn.features.quantities import SKETCHES, plan_outputs
 from featlearn.kernels.contractions import pair_operations, sample_operations
 from featlearn.layers import Layer, find_layers
 from featlearn.training._probe_data import ProbeRows, first_of
-
-__all__ = ["PASSES", "Plan", "Sharing", "plan_measurement", "sharing_of", "sizes_of"]
 
 PASSES = 50
 """How many forward and backward passes of the probe rows one part of a measurement may take."""
@@ -70,7 +68,7 @@ class Plan:
 
 def sizes_of(model: nn.Module, rows: ProbeRows, forward: Any) -> Sizes:
     """Return what one sample takes in all layers of a model, from a forward pass of two rows, or of a batch."""
-    subject = Subject(model, forward=forward, train_mode="eval")
+    subject = ModelSession(model, forward=forward, train_mode="eval")
     with subject.open(inputs=True):
         batch = subject.batch(rows.batches[0])
         few = few_rows(batch)
@@ -114,7 +112,7 @@ def sharing_of(
 
     Time: a few passes of one batch.
     """
-    subject = Subject(model, layers=layers, forward=forward, train_mode="eval")
+    subject = ModelSession(model, layers=layers, forward=forward, train_mode="eval")
     at_a_time = max(2, min(_LOOKED_AT, int(memory / (2 * sizes.graph))))
     with subject.open():
         for raw in (first_of(rows.batches, at_a_time, at_a_time)[0], rows.batches[0]):
@@ -203,7 +201,7 @@ class _Work:
     ) -> None:
         self.layers, self.sizes, self.samples, self._sharing = layers, sizes, samples, sharing
         self._model, self._features = model, features
-        every = {layer.name: layer for layer in Subject(model).layers}
+        every = {layer.name: layer for layer in ModelSession(model).layers}
         self._others = _others(model)
         self._all_weights = sum(_weights(layer) for layer in layers.values())
         self._forward = sum(2.0 * sizes.positions.get(n, 0) * _weights(layer) for n, layer in every.items())

@@ -11,14 +11,12 @@ from featlearn.errors import InputError
 from featlearn.plots import step_curves
 from featlearn.runs import Run
 
-__all__ = ["evolution"]
-
 _TITLES = {
     "loss": "loss",
     "train_loss": "training loss",
     "test_loss": "test loss",
     "nfc": "NFC",
-    "centered_nfc": "centred NFC",
+    "centered_nfc": "centered NFC",
     "centered_ratio": "share of the change in NFC",
     "weight_change": "moved, |W - W0| / |W0|",
     "fact": "FACT (cosine)",

@@ -22,8 +22,6 @@ from featlearn.capture import (
 from featlearn.errors import InputError
 from featlearn.features import in_processes
 
-__all__ = ["ProbeRows", "first_of", "take_rows"]
-
 
 @dataclass(frozen=True, eq=False)
 class ProbeRows:

@@ -15,8 +15,6 @@ from featlearn.runs import Run
 from featlearn.training._measurement import Snapshot
 from featlearn.training.trackers import Tracker
 
-__all__ = ["Recorder"]
-
 
 class Recorder:
     """Keeps numbers, words and matrices; trouble with a disk or a tracker does not end a training.

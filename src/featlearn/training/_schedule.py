@@ -9,8 +9,6 @@ from typing import Any
 
 from featlearn.errors import InputError
 
-__all__ = ["Budget", "Every", "step_rule"]
-
 Every = int | str | Iterable[int]
 _PER_DECADE = 8
 

@@ -33,8 +33,6 @@ from featlearn.training._losses_optimizers import (
 )
 from featlearn.training._monitor import Monitor
 
-__all__ = ["DivergenceError", "History", "fit", "relative_gradient"]
-
 
 def fit(
     model: nn.Module,
@@ -78,7 +76,7 @@ def fit(
             be smaller.
         momentum: Of "sgd" and "slo".
         weight_decay: lambda, the gradient of lambda/2 |theta|^2 added to every parameter's, as torch's own
-            optimisers do.
+            optimizers do.
         schedule: None for a constant rate, "cosine" for one that falls to 0 over all steps, or a factory
             ``optimizer -> LRScheduler``, stepped after every update.
         stop_loss: Stop as soon as the loss is below this. With batches the loss over all the data is

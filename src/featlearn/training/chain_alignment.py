@@ -27,7 +27,7 @@ class ChainAlignment:
     """A trained network, probed before and after, and its first layer's matrices.
 
     Attributes:
-        before: Report of the network as initialised.
+        before: Report of the network as initialized.
         after: Report of the trained network, with the initial one as reference.
         history: The training.
         test_loss: Mean squared error on fresh points (labels have variance 1).
@@ -96,7 +96,7 @@ def chain_alignment(
         d: Input coordinates.
         r: Length of the chain.
         width: Of both hidden layers.
-        scale: Of the first layer's weights at initialisation, times PyTorch's default.
+        scale: Of the first layer's weights at initialization, times PyTorch's default.
         lr: Learning rate.
         steps: Updates at most.
         rotations: Number of random corruptions.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 __all__ = ["WORDS", "Reading", "read_layer"]
 
 WORDS = {
-    "untrained": "nothing has been learnt yet",
+    "untrained": "nothing has been learned yet",
     "collapsed": "the layer passes on few directions, or none",
     "at convergence": "the loss pulls as hard as weight decay holds: the features are final",
     "heavy-tailed": "the spectrum of the weights has become a power law",

@@ -67,7 +67,7 @@ def draw_student(
     activation: Activation = "tanh",
     teacher: Activation = "softplus",
     tau: float = 0.2,
-    centre_norm: bool = True,
+    center_norm: bool = True,
     noise: float = 0.3,
     n_test: int = 2000,
     seed: Seed = None,
@@ -80,10 +80,10 @@ def draw_student(
         h: Width of the hidden layer.
         d: Input coordinates.
         k: Directions of the teacher.
-        activation: Of the student, normalised.
-        teacher: sigma* of the teacher, normalised.
+        activation: Of the student, normalized.
+        teacher: sigma* of the teacher, normalized.
         tau: Factor of the teacher's norm term (9).
-        centre_norm: Whether that term has its mean taken off, see `teacher_task`.
+        center_norm: Whether that term has its mean taken off, see `teacher_task`.
         noise: Standard deviation of the noise in the training labels.
         n_test: Test points, whose labels have no noise.
         seed: Generator or integer seed of the task and then of the network.
@@ -96,7 +96,7 @@ def draw_student(
         k,
         activation=teacher,
         tau=tau,
-        centre_norm=centre_norm,
+        center_norm=center_norm,
         noise=noise,
         n_test=n_test,
         generator=generator,
@@ -234,7 +234,7 @@ class MatrixEvolution:
     """What became of the weights, or of a kernel.
 
     Attributes:
-        initial: Eigenvalues at initialisation, ascending, in float64: of ``W^T W / h``, or of the kernel.
+        initial: Eigenvalues at initialization, ascending, in float64: of ``W^T W / h``, or of the kernel.
         trained: Eigenvalues after training.
         alignment: Before and after, length of the leading eigenvector's projection onto what there is to learn: the
             teacher's directions for weights, ``|beta . u_1|``, and the labels for kernels, ``|y . v_1| / |y|``.
@@ -328,15 +328,15 @@ def spectral_case(
     size: Size = "half",
     *,
     tau: float = 0.2,
-    centre_norm: bool = True,
+    center_norm: bool = True,
     noise: float = 0.3,
     seed: Seed = None,
     **training: Any,
 ) -> SpectralEvolution:
-    """Train the normalised tanh network of a case of table 1 on the softplus teacher, and measure it.
+    """Train the normalized tanh network of a case of table 1 on the softplus teacher, and measure it.
 
     ======  =========  ====  ==========  =====  ==============
-    case    optimiser  rate  test error  R^2    spectra
+    case    optimizer  rate  test error  R^2    spectra
     ======  =========  ====  ==========  =====  ==============
     1       GD         5     .364        .636   invariant bulk
     2       SGD        .1    .369        .606   invariant bulk
@@ -350,7 +350,7 @@ def spectral_case(
     - The loss is nn.MSELoss, although equation (2) has half of it: with the half, no spike appears at rate 22.
     - Batches of 32 (figure 18), and test labels without noise, whose variance of 1 is what the published R^2 imply.
     - An odd network cannot learn the mean of the teacher's norm term, tau, which would add tau^2 and more to its
-      error: the term is centred unless ``centre_norm=False``.
+      error: the term is centered unless ``center_norm=False``.
     - Cases 3 and 4 stop at a training loss of 1e-5 (figure 2). Case 4 needs a falling rate to come there. Cases 1 and
       2 end after 400 steps and 200 epochs: at half size it takes case 1 1500 steps to come to 1e-5, with a spectrum
       that is no less invariant and an error of .379 instead of .363, and case 2 more than ten times as long.
@@ -366,7 +366,7 @@ def spectral_case(
         size: "half" (n, h, d = 1000, 750, 500; 10 to 20 seconds), "full" (2000, 1500, 1000; 1 to 3 minutes), or
             three numbers.
         tau: Factor of the teacher's norm term, equation (9).
-        centre_norm: Whether to centre that term.
+        center_norm: Whether to center that term.
         noise: Standard deviation of the noise in the training labels.
         seed: Of data, network and batches. Cases of one integer share data and network.
         training: Arguments of `featlearn.training.fit` in place of the case's own, as ``lr`` or ``epochs``.
@@ -378,7 +378,7 @@ def spectral_case(
         recipe |= _AT_FULL_SIZE.get(case, {})
     if "steps" in training or "epochs" in training:  # one excludes the other
         recipe = {key: value for key, value in recipe.items() if key not in ("steps", "epochs")}
-    student = new_student(*student_sizes(size), tau=tau, centre_norm=centre_norm, noise=noise, seed=seed)
+    student = new_student(*student_sizes(size), tau=tau, center_norm=center_norm, noise=noise, seed=seed)
     return train_student(student, **(recipe | {"generator": seed} | training))
 
 

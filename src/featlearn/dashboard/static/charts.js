@@ -1,25 +1,25 @@
-// Pictures by plotly, in the colours of the page.
+// Pictures by plotly, in the colors of the page.
 
 import { el, fill } from "./dom.js";
 import { cut, inert, short } from "./format.js";
 import { isDark, onTheme } from "./theme.js";
 
-// Okabe and Ito, as featlearn.plots has them: told apart by colour-blind readers.
+// Okabe and Ito, as featlearn.plots has them: told apart by color-blind readers.
 const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const MANY = 8; // curves, beyond which colours follow their order and a legend would leave no room for them
+const MANY = 8; // curves, beyond which colors follow their order and a legend would leave no room for them
 const DEPTHS = ["#08306b", "#2171b5", "#2b9e8f", "#e0a100", "#c2410c"];
 const DARK_DEPTHS = ["#9ecbff", "#4aa3df", "#2cc295", "#e9b23c", "#ff8a5c"];
 const living = new Map();
 
-export function colour(place) {
+export function color(place) {
   const own = PALETTE[place % PALETTE.length];
   if (!isDark()) return own;
   return { "#000000": "#E8E8E8", "#0072B2": "#4AA3DF", "#D55E00": "#F08A4B", "#009E73": "#2CC295" }[own] ?? own;
 }
 
-// The colour of one of many curves, from the first to the last.
-export function depthColour(place, count) {
+// The color of one of many curves, from the first to the last.
+export function depthColor(place, count) {
   const stops = isDark() ? DARK_DEPTHS : DEPTHS;
   const at = (place / Math.max(count - 1, 1)) * (stops.length - 1);
   const low = Math.min(Math.floor(at), stops.length - 2);
@@ -100,8 +100,8 @@ export function curveChart(node, label, curves, options = {}) {
       x: options.logSteps ? curve.steps.map((step) => Math.max(step, 0.5)) : curve.steps, y: curve.values,
       customdata: curve.steps, connectgaps: false,
       line: many
-        ? { color: depthColour(place, curves.length), width: 1.3 }
-        : { color: colour(place), width: 1.8, dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] },
+        ? { color: depthColor(place, curves.length), width: 1.3 }
+        : { color: color(place), width: 1.8, dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] },
       marker: { size: 4 }, hovertemplate: "%{y:.4g} at step %{customdata}",
     }));
     const largest = Math.max(1, ...curves.map((curve) => curve.steps.at(-1) ?? 1));
@@ -138,7 +138,7 @@ function logTicks(curves) {
 function fillKey(place, curves) {
   fill(place, curves.map((curve, index) => {
     const dot = el("i", { class: "dot" });
-    dot.style.background = depthColour(index, curves.length);
+    dot.style.background = depthColor(index, curves.length);
     return el("span", {}, dot, cut(curve.label, 48));
   }));
 }
@@ -148,7 +148,7 @@ function boundedRange(curves) {
   return [Math.max(Math.min(least * 1.1, -0.03), -1.05), 1.05];
 }
 
-// A matrix with its own colours: two directions from zero where it has negative entries, otherwise one.
+// A matrix with its own colors: two directions from zero where it has negative entries, otherwise one.
 export function heatChart(node, label, matrix, names = null) {
   const signed = matrix.low < -0.005 * Math.max(Math.abs(matrix.high), 1e-300);
   const size = Math.max(Math.abs(matrix.low), Math.abs(matrix.high)) || 1;
@@ -197,7 +197,7 @@ export function barChart(node, label, bars) {
     return {
       data: [{
         type: "bar", orientation: "h", x: shown.map((bar) => bar.value), y: shown.map((bar) => inert(cut(bar.label, 30))),
-        marker: { color: colour(0) }, hovertemplate: "%{y}: %{x:.3g}<extra></extra>",
+        marker: { color: color(0) }, hovertemplate: "%{y}: %{x:.3g}<extra></extra>",
         text: shown.map((bar) => short(bar.value, 2)), textposition: "outside", cliponaxis: false, textfont: { size: 10 },
       }],
       layout: {
@@ -224,22 +224,22 @@ export function spectrumChart(node, label, found) {
       },
       {
         ...outline(trained), name: `step ${found.step}`, fill: "tozeroy", fillcolor: "rgba(0,114,178,0.25)",
-        line: { color: colour(0), width: 1.8, shape: "hv" },
+        line: { color: color(0), width: 1.8, shape: "hv" },
       },
     ];
     if (found.spikes.length) {
       data.push({
         type: "scatter", mode: "markers", name: found.spikes.length === 1 ? "new spike" : "new spikes", x: found.spikes,
         y: found.spikes.map(() => top * 0.035), hovertemplate: "%{x:.4g}",
-        marker: { symbol: "triangle-down", size: 11, color: colour(1), line: { width: 1, color: own.paper } },
+        marker: { symbol: "triangle-down", size: 11, color: color(1), line: { width: 1, color: own.paper } },
       });
     }
-    const line = (value, colours, dash, name) => ({
-      type: "scatter", mode: "lines", x: [value, value], y: [0, top], name, line: { color: colours, dash, width: 1.4 },
+    const line = (value, colors, dash, name) => ({
+      type: "scatter", mode: "lines", x: [value, value], y: [0, top], name, line: { color: colors, dash, width: 1.4 },
       hovertemplate: "%{x:.4g}",
     });
     if (found.initial_edge !== null) data.push(line(found.initial_edge, own.soft, "dot", "initial edge"));
-    if (found.edge !== null) data.push(line(found.edge, colour(2), "dash", "edge now"));
+    if (found.edge !== null) data.push(line(found.edge, color(2), "dash", "edge now"));
     return {
       data,
       layout: {

@@ -24,7 +24,7 @@ export function freshId(stem) {
   return `${stem}-${lastId}`;
 }
 
-// A labelled choice. Options are texts, or pairs of value and text, or {group, options}.
+// A labeled choice. Options are texts, or pairs of value and text, or {group, options}.
 export function choice(label, options, chosen, react) {
   const id = freshId("choice");
   const option = (one) => {

@@ -35,7 +35,7 @@ export function cut(text, most = 40) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// The end of a layer's name tells it from its neighbours.
+// The end of a layer's name tells it from its neighbors.
 export function tail(text, most = 24) {
   return text.length > most ? `…${text.slice(1 - most)}` : text;
 }
@@ -53,7 +53,7 @@ export function plainValue(value) {
 
 const TITLES = {
   loss: "Loss", train_loss: "Training loss", test_loss: "Test loss", score: "Score", nfc: "NFC",
-  centered_nfc: "Centred NFC", double_centered_nfc: "Doubly centred NFC", ptk_centered_nfc: "PTK-centred NFC",
+  centered_nfc: "Centered NFC", double_centered_nfc: "Doubly centered NFC", ptk_centered_nfc: "PTK-centered NFC",
   centered_ratio: "Share of the change in the NFC (C/UC)", fact: "FACT (cosine with WᵀW)", bfact: "Backward FACT",
   enfa: "eNFA", bagop: "Backward AGOP", benfa: "Backward eNFA", relgrad: "Gradient left, relative to weight decay",
   weight_norm: "Norm of the weights", weight_change: "Moved, |W − W₀| / |W₀|",

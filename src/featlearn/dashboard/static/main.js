@@ -21,7 +21,7 @@ const banner = el("p", { class: "banner", role: "alert", hidden: true });
 
 function nameTheme() {
   light.textContent = isDark() ? "Light" : "Dark";
-  light.setAttribute("aria-label", isDark() ? "use light colours" : "use dark colours");
+  light.setAttribute("aria-label", isDark() ? "use light colors" : "use dark colors");
 }
 
 async function show() {

@@ -39,7 +39,7 @@ export async function wordsTab(body, run, alive) {
 
 function shortTitle(name) {
   return {
-    nfc: "NFC", centered_nfc: "centred NFC", centered_ratio: "share of change", fact: "FACT", weight_change: "moved",
+    nfc: "NFC", centered_nfc: "centered NFC", centered_ratio: "share of change", fact: "FACT", weight_change: "moved",
     "ck.kta": "KTA", "w.alpha": "tail α",
   }[name] ?? name;
 }

@@ -1,4 +1,4 @@
-"""The adaptive problem minimised with no theory at all: over every entry of M, from random starts."""
+"""The adaptive problem minimized with no theory at all: over every entry of M, from random starts."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
         {"figure 1": _kernels(kernels), "figure 3": _difficulty(kernels["binary"])},
         f"{config.n} images of {config.data}, digits 2 and 3, {config.points} points on the path. Each image has mean "
         "0 and length 1, and weights are N(0, 2/k_in): with images of unit variance, as printed, the initial kernel "
-        "would be near 1,000 and a rate of .1 would diverge, while the paper's colours end at 4 for the initial kernel "
+        "would be near 1,000 and a rate of .1 would diverge, while the paper's colors end at 4 for the initial kernel "
         "and at 10 for the adapted one. SGD in batches of 50 for 1,000 steps. The paper prints its cosines "
         "in the figure only.",
     )

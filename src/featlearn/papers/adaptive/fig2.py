@@ -43,7 +43,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 def searched(sides: Sequence[str], v: Array, grid: int) -> Array:
     """``min over s >= 1 of sum_i w_i(s_i) + v^2 / (prod s)^2``, over a grid: the definition and nothing else."""
-    s = 1 + 3.0 * np.linspace(0, 1, grid) ** 2  # no minimiser lies beyond 4 up to v = 20
+    s = 1 + 3.0 * np.linspace(0, 1, grid) ** 2  # no minimizer lies beyond 4 up to v = 20
     if len(sides) == 1:
         return np.array([(PENALTIES[sides[0]](s) + (x / s) ** 2).min() for x in v])
     costs = PENALTIES[sides[0]](s)[:, None] + PENALTIES[sides[1]](s)[None]
@@ -99,8 +99,8 @@ def _figure(found: Mapping[str, Any]) -> Figure:
     with style():
         fig = new_figure(4.4, 3.0)
         ax = fig.subplots()
-        for name, colour, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
-            ax.plot(v, np.asarray(found["curves"][name]), color=colour, linestyle=line, label=LABELS[name])
+        for name, color, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
+            ax.plot(v, np.asarray(found["curves"][name]), color=color, linestyle=line, label=LABELS[name])
         ax.set_xlim(0, v.max())
         ax.set_ylim(0, 1.15 * float(np.asarray(found["curves"]["square"])[-1]))
         ax.set_xlabel("v")

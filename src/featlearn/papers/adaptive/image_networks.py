@@ -82,7 +82,7 @@ def adapted_kernels(
     """Train a ReLU network of three layers on digits 2 and 3, and compare its tangent kernels (appendix B.1).
 
     Weights start at N(0, 2/k_in). Each image has mean 0, and length 1 rather than a variance of 1: with the latter the
-    initial kernel would be near 1,000, where the paper's colours end at 4, and a rate of .1 would diverge.
+    initial kernel would be near 1,000, where the paper's colors end at 4, and a rate of .1 would diverge.
 
     Args:
         data: "mnist", or "digits".
@@ -95,7 +95,7 @@ def adapted_kernels(
         points: On the path.
         seed: Of images and networks.
     """
-    task = image_task(data, n, 0, classes=(2, 3), standardise="images", generator=seed)
+    task = image_task(data, n, 0, classes=(2, 3), standardize="images", generator=seed)
     X = task.X / task.X.norm(dim=1, keepdim=True)
     classes = (2.0 * task.y - 1.0)[:, None]
     linear = _best_fit(_network(X.shape[1], width, seed + 1000), X, classes)

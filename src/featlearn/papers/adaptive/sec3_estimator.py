@@ -91,9 +91,9 @@ class AdaptiveComparison:
         with style():
             fig = new_figure(5.2, 2.8)
             ax = fig.subplots()
-            for shift, (method, colour) in enumerate(zip(METHODS, PALETTE, strict=False)):
+            for shift, (method, color) in enumerate(zip(METHODS, PALETTE, strict=False)):
                 x = np.arange(len(table)) + 0.22 * (shift - 1)
-                ax.bar(x, table["R2", method], width=0.2, color=colour, label=method)
+                ax.bar(x, table["R2", method], width=0.2, color=color, label=method)
                 ax.errorbar(x, table["R2", method], yerr=table["s.e.", method], fmt="none", ecolor="#1A1A1A", capsize=2)
             ax.set_xticks(range(len(table)), list(table.index))
             ax.set_ylabel("$R^2$ on test rows")

@@ -88,7 +88,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         about("objective of the solver over the theorem's", "theorem 1", 1.0, table["objective"] / table["formula"],
               1e-6, rounding),
         about("least objective by brute force over the theorem's", "theorem 1", 1.0,
-              table["brute force"] / table["formula"], 1e-4, "a general minimiser over every entry of M"),
+              table["brute force"] / table["formula"], 1e-4, "a general minimizer over every entry of M"),
         holds("s grows with |beta|: alignment with the labels is stronger where the task is harder", "section 3.1",
               ordered),
     )  # fmt: skip
@@ -111,10 +111,10 @@ def _figure(config: Config, table: pd.DataFrame) -> Figure:
         left.set_xlabel("$|\\hat\\beta|$")
         left.set_ylabel("stretch s")
         names = ("objective", "brute force")
-        for name, colour, marker in zip(names, PALETTE, MARKERS, strict=False):
+        for name, color, marker in zip(names, PALETTE, MARKERS, strict=False):
             label = "solver" if name == "objective" else name
             right.plot(table["formula"], (table[name] / table["formula"] - 1).abs().clip(lower=1e-16), linestyle="",
-                       marker=marker, markersize=4, color=colour, label=label)  # fmt: skip
+                       marker=marker, markersize=4, color=color, label=label)  # fmt: skip
         right.set_xscale("log")
         right.set_yscale("log")
         right.set_xlabel("objective by the theorem")

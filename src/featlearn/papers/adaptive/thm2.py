@@ -125,7 +125,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"by size of the labels": table},
         {"theorem 2": _figure(table)},
-        "Random gradients of two layers, 3 x 2 and 1 x 3; brute force minimises over every entry of every factor of M.",
+        "Random gradients of two layers, 3 x 2 and 1 x 3; brute force minimizes over every entry of every factor of M.",
     )
 
 
@@ -140,9 +140,9 @@ def _figure(table: pd.DataFrame) -> Figure:
         left.set_yscale("log")
         left.set_xlabel("least objective by brute force")
         left.set_ylabel("objective of the solver")
-        for name, colour, marker in zip(("printed", "all pairs"), (PALETTE[1], PALETTE[0]), MARKERS, strict=False):
+        for name, color, marker in zip(("printed", "all pairs"), (PALETTE[1], PALETTE[0]), MARKERS, strict=False):
             right.plot(table["size"], table[name].clip(lower=1e-17), linestyle="", marker=marker, markersize=5,
-                       color=colour, label=f"{name}")  # fmt: skip
+                       color=color, label=f"{name}")  # fmt: skip
         right.set_xscale("log")
         right.set_yscale("log")
         right.set_xlabel("size of the labels")

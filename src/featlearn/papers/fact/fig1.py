@@ -136,13 +136,13 @@ def _curves(config: Config, outcomes: Sequence[Outcome]) -> Figure:
         fig = new_figure(1.0 + 2.4 * len(config.cases), 2.6)
         axes = np.atleast_1d(fig.subplots(1, len(config.cases), sharey=True))
         for ax, (k, d, n, n_iter, _) in zip(axes, config.cases, strict=True):
-            for (update, name), colour, marker in zip(UPDATES.items(), PALETTE, MARKERS, strict=False):
+            for (update, name), color, marker in zip(UPDATES.items(), PALETTE, MARKERS, strict=False):
                 label: str | None = name
                 for point, found in outcomes:
                     if (point["k"], point["d"], point["n"], point["update"]) == (k, d, n, update):
                         shown = found["test"][: 11 if n_iter > 10 else None]
                         size = 6.0 if marker == MARKERS[0] else 3.0  # both are seen where they coincide
-                        ax.plot(shown, color=colour, marker=marker, markersize=size, label=label, clip_on=False)
+                        ax.plot(shown, color=color, marker=marker, markersize=size, label=label, clip_on=False)
                         label = None
             ax.axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
             ax.set_title(f"k = {k}, d = {d}, n = {n:,}")

@@ -118,7 +118,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
                  "the paper says 'close to 1'"),
         holds("the best power of the AGOP is 1/L", "appendix C", near,
               note="among powers of .02 apart; so 1/2 for two layers only"),
-        at_most("imbalance of neighbouring layers, relative", "appendix C", 0.0, table["balance"], 0.01,
+        at_most("imbalance of neighboring layers, relative", "appendix C", 0.0, table["balance"], 0.01,
                 "the paper calls their singular values identical; what is left decays like exp(-2 lr wd steps)"),
     )  # fmt: skip
     return Result(
@@ -134,12 +134,12 @@ def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
     with style():
         fig = new_figure(5.8, 3.0)
         ax = fig.subplots()
-        for depth, colour in zip(config.depths, PALETTE, strict=False):
+        for depth, color in zip(config.depths, PALETTE, strict=False):
             found = [values for point, values in outcomes if point["depth"] == depth]
-            ax.plot(POWERS, np.mean([f["AGOP"] for f in found], axis=0), color=colour, label=f"$AGOP^s$, L = {depth}")
+            ax.plot(POWERS, np.mean([f["AGOP"] for f in found], axis=0), color=color, label=f"$AGOP^s$, L = {depth}")
             best = float(np.mean([f["AGOP at 1/L"] for f in found]))
-            ax.plot(1 / depth, best, color=colour, marker="o", markersize=5)
-            ax.axvline(1 / depth, color=colour, linewidth=0.7, linestyle=":")
+            ax.plot(1 / depth, best, color=color, marker="o", markersize=5)
+            ax.axvline(1 / depth, color=color, linewidth=0.7, linestyle=":")
         fact = float(np.mean([values["FACT"] for _, values in outcomes]))
         ax.axhline(fact, color="#000000", linewidth=1.0, linestyle="--", label="FACT, all L")
         ax.set_xlabel("power s of the AGOP  (dots: s = 1/L)")

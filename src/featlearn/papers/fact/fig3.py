@@ -123,25 +123,25 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 def _claims(frame: pd.DataFrame, ends: pd.DataFrame) -> tuple[Claim, ...]:
     runs = ends.groupby(["case", "seed"], sort=False)
     middle = frame[(frame["epoch"] <= 0.5 * frame.groupby("case")["epoch"].transform("max")) & (frame["layer"] == 1)]
-    early = middle.groupby(["case", "seed"], sort=False)[["FACT", "symmetrised FACT"]].mean()
+    early = middle.groupby(["case", "seed"], sort=False)[["FACT", "symmetrized FACT"]].mean()
     final = ends[ends["layer"] == 1].set_index(["case", "seed"])
-    least = runs[["FACT", "symmetrised FACT", "bFACT", "symmetrised bFACT"]].min()
+    least = runs[["FACT", "symmetrized FACT", "bFACT", "symmetrized bFACT"]].min()
     others = runs[["√AGOP", "√eNFA", "√bAGOP", "√beNFA", "AGOP", "bAGOP"]].mean()
-    mean = runs[["FACT", "symmetrised FACT", "bFACT", "symmetrised bFACT"]].mean()
+    mean = runs[["FACT", "symmetrized FACT", "bFACT", "symmetrized bFACT"]].mean()
     return (
-        at_least("Pearson correlation of symmetrised FACT in the layer where it is least", "figure 3", 0.9,
-                 least["symmetrised FACT"], 0.0, "drawn near 1 for MNIST, without a number"),
+        at_least("Pearson correlation of symmetrized FACT in the layer where it is least", "figure 3", 0.9,
+                 least["symmetrized FACT"], 0.0, "drawn near 1 for MNIST, without a number"),
         holds("FACT is nearer to W^T W than √AGOP and √eNFA, in the mean over layers", "figure 3",
               mean["FACT"] > others[["√AGOP", "√eNFA"]].max(axis=1)),
         holds("bFACT is nearer to W W^T than √bAGOP and √beNFA, in the mean over layers", "figure 9",
               mean["bFACT"] > others[["√bAGOP", "√beNFA"]].max(axis=1)),
-        at_least("Pearson correlation of symmetrised bFACT in the layer where it is least", "figure 9", 0.9,
-                 least["symmetrised bFACT"], 0.0, "drawn near 1 for MNIST, without a number"),
+        at_least("Pearson correlation of symmetrized bFACT in the layer where it is least", "figure 9", 0.9,
+                 least["symmetrized bFACT"], 0.0, "drawn near 1 for MNIST, without a number"),
         holds("FACT has a low correlation for most epochs and rises sharply at the end", "figure 8",
               (early["FACT"] < 0.6) & (final["FACT"] > early["FACT"] + 0.3),
               note="first layer, mean over the first half of training and at its end"),
-        holds("symmetrised FACT has a nontrivial correlation before that, above FACT's", "section 6",
-              (early["symmetrised FACT"] > 0.3) & (early["symmetrised FACT"] > early["FACT"])),
+        holds("symmetrized FACT has a nontrivial correlation before that, above FACT's", "section 6",
+              (early["symmetrized FACT"] > 0.3) & (early["symmetrized FACT"] > early["FACT"])),
         not_tried("FACT in every layer of networks trained on all of MNIST and CIFAR-10", "figure 3", 1.0,
                   "50 GPU hours", "holds"),
     )  # fmt: skip
@@ -152,10 +152,10 @@ def _titled(point: Mapping[str, Any]) -> str:
 
 
 def _lines(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Roots and plain forms share a colour; plain ones of AGOP and eNFA are dashed."""
-    colours = [PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[2], PALETTE[3]]
+    """Roots and plain forms share a color; plain ones of AGOP and eNFA are dashed."""
+    colors = [PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[2], PALETTE[3]]
     return {
-        name: {"color": colours[i], "marker": MARKERS[i], "markersize": 4, "linestyle": "--" if i > 3 else "-"}
+        name: {"color": colors[i], "marker": MARKERS[i], "markersize": 4, "linestyle": "--" if i > 3 else "-"}
         | {"linewidth": 1.2, "clip_on": False}
         for i, name in enumerate(names)
     }

@@ -24,7 +24,7 @@ __all__ = ["EXPERIMENT", "Config", "adam_separation"]
 
 @dataclass(frozen=True)
 class Config:
-    """Weight decays to minimise at, and how long to run the paper's own optimiser.
+    """Weight decays to minimize at, and how long to run the paper's own optimizer.
 
     Attributes:
         cases: Share p of the uniform part and weight decay, each solved to rounding, from several starts.
@@ -138,9 +138,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     rarer = solved[solved["p"] < PUBLISHED_P]
     claims = [
         at_least("cosine of FACT with the NFM", "figure 4", 0.994, solved["FACT"],
-                 note="at minimisers to rounding FACT is exact; the paper's .994 is what Adam left"),
+                 note="at minimizers to rounding FACT is exact; the paper's .994 is what Adam left"),
         at_most("cosine of the AGOP with the NFM at the published lambda of 1e-5", "figure 4", 0.068, published["AGOP"],
-                note="the best minimiser there is of rank one, x3 x4 alone being too dear, and the AGOP fits it; Adam "
+                note="the best minimizer there is of rank one, x3 x4 alone being too dear, and the AGOP fits it; Adam "
                 "from random starts was tried as well (scale full)"),
         at_most(f"cosine of the AGOP with the NFM at lambda = {least['lambda'].iloc[0]:g}", "figure 4", 0.068,
                 least["AGOP"], note="there the separation of theorem 3.4 is clear, but its limit is .0813 at p = 1e-5"),
@@ -155,8 +155,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             at_least("cosine of FACT with the NFM after Adam", "figure 4", 0.994, adam["FACT"], 0.01,
                      "what is left of the gradient differs from run to run"),
             at_most("cosine of the AGOP with the NFM after Adam at lambda = 1e-5", "figure 4", 0.068, adam["AGOP"],
-                    note="a million steps from PyTorch's initialisation, decay within the gradient, end at the "
-                    "minimiser of rank one that the solver finds too; the published number fits a smaller lambda or p"),
+                    note="a million steps from PyTorch's initialization, decay within the gradient, end at the "
+                    "minimizer of rank one that the solver finds too; the published number fits a smaller lambda or p"),
         ]  # fmt: skip
     shown = outcomes[list(solved.index)[list(solved["lambda"]).index(least["lambda"].iloc[0])]]
     matrices = shown.values["matrices"]
@@ -171,9 +171,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
     return Result(
         tuple(claims),
-        {"minimisers": table},
+        {"minimizers": table},
         {"figure 4": picture, "by weight decay": _by_decay(ours)},
-        "The population loss is E (f - y)^2 + lambda/2 |theta|^2 over 81 points, minimised to rounding by "
+        "The population loss is E (f - y)^2 + lambda/2 |theta|^2 over 81 points, minimized to rounding by "
         "Levenberg and "
         "Marquardt's method from random starts. The published numbers belong to a lambda below 1e-6, not to 1e-5.",
     )
@@ -184,8 +184,8 @@ def _by_decay(solved: pd.DataFrame) -> Figure:
     with style():
         fig = new_figure(4.2, 2.8)
         ax = fig.subplots()
-        for name, colour, marker in zip(("FACT", "AGOP"), PALETTE, MARKERS, strict=False):
-            ax.plot(means.index, means[name], color=colour, marker=marker, label=name, clip_on=False)
+        for name, color, marker in zip(("FACT", "AGOP"), PALETTE, MARKERS, strict=False):
+            ax.plot(means.index, means[name], color=color, marker=marker, label=name, clip_on=False)
         ax.axvline(PUBLISHED_DECAY, color="#999999", linewidth=0.8, linestyle=":")
         ax.annotate("published λ", (PUBLISHED_DECAY, 0.5), (-4, 0), textcoords="offset points", ha="right", fontsize=8)
         ax.set_xscale("log")

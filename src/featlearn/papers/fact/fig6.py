@@ -73,14 +73,14 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     rows = []
     for point, found in outcomes:
         solved = next((i for i, share in enumerate(found["test"]) if share > 0.99), None)
-        learnt = next((i for i, share in enumerate(found["train"]) if share > 0.99), None)
+        learned = next((i for i, share in enumerate(found["train"]) if share > 0.99), None)
         rows.append(
             {"update": point["update"], "seed": point["seed"]}
             | {
-                "train above .99 at": np.nan if learnt is None else learnt,
+                "train above .99 at": np.nan if learned is None else learned,
                 "test above .99 at": np.nan if solved is None else solved,
                 "test at first": found["test"][0],
-                "test when trained": np.nan if learnt is None else found["test"][learnt],
+                "test when trained": np.nan if learned is None else found["test"][learned],
                 "test at last": found["test"][-1],
                 "best test": max(found["test"]),
                 "circulant share": found["circulant"][-1],
@@ -115,7 +115,7 @@ def _claims(config: Config, table: pd.DataFrame, outcomes: Sequence[Outcome]) ->
                 not_tried(f"test accuracy of {NAMES[update]}", "figure 6", 1.0, "needs p = 61 (scale full)", "at least")
             )
         claims += [
-            holds(f"{NAMES[update]} generalises long after it has fitted: test accuracy rises by .3 or more from where "
+            holds(f"{NAMES[update]} generalizes long after it has fitted: test accuracy rises by .3 or more from where "
                   "training was at 100%", "figure 6", rows["best test"] - rows["test when trained"] > 0.3),
             at_least(f"circulant share of the features of {NAMES[update]}", "figure 6", 0.9, rows["circulant share"],
                      0.0, "the paper calls them block circulant and gives no number; by chance the share is 1/(p + 1)"),

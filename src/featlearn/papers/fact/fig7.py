@@ -59,14 +59,14 @@ def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
         "tau": tau[i, j],
         "slope": ratio,
         "R2": 1 - rest / float((tau - tau.mean()).square().sum()),
-        "uncentred R2": 1 - rest / float(tau.square().sum()),
+        "uncentered R2": 1 - rest / float(tau.square().sum()),
         "AGOP and FACT M^T": cosine(by_agop, by_fact),
         "test": last.test,
     }
 
 
 def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    columns = ("slope", "R2", "uncentred R2", "AGOP and FACT M^T", "test")
+    columns = ("slope", "R2", "uncentered R2", "AGOP and FACT M^T", "test")
     table = pd.DataFrame([{"seed": point["seed"]} | {n: found[n] for n in columns} for point, found in outcomes])
     claims = (
         holds("a line through the origin fits tau against k'", "figure 7", table["R2"] > 0.5,

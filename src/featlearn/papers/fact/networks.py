@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.datasets import image_task, one_hot_labels
-from featlearn.datasets.images import Standardise
+from featlearn.datasets.images import Standardize
 from featlearn.features import LayerFeatures, Report, probe
 from featlearn.models import mlp
 from featlearn.training import History, fit
@@ -19,7 +19,7 @@ __all__ = ["BACKWARD", "FORWARD", "correlations", "decayed_network", "decayed_re
 
 FORWARD = {
     "FACT": ("fact", 1.0),
-    "symmetrised FACT": ("fact_symmetric", 1.0),
+    "symmetrized FACT": ("fact_symmetric", 1.0),
     "√AGOP": ("agop", 0.5),
     "√eNFA": ("enfa", 0.5),
     "AGOP": ("agop", 1.0),
@@ -29,7 +29,7 @@ FORWARD = {
 
 BACKWARD = {
     "bFACT": ("bfact", 1.0),
-    "symmetrised bFACT": ("bfact_symmetric", 1.0),
+    "symmetrized bFACT": ("bfact_symmetric", 1.0),
     "√bAGOP": ("bagop", 0.5),
     "√beNFA": ("benfa", 0.5),
     "bAGOP": ("bagop", 1.0),
@@ -38,14 +38,14 @@ BACKWARD = {
 """Those to be compared with ``W W^T`` (appendix A)."""
 
 
-def image_data(name: str, n: int, seed: int, standardise: Standardise | None = None) -> tuple[Tensor, Tensor]:
-    """Images with pixels from 0 to 1, or standardised as `image_task` does it, and their one-hot labels."""
-    task = image_task(name, n, 0, standardise=standardise, generator=seed)
+def image_data(name: str, n: int, seed: int, standardize: Standardize | None = None) -> tuple[Tensor, Tensor]:
+    """Images with pixels from 0 to 1, or standardized as `image_task` does it, and their one-hot labels."""
+    task = image_task(name, n, 0, standardize=standardize, generator=seed)
     return task.X, one_hot_labels(task.y, task.classes)
 
 
 def network_for(data: tuple[Tensor, Tensor], width: int, hidden: int, seed: int) -> nn.Sequential:
-    """ReLU layers of one width between the data's inputs and outputs, without biases, as PyTorch initialises them."""
+    """ReLU layers of one width between the data's inputs and outputs, without biases, as PyTorch initializes them."""
     X, y = data
     return mlp([X.shape[1], *[width] * hidden, y.shape[1]], generator=seed)
 

@@ -90,7 +90,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         tuple(claims),
         {"cosine of M with NFA-RFM's, by set": table},
         {"agreement": _figure(config, table)},
-        "Laplace kernel of bandwidth 10 on standardised columns, 1 added to the diagonal of K, all rows of a set; each "
+        "Laplace kernel of bandwidth 10 on standardized columns, 1 added to the diagonal of K, all rows of a set; each "
         "method follows its own M. A cosine of positive definite matrices is high by itself where M stays near I: the "
         "Pearson correlation after the last update is in the table.",
     )
@@ -101,12 +101,12 @@ def _figure(config: Config, table: pd.DataFrame) -> Figure:
         fig = new_figure(6.4, 2.8)
         left, right = fig.subplots(1, 2)
         updates = np.arange(1, config.n_iter + 1)
-        for (update, name), colour in zip(UPDATES.items(), PALETTE, strict=False):
+        for (update, name), color in zip(UPDATES.items(), PALETTE, strict=False):
             values = table[[f"{update}, update {t}" for t in updates]].to_numpy()
             low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-            left.plot(updates, middle, color=colour, marker="o", markersize=4, label=name)
-            left.fill_between(updates, low, high, color=colour, alpha=0.18, linewidth=0)
-            right.plot(np.sort(values[:, -1])[::-1], color=colour, label=name)
+            left.plot(updates, middle, color=color, marker="o", markersize=4, label=name)
+            left.fill_between(updates, low, high, color=color, alpha=0.18, linewidth=0)
+            right.plot(np.sort(values[:, -1])[::-1], color=color, label=name)
         left.set_xlabel("update")
         left.set_ylabel("cosine with M of NFA-RFM")
         left.set_title("median and quartiles over sets")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from featlearn.datasets.images import Standardise
+from featlearn.datasets.images import Standardize
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.fact.networks import (
@@ -24,7 +24,7 @@ from featlearn.plots import MARKERS, PALETTE, new_figure, style
 
 __all__ = ["EXPERIMENT", "Config"]
 
-COMPARED = ("FACT", "symmetrised FACT", "√AGOP", "√eNFA")
+COMPARED = ("FACT", "symmetrized FACT", "√AGOP", "√eNFA")
 PUBLISHED = {
     ("mnist", 1000, 1e-4): (0.890, 0.956, 0.899, 0.903),
     ("mnist", 2000, 1e-4): (0.988, 0.998, 0.923, 0.923),
@@ -36,14 +36,14 @@ PUBLISHED = {
 """Of `COMPARED`, by set, images and weight decay; `PAPER_EPOCHS` at width 1024."""
 
 TRIED = (
-    "; tried on 1,000 images with seed 0 against the published .890, .956, .899, .903: standardised pixels, biases and "
+    "; tried on 1,000 images with seed 0 against the published .890, .956, .899, .903: standardized pixels, biases and "
     "a third hidden layer leave FACT below .3; the loss summed over outputs gives .413, width 256 .365, with 400 "
     "epochs .594 and with 800 .785. What comes near is a decay of 1e-3: see the claims at that decay"
 )
 
 TRIED_CIFAR = (
     "; with pixels from 0 to 1 FACT comes to .59 and √AGOP to .94 after 100 epochs at a decay of 1e-3, with "
-    "standardised channels to .71 and .85, at width 512 to .75 and .81, and after 300 epochs to .88 and .83 (one seed "
+    "standardized channels to .71 and .85, at width 512 to .75 and .81, and after 300 epochs to .88 and .83 (one seed "
     "each): published are .830 and .793"
 )
 
@@ -66,7 +66,7 @@ class Case:
         weight_decay: That of the training.
         epochs: Passes over the images.
         seeds: How many networks are trained.
-        standardise: What of the images gets mean 0 and deviation 1; None leaves pixels from 0 to 1.
+        standardize: What of the images gets mean 0 and deviation 1; None leaves pixels from 0 to 1.
     """
 
     data: str
@@ -75,13 +75,13 @@ class Case:
     weight_decay: float
     epochs: int
     seeds: int = 3
-    standardise: Standardise | None = None
+    standardize: Standardize | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of its measurements, but for the seed."""
-        found = {k: v for k, v in asdict(self).items() if k not in ("seeds", "standardise")}
-        return found | ({"standardise": self.standardise} if self.standardise else {})
+        found = {k: v for k, v in asdict(self).items() if k not in ("seeds", "standardize")}
+        return found | ({"standardize": self.standardize} if self.standardize else {})
 
     @property
     def as_published(self) -> bool:
@@ -120,9 +120,9 @@ def _measure(
     weight_decay: float,
     epochs: int,
     seed: int,
-    standardise: Standardise | None = None,
+    standardize: Standardize | None = None,
 ) -> Mapping[str, Any]:
-    rows = image_data(data, n, seed, standardise)
+    rows = image_data(data, n, seed, standardize)
     model = network_for(rows, width, 2, seed)
     history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed)
     first = decayed_report(model, rows, weight_decay, layers="0")["0"]
@@ -151,11 +151,11 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
                           "the paper's size, 1024 wide for 200 epochs")
             )  # fmt: skip
     near = frame["relgrad"] < NEAR
-    ahead = frame[["FACT", "symmetrised FACT"]].min(axis=1) > frame[["√AGOP", "√eNFA"]].max(axis=1)
+    ahead = frame[["FACT", "symmetrized FACT"]].min(axis=1) > frame[["√AGOP", "√eNFA"]].max(axis=1)
     if near.any():
         claims.append(
             holds(
-                "FACT and its symmetrisation are nearer to the NFM than √AGOP and √eNFA", "table 2", ahead[near],
+                "FACT and its symmetrization are nearer to the NFM than √AGOP and √eNFA", "table 2", ahead[near],
                 note=f"the {near.sum()} runs with a relative gradient below {NEAR}, a bound that was set when the runs "
                 f"had been seen; of the other {(~near).sum()}, farther from a critical point, {ahead[~near].sum()}. "
                 "The paper excepts MNIST with 1,000 images",
@@ -174,7 +174,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"Pearson correlation with the first layer's W^T W, by seed": shown},
         {"table 2": _figure(config, frame)},
         "The networks have no biases, two hidden layers (three weight matrices) and pixels from 0 to 1; the paper says "
-        "'depth 3' and PyTorch's initialisation. FACT is exact at a critical point only. What weight decay has to "
+        "'depth 3' and PyTorch's initialization. FACT is exact at a critical point only. What weight decay has to "
         "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 "
         "epochs are "
         "few for few images; relgrad is |grad + lambda W| / (lambda |W|) of the first layer, 0 at a critical point. "
@@ -186,8 +186,8 @@ def _rows_of(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
     chosen = pd.Series(True, index=frame.index)
     for name, value in case.settings.items():
         chosen &= frame[name] == value
-    if case.standardise is None and "standardise" in frame:
-        chosen &= frame["standardise"].isna()
+    if case.standardize is None and "standardize" in frame:
+        chosen &= frame["standardize"].isna()
     found: pd.DataFrame = frame[chosen]
     return found
 
@@ -215,7 +215,7 @@ def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
     return [
         at_least(
             f"Pearson correlation of {name} with the NFM, {case.title}, {case.epochs:,} epochs"
-            + (f", standardised {case.standardise}" if case.standardise else ""), "table 2", number, rows[name],
+            + (f", standardized {case.standardize}" if case.standardize else ""), "table 2", number, rows[name],
             0.1 if case.data == "cifar10" else 0.01,
             "what lies between the published columns for 2,000 and 5,000 images, or between two decays of CIFAR-10",
             note=f"stands in for {_titled(*case.column)}: width {case.width}; {how}"
@@ -249,7 +249,7 @@ def _figure(config: Config, frame: pd.DataFrame) -> Figure:
             range(len(config.cases)),
             [
                 f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs:,} epochs"
-                + ("\nstandardised" if c.standardise else "")
+                + ("\nstandardized" if c.standardize else "")
                 for c in config.cases
             ],
         )
@@ -279,7 +279,7 @@ EXPERIMENT = Experiment(
                 Case("mnist", 2000, 1024, 1e-3, 200),
                 Case("mnist", 5000, 1024, 1e-3, 200),
                 Case("cifar10", 10000, 256, 1e-3, 100),
-                Case("cifar10", 10000, 256, 1e-3, 300, standardise="channels"),
+                Case("cifar10", 10000, 256, 1e-3, 300, standardize="channels"),
             )
         ),
     },

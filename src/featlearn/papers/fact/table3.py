@@ -1,6 +1,6 @@
 """Table 3 of the FACT paper: recursive feature machines on the UCI sets, by two protocols.
 
-"clean": everything, M included, is learnt inside the training rows of a fold, and hyper-parameters are chosen there by
+"clean": everything, M included, is learned inside the training rows of a fold, and hyper-parameters are chosen there by
 leaving rows out. "paper": as the public code of the RFM benchmark does it, M, ridge and number of iterations are chosen
 on the tuning split of the whole set, and M is then taken into every fold. Test rows of the folds lie partly in the
 tuning half, so that M has seen their labels: the figures come out about a point too high.

@@ -114,8 +114,8 @@ def _figure(mean: pd.DataFrame) -> Figure:
     with style():
         fig = new_figure(8.0, 3.1)
         left, right = fig.subplots(1, 2)
-        for name, colour in zip(("mean term", "covariance term", "mean term with E[P]^2"), PALETTE, strict=False):
-            left.plot(mean.width, mean[name], marker="o", markersize=4, color=colour, label=name.replace("^2", "²"))
+        for name, color in zip(("mean term", "covariance term", "mean term with E[P]^2"), PALETTE, strict=False):
+            left.plot(mean.width, mean[name], marker="o", markersize=4, color=color, label=name.replace("^2", "²"))
         left.errorbar(
             mean.width, mean["networks drawn"], 2 * mean["their error"], color="#4D4D4D", marker="s", markersize=4,
             linestyle="", label="networks drawn (total)", capsize=2,

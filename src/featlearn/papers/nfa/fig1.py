@@ -78,7 +78,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"by seed": table},
         {"figure 1": four_matrices(**matrices)},
-        "The initial scale multiplies PyTorch's own initialisation; as a factor of the variance (first version) it "
+        "The initial scale multiplies PyTorch's own initialization; as a factor of the variance (first version) it "
         "would be .1. Gradient descent on full batches at .1, until the loss is below 1e-6.",
     )
 

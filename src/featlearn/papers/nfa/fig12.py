@@ -180,14 +180,14 @@ def _figure(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, An
             for method, dashes in zip(_METHODS, ("--", "-"), strict=True):
                 runs = [found[reading, method, seed] for seed in config.seeds]
                 steps = runs[0]["step"]
-                for i, colour in enumerate(PALETTE[: len(_LAYERS)]):
+                for i, color in enumerate(PALETTE[: len(_LAYERS)]):
                     curves = [torch.as_tensor(run["nfc"])[:, i] for run in runs]
                     label = f"layer {i + 1}" if method != "GD" else None
-                    draw_band(line[0], steps, curves, colour, linestyle=dashes, label=label)
-                grey = "#4D4D4D"
+                    draw_band(line[0], steps, curves, color, linestyle=dashes, label=label)
+                gray = "#4D4D4D"
                 every = range(len(runs[0]["losses"]))
-                draw_band(line[1], every, [run["losses"] for run in runs], grey, linestyle=dashes, label=method)
-                draw_band(line[2], steps, [run["test_losses"] for run in runs], grey, linestyle=dashes, label=method)
+                draw_band(line[1], every, [run["losses"] for run in runs], gray, linestyle=dashes, label=method)
+                draw_band(line[2], steps, [run["test_losses"] for run in runs], gray, linestyle=dashes, label=method)
             line[0].set(ylim=(0, 1.02), ylabel=said)
             line[0].set_title("UC-NFC")
             line[1].set_title("training loss")
@@ -205,7 +205,7 @@ def _figure(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, An
 
 EXPERIMENT = Experiment(
     name="nfa-fig12",
-    title="Adaptive speeds equalise the layers",
+    title="Adaptive speeds equalize the layers",
     covers=("figure 12",),
     scales={
         "smoke": Config(n=32, d=8, width=16, steps=12, every=4, seeds=(0,)),

@@ -1,4 +1,4 @@
-"""Figure 17 of the NFA paper: speed limited optimisation on images, with CIFAR-10 in place of SVHN."""
+"""Figure 17 of the NFA paper: speed limited optimization on images, with CIFAR-10 in place of SVHN."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC", "centered_ratio": "C/UC ra
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper but for the images: four hidden layers of 256, rates .2 (GD) and .3 (SLO), pixels standardised.
+    """Of the paper but for the images: four hidden layers of 256, rates .2 (GD) and .3 (SLO), pixels standardized.
 
     The paper has 4,000 images and 3,000 epochs, measured every 50; full batches are taken here.
     """
@@ -52,7 +52,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Mapping[str, Any]:
-    task = image_task(name, n, 300, standardise="pixels", generator=seed)
+    task = image_task(name, n, 300, standardize="pixels", generator=seed)
     data = (task.X, one_hot_labels(task.y, task.classes))
     model = mlp([task.X.shape[1], *[width] * 4, task.classes], generator=as_generator(seed, "slo on images"))
     initial = copy.deepcopy(model)
@@ -122,9 +122,9 @@ def _figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         upper, lower = fig.subfigures(2, 1)  # type: ignore[misc]  # an array
         axes = upper.subplots(1, 4)
         for ax, (name, said) in zip(axes, {**_NUMBERS, "loss": "training loss"}.items(), strict=True):
-            for method, colour in zip(_METHODS, PALETTE, strict=False):
+            for method, color in zip(_METHODS, PALETTE, strict=False):
                 found = runs[method]
-                draw_band(ax, found[0]["step"], [v[name] for v in found], colour, label=method)
+                draw_band(ax, found[0]["step"], [v[name] for v in found], color, label=method)
             ax.set_title(said)
             ax.set_xlabel("epoch")
             ax.grid()
@@ -145,7 +145,7 @@ def _figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa-fig17",
-    title="Speed limited optimisation on images",
+    title="Speed limited optimization on images",
     covers=("figure 17",),
     scales={
         "smoke": Config("digits", 64, 16, 8, 4, (0,)),

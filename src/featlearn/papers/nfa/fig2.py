@@ -16,7 +16,7 @@ from featlearn.models import mlp
 from featlearn.papers.claim import Claim, at_least, at_most, holds, not_tried
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.nfa.layer_trajectories import (
-    draw_centred,
+    draw_centered,
     final_gaps,
     gap_curves,
     losses_and_changes,
@@ -29,7 +29,7 @@ from featlearn.training import fit
 
 __all__ = ["EXPERIMENT", "Config"]
 
-# Learning rate and whether pixels are standardised; the paper's rates, which has no digits.
+# Learning rate and whether pixels are standardized; the paper's rates, which has no digits.
 _SETS = {"digits": (1.0, False), "mnist": (10.0, False), "cifar10": (0.2, True), "gtsrb": (0.1, True)}
 
 
@@ -57,8 +57,8 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(name: str, n: int, epochs: int, width: int, probed: int, measurements: int, seed: int) -> dict[str, Any]:
-    lr, standardised = _SETS[name]
-    task = image_task(name, n, 300, standardise="pixels" if standardised else None, generator=seed)
+    lr, standardized = _SETS[name]
+    task = image_task(name, n, 300, standardize="pixels" if standardized else None, generator=seed)
     labels = one_hot_labels(task.y, task.classes)
     model = mlp([task.X.shape[1], *[width] * 5, task.classes], generator=seed)
     batch = 128
@@ -135,18 +135,18 @@ def _summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         fig = new_figure(2.3 * len(runs) + 3.0, 2.9)
         axes = fig.subplots(1, len(runs) + 1, squeeze=False)[0]
         for ax, (name, found) in zip(axes, runs.items(), strict=False):
-            draw_centred(ax, found)
+            draw_centered(ax, found)
             ax.set_title(f"A  {name}, mean over layers", fontsize=9)
             ax.set_xlabel("step")
         axes[0].legend(loc="lower right")
         everything = [v for found in runs.values() for v in found]
         places = np.arange(1, 6)
-        for name, label, colour, shift in (
+        for name, label, color, shift in (
             ("nfc", "UC-NFC", PALETTE[0], -0.18),
             ("centered_nfc", "C-NFC", PALETTE[2], 0.18),
         ):
             ends = np.array([np.asarray(v[name])[-1] for v in everything])
-            axes[-1].bar(places + shift, ends.mean(0), 0.34, yerr=ends.std(0), color=colour, label=label, capsize=2)
+            axes[-1].bar(places + shift, ends.mean(0), 0.34, yerr=ends.std(0), color=color, label=label, capsize=2)
         axes[-1].set(ylim=(0, 1.08), xlabel="layer", xticks=places)
         axes[-1].set_title("B  end, mean over sets", fontsize=9)
     return fig
@@ -158,7 +158,7 @@ def _trajectories(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
         axes = fig.subplots(len(runs), 5, squeeze=False, sharey=True, sharex="row")
         for line, (name, found) in zip(axes, runs.items(), strict=True):
             for i, ax in enumerate(line):
-                draw_centred(ax, found, i)
+                draw_centered(ax, found, i)
             line[0].set_ylabel(name)
         for i, ax in enumerate(axes[0]):
             ax.set_title(f"layer {i + 1}")
@@ -170,7 +170,7 @@ def _trajectories(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa-fig2",
-    title="Centred and uncentred NFC of fully connected networks on images",
+    title="Centered and uncentered NFC of fully connected networks on images",
     covers=("figure 2 (A, B)", "figure 13", "figure 14"),
     scales={
         "smoke": Config((("digits", 128, 4),), 16, 32, 3, (0,)),

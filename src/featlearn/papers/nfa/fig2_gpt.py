@@ -17,7 +17,7 @@ from featlearn.models import gpt
 from featlearn.papers.claim import at_least, at_most, holds
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.nfa.layer_trajectories import (
-    draw_centred,
+    draw_centered,
     final_gaps,
     final_table,
     gap_curves,
@@ -131,7 +131,7 @@ def _figure(found: Sequence[Any]) -> Figure:
         axes = fig.subplots(_BLOCKS, len(_PARTS), sharex=True, sharey=True)
         for block, line in enumerate(axes):
             for i, (ax, part) in enumerate(zip(line, _PARTS, strict=True)):
-                draw_centred(ax, found, block * len(_PARTS) + i)
+                draw_centered(ax, found, block * len(_PARTS) + i)
                 if block == 0:
                     ax.set_title(said[part])
             line[0].set_ylabel(f"block {block + 1}")
@@ -143,7 +143,7 @@ def _figure(found: Sequence[Any]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa-fig2-gpt",
-    title="Centred and uncentred NFC of attention layers",
+    title="Centered and uncentered NFC of attention layers",
     covers=("figure 2 (D)", "figure 15 (B)"),
     scales={
         "smoke": Config("counting", 12, 8, 4, 6, 4, 3, (0,)),

@@ -16,7 +16,7 @@ from featlearn.models import vgg11
 from featlearn.papers.claim import at_least, holds
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.nfa.layer_trajectories import (
-    draw_centred,
+    draw_centered,
     final_gaps,
     final_table,
     gap_curves,
@@ -51,7 +51,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurements: int, seed: int) -> dict[str, Any]:
-    task = image_task(name, n, 0, standardise="channels", flatten=False, generator=seed)
+    task = image_task(name, n, 0, standardize="channels", flatten=False, generator=seed)
     images = task.X if task.X.shape[-1] == 32 else interpolate(task.X, size=32)  # digits, in tests
     labels = one_hot_labels(task.y, task.classes)
     model = vgg11(task.classes, width=width, channels=images.shape[1], init="he", generator=seed)
@@ -101,8 +101,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"end of training, mean over seeds": final_table(found, names)},
         {"figure 2 C": _figure(found), "figure 15 A": losses_and_changes({"VGG-11": found}, names, "layer")},
         f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error "
-        "of one-hot labels at the paper's rate of 1; torchvision's own initialisation (with PyTorch's uniform one, and "
-        "no batch normalisation, nothing is learned in this time). No hidden linear layers, of which torchvision's "
+        "of one-hot labels at the paper's rate of 1; torchvision's own initialization (with PyTorch's uniform one, and "
+        "no batch normalization, nothing is learned in this time). No hidden linear layers, of which torchvision's "
         "has two.",
     )
 
@@ -112,7 +112,7 @@ def _figure(found: Sequence[Any]) -> Figure:
         fig = new_figure(9.4, 4.2)
         axes = fig.subplots(2, 4, sharex=True, sharey=True)
         for i, ax in enumerate(axes.flat):
-            draw_centred(ax, found, i)
+            draw_centered(ax, found, i)
             ax.set_title(f"convolution {i + 1}")
         axes[0][0].legend(loc="lower left")
         for ax in axes[-1]:
@@ -122,7 +122,7 @@ def _figure(found: Sequence[Any]) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa-fig2-vgg",
-    title="Centred and uncentred NFC of a VGG-11",
+    title="Centered and uncentered NFC of a VGG-11",
     covers=("figure 2 (C)", "figure 15 (A)"),
     scales={
         "smoke": Config("digits", 16, 0.03, 2, 8, 2, (0,)),

@@ -192,7 +192,7 @@ def _all_matrices(found: SLOAlignment) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa-fig4",
-    title="Speed limited optimisation from four initial scales",
+    title="Speed limited optimization from four initial scales",
     covers=("figure 4", "figure 11"),
     scales={
         "smoke": Config(scales=(1.0, 0.01), rates=(0.03, 0.2), n=48, d=12, width=24, steps=20, seeds=(0,)),

@@ -1,4 +1,4 @@
-"""Figure 5 of the NFA paper: how much of the centred NFC the double-centred one makes up, as training goes on."""
+"""Figure 5 of the NFA paper: how much of the centered NFC the double-centered one makes up, as training goes on."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ def _figure(config: GaussianConfig, by_scale: Mapping[float, Sequence[Mapping[st
         fig = new_figure(7.6, 3.0)
         axes = fig.subplots(1, 2, sharey=True)
         for layer, ax in enumerate(axes):
-            for scale, colour in zip(config.scales, PALETTE, strict=False):
+            for scale, color in zip(config.scales, PALETTE, strict=False):
                 runs = by_scale[scale]
                 curves = [torch.as_tensor(v[_RATIO])[1:, layer] for v in runs]
-                draw_band(ax, runs[0]["step"][1:], curves, colour, label=f"initial scale {scale:g}")
+                draw_band(ax, runs[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
             ax.set(xlabel="step", ylim=(0, 1.02))
             ax.set_title(f"layer {layer + 1}")
             ax.grid()
-        axes[0].set_ylabel("double-centred over centred NFC")
+        axes[0].set_ylabel("double-centered over centered NFC")
         axes[0].legend(loc="lower right")
     return fig
 
 
 EXPERIMENT = Experiment(
     name="nfa-fig5",
-    title="Double-centred NFC over the centred one",
+    title="Double-centered NFC over the centered one",
     covers=("figure 5",),
     scales={
         "smoke": GaussianConfig(32, 8, 16, 20, 5, scales=(1.0, 0.1), seeds=(0,)),

@@ -53,7 +53,7 @@ def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
         ]
     )
     return Result(
-        claims, {"PTK-centred NFC": table}, {"figure 6": _figure(config, runs)},
+        claims, {"PTK-centered NFC": table}, {"figure 6": _figure(config, runs)},
         "Chain monomial; the paper names neither task nor scales. Its caption has two spectra, of which the second is "
         "told; the first is taken to be isotropic.",
     )  # fmt: skip
@@ -65,14 +65,14 @@ def _figure(config: GaussianConfig, runs: Mapping[tuple[float, float], Sequence[
         axes = fig.subplots(len(config.decays), 2, squeeze=False, sharex=True, sharey=True)
         for line, decay in zip(axes, config.decays, strict=True):
             for layer, ax in enumerate(line):
-                for scale, colour in zip(config.scales, PALETTE, strict=False):
+                for scale, color in zip(config.scales, PALETTE, strict=False):
                     found = runs[decay, scale]
                     curves = [torch.as_tensor(v[_NFC])[1:, layer] for v in found]
-                    draw_band(ax, found[0]["step"][1:], curves, colour, label=f"initial scale {scale:g}")
+                    draw_band(ax, found[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
                 ax.set_title(f"layer {layer + 1}, {SPECTRA.get(decay, '')}")
                 ax.set_ylim(0, 1)
                 ax.grid()
-            line[0].set_ylabel("PTK-centred NFC")
+            line[0].set_ylabel("PTK-centered NFC")
         axes[0][1].legend(loc="upper right")
         for ax in axes[-1]:
             ax.set_xlabel("step")
@@ -81,7 +81,7 @@ def _figure(config: GaussianConfig, runs: Mapping[tuple[float, float], Sequence[
 
 EXPERIMENT = Experiment(
     name="nfa-fig6",
-    title="PTK-centred NFC",
+    title="PTK-centered NFC",
     covers=("figure 6",),
     scales={
         "smoke": GaussianConfig(32, 8, 16, 20, 5, (0.0, 2.0), (1.0,), (0,)),

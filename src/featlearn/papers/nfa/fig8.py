@@ -97,7 +97,7 @@ def _figure(config: GaussianConfig, decay: float, runs: Runs) -> Figure:
         fig = new_figure(10.4, 4.8)
         axes = fig.subplots(2, 4, sharex=True)
         for layer, line in enumerate(axes):
-            for scale, colour in zip(config.scales, PALETTE, strict=False):
+            for scale, color in zip(config.scales, PALETTE, strict=False):
                 found = runs[scale]
                 for ax, name in zip(line, (*_NUMBERS, *_LOSSES), strict=True):
                     curves = [torch.as_tensor(v[name]) for v in found]
@@ -105,7 +105,7 @@ def _figure(config: GaussianConfig, decay: float, runs: Runs) -> Figure:
                         curves = [values / values.max() for values in curves]
                     else:
                         curves = [values[:, layer] for values in curves]
-                    draw_band(ax, found[0]["step"], curves, colour, label=f"scale {scale:g}")
+                    draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
             for ax, said in zip(line, (*_NUMBERS.values(), *_LOSSES.values()), strict=True):
                 ax.set_ylim(0, 1.03)
                 ax.grid()

@@ -14,20 +14,20 @@ from featlearn.plots.style import as_array
 __all__ = ["diagonal_image", "draw_band"]
 
 
-def draw_band(ax: Axes, steps: Any, curves: Sequence[Any], colour: str, **line: Any) -> None:
+def draw_band(ax: Axes, steps: Any, curves: Sequence[Any], color: str, **line: Any) -> None:
     """The mean over seeds as a line, and the range over seeds as a shade.
 
     Args:
         ax: Where to draw.
         steps: Of the measurements.
         curves: One a seed, as long as the steps.
-        colour: Of both.
+        color: Of both.
         **line: Of the line: ``label``, ``linestyle`` ...
     """
     x, stack = as_array(steps), np.stack([as_array(curve) for curve in curves])
-    ax.plot(x, stack.mean(0), color=colour, **line)
+    ax.plot(x, stack.mean(0), color=color, **line)
     if len(stack) > 1:
-        ax.fill_between(x, stack.min(0), stack.max(0), color=colour, alpha=0.15, linewidth=0)
+        ax.fill_between(x, stack.min(0), stack.max(0), color=color, alpha=0.15, linewidth=0)
 
 
 def diagonal_image(diagonal: Any, shape: tuple[int, int, int]) -> NDArray[np.float64]:

@@ -68,7 +68,7 @@ def watch_training(
         steps: Updates.
         every: Updates from one measurement to the next.
         decay: Of the data's spectrum.
-        scale: Of the first layer's weights at initialisation, times PyTorch's default.
+        scale: Of the first layer's weights at initialization, times PyTorch's default.
         seed: Of data and network; the data are the same for every scale.
         measure: Quantities that `featlearn.probe` is asked for.
         watched: Attributes of a layer's features to record.
@@ -90,7 +90,7 @@ def watch_training(
         found["train_loss"].append(loss)
         with torch.no_grad():
             found["test_loss"].append(float((model(task.X_test) - task.y_test).square().mean()))
-        # Before the first update nothing has moved, and what is centred has no direction.
+        # Before the first update nothing has moved, and what is centered has no direction.
         report = probe(model, data, initial=initial, measure=measure, layers=LAYERS)
         for name in watched:
             found[name].append([getattr(report[layer], name) for layer in LAYERS])

@@ -20,7 +20,7 @@ from featlearn.plots import PALETTE, new_figure, style
 
 __all__ = [
     "NUMBERS",
-    "draw_centred",
+    "draw_centered",
     "final_gaps",
     "final_table",
     "gap_curves",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 NUMBERS = ("nfc", "centered_nfc", "weight_change_relative")
-_UNCENTRED, _CENTRED = PALETTE[0], PALETTE[2]  # blue and green, as in the paper
+_UNCENTERED, _CENTERED = PALETTE[0], PALETTE[2]  # blue and green, as in the paper
 
 
 def measurement_steps(total: int, count: int) -> list[int]:
@@ -50,7 +50,7 @@ def watch_layers(
     """Train a model and measure its layers at given steps.
 
     Args:
-        model: The network, at its initialisation.
+        model: The network, at its initialization.
         data: What to measure on.
         layers: Names of the layers to measure.
         steps: After how many updates to measure.
@@ -103,13 +103,13 @@ def share_above(values: Mapping[str, Any]) -> float:
     return float((gap_curves(values) > 0).double().mean())
 
 
-def draw_centred(ax: Axes, runs: Sequence[Mapping[str, Any]], layer: int | None = None) -> None:
+def draw_centered(ax: Axes, runs: Sequence[Mapping[str, Any]], layer: int | None = None) -> None:
     """UC-NFC and C-NFC over training, means over runs with their range; without a layer, means over layers."""
-    for name, colour, label in (("nfc", _UNCENTRED, "UC-NFC"), ("centered_nfc", _CENTRED, "C-NFC")):
+    for name, color, label in (("nfc", _UNCENTERED, "UC-NFC"), ("centered_nfc", _CENTERED, "C-NFC")):
         stack = np.stack([_chosen(run[name], layer) for run in runs])
         steps = runs[0]["step"]
-        ax.plot(steps, stack.mean(0), color=colour, label=label)
-        ax.fill_between(steps, stack.min(0), stack.max(0), color=colour, alpha=0.15, linewidth=0)
+        ax.plot(steps, stack.mean(0), color=color, label=label)
+        ax.fill_between(steps, stack.min(0), stack.max(0), color=color, alpha=0.15, linewidth=0)
     ax.set_ylim(0, 1.03)
     ax.grid()
 

@@ -41,7 +41,7 @@ class SLORun:
 
     Attributes:
         method: "GD" or "SLO".
-        scale: Of the first layer's weights at initialisation.
+        scale: Of the first layer's weights at initialization.
         lr: Learning rate.
         nfc: UC-NFC ``cos(W^T W, W^T K W)``.
         centered_nfc: C-NFC, with W - W0 in place of W.
@@ -121,10 +121,10 @@ class SLOAlignment:
         return [run for run in self.runs if run.method == method]
 
     def _draw_number(self, ax: Axes, name: str, title: str) -> None:
-        for method, colour, marker in zip(METHODS, PALETTE, MARKERS, strict=False):
+        for method, color, marker in zip(METHODS, PALETTE, MARKERS, strict=False):
             runs = self._of(method)
             values = [getattr(run, name) for run in runs]
-            ax.plot([run.scale for run in runs], values, color=colour, marker=marker, label=method, clip_on=False)
+            ax.plot([run.scale for run in runs], values, color=color, marker=marker, label=method, clip_on=False)
         ax.set_xscale("log")
         ax.invert_xaxis()  # as in the paper: feature learning grows to the right
         ax.set_ylim(0, 1.04)
@@ -134,10 +134,10 @@ class SLOAlignment:
 
     def _draw_losses(self, ax: Axes) -> None:
         scales = sorted({run.scale for run in self.runs}, reverse=True)
-        for method, colour in zip(METHODS, PALETTE, strict=False):
+        for method, color in zip(METHODS, PALETTE, strict=False):
             for run in self._of(method):
                 line = _LINES[scales.index(run.scale) % len(_LINES)]
-                ax.plot(run.history.step, run.history.loss, color=colour, linestyle=line, linewidth=1.1)
+                ax.plot(run.history.step, run.history.loss, color=color, linestyle=line, linewidth=1.1)
         for i, scale in enumerate(scales[: len(_LINES)]):
             ax.plot([], [], color="#4D4D4D", linestyle=_LINES[i], linewidth=1.1, label=f"scale {scale:g}")
         ax.set_yscale("log")
@@ -193,7 +193,7 @@ def slo_alignment(
     to 1 and both correlations near 1 at every scale.
 
     Args:
-        scales: Of the first layer's weights at initialisation, times PyTorch's default.
+        scales: Of the first layer's weights at initialization, times PyTorch's default.
         rates: Learning rate for each scale.
         n: Training points.
         d: Input coordinates.
@@ -203,7 +203,7 @@ def slo_alignment(
         fast: C_0, speed of the first layer.
         slow: C_1 = C_2, speed of the others.
         eps: Added to the norms of gradients.
-        readout: Factor of the readout weights at initialisation.
+        readout: Factor of the readout weights at initialization.
         seed: Seed of data and networks.
         progress: Whether to show progress bars.
     """

@@ -1,4 +1,4 @@
-"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centred NFM and AGOP become the same."""
+"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centered NFM and AGOP become the same."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def _figure(config: Config, mean: pd.DataFrame, drawn: Sequence[Mapping[str, Any
     with style():
         fig = new_figure(8.4, 3.2)
         left, right = fig.subplots(1, 2)
-        for (name, label), colour, marker in zip(_ACTIVATIONS.items(), PALETTE, MARKERS, strict=False):
+        for (name, label), color, marker in zip(_ACTIVATIONS.items(), PALETTE, MARKERS, strict=False):
             rows = mean[mean.activation == name]
-            left.plot(rows.d, rows["1 - rho"], color=colour, marker=marker, markersize=4, label=label)
+            left.plot(rows.d, rows["1 - rho"], color=color, marker=marker, markersize=4, label=label)
         left.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="1 - rho")
         left.set_title("infinite width, $n = d^{1.3}$ points on the sphere")
         left.legend(loc="lower left", fontsize=7)
@@ -157,7 +157,7 @@ def _figure(config: Config, mean: pd.DataFrame, drawn: Sequence[Mapping[str, Any
 
 EXPERIMENT = Experiment(
     name="nfa-thm9",
-    title="Maximum centred NFC for data on the sphere",
+    title="Maximum centered NFC for data on the sphere",
     covers=("theorem 9",),
     scales={
         "smoke": Config((10, 20), 10, (16, 64), (0,)),

@@ -95,10 +95,10 @@ def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
     with style():
         fig = new_figure(5.2, 3.4)
         ax = fig.subplots()
-        for (name, label), colour, marker in zip(_METHODS.items(), PALETTE, MARKERS, strict=False):
+        for (name, label), color, marker in zip(_METHODS.items(), PALETTE, MARKERS, strict=False):
             found = [[f[name] for p, f in outcomes if p["ratio"] == ratio] for ratio in config.ratios]
             means = [np.nanmean(values) if not np.isnan(values).all() else np.nan for values in found]
-            ax.plot(config.ratios, means, color=colour, marker=marker, label=label)
+            ax.plot(config.ratios, means, color=color, marker=marker, label=label)
         ax.axhline(
             outcomes[0].values["bound"], color="#1A1A1A", linestyle="--", linewidth=1, label="kernel lower bound"
         )

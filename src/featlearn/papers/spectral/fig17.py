@@ -122,10 +122,10 @@ def _figure(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> Figure:
         fig = new_figure(9.6, 5.0)
         axes = fig.subplots(2, 3).flat
         for ax, (name, title) in zip(axes, panels.items(), strict=True):
-            for (case, found), colour in zip(by_case.items(), PALETTE, strict=False):
+            for (case, found), color in zip(by_case.items(), PALETTE, strict=False):
                 one = found[0]
                 share = np.asarray(one["step"], dtype=float) / max(1, one["step"][-1])
-                ax.plot(share, one[name], color=colour, label=f"case {case}")
+                ax.plot(share, one[name], color=color, label=f"case {case}")
             ax.set_title(title)
             ax.grid()
             if name in ("operator", "frobenius", "weighted alpha", "alpha"):

@@ -175,7 +175,7 @@ def _claims(name: str, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
 
 EXPERIMENT = Experiment(
     name="spectral-fig21",
-    title="Other optimisers, other minima",
+    title="Other optimizers, other minima",
     covers=tuple(f"figure {i}" for i in range(21, 28)),
     scales={
         "smoke": Config((80, 60, 40), 0.02, (0,)),

@@ -68,7 +68,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     pairs = {m: (np.asarray(first[f"initial {m}"]), np.asarray(first[f"trained {m}"])) for m in ("W", "CK", "NTK")}
     return Result(
         tuple(claims), {"by seed": pd.DataFrame(rows)}, {"figure 29": spectra_grid({"first layer trained": pairs})},
-        "The NTK is that of both layers. The rate is not told (5 here), and the sigmoid is normalised, as the "
+        "The NTK is that of both layers. The rate is not told (5 here), and the sigmoid is normalized, as the "
         "published error and R2 together imply labels of variance 1.",
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ def learning_rate_transition(
     epochs: int = 200,
     stop_loss: float = 1e-5,
     tau: float = 0.2,
-    centre_norm: bool = True,
+    center_norm: bool = True,
     noise: float = 0.3,
     seed: int | None = None,
     **training: Any,
@@ -52,13 +52,13 @@ def learning_rate_transition(
         epochs: At most.
         stop_loss: Training loss to stop at; the paper's is 1e-5.
         tau: Factor of the teacher's norm term, equation (9).
-        centre_norm: Whether to centre that term.
+        center_norm: Whether to center that term.
         noise: Standard deviation of the noise in the training labels.
         seed: Integer seed of data, network and batches.
         training: Further arguments of `featlearn.training.fit`.
     """
     n, h, d = student_sizes(size)
-    student = new_student(n, h, d, tau=tau, centre_norm=centre_norm, noise=noise, seed=seed)
+    student = new_student(n, h, d, tau=tau, center_norm=center_norm, noise=noise, seed=seed)
     results: dict[float, SpectralEvolution | None] = {}
     for lr in rates:
         try:
@@ -76,7 +76,7 @@ class LearningRateTransition:
 
     Attributes:
         results: What training did at each rate; None where it diverged.
-        law: Of the eigenvalues of ``W^T W / h`` at initialisation.
+        law: Of the eigenvalues of ``W^T W / h`` at initialization.
     """
 
     results: dict[float, SpectralEvolution | None]
@@ -262,14 +262,14 @@ def _transition_figure(by_seed: Sequence[Sequence[Outcome]], config: Config) -> 
         first = _alive(by_seed[0])
         axes[0].axhline(first[0].values["edge W"] * h / d, color="#1A1A1A", linewidth=1)
         axes[1].axhline(first[0].values["initial lambda1 CK"], color="#1A1A1A", linewidth=1)
-        for name, label, colour in zip(
+        for name, label, color in zip(
             ("beta.u1", "y.v1 CK", "y.v1 NTK"),
             ("W with feature", "CK with labels", "NTK with labels"),
             PALETTE,
             strict=False,
         ):
             axes[2].plot(
-                [o.point["rate"] for o in first], [o.values[name] for o in first], color=colour, marker="o", label=label
+                [o.point["rate"] for o in first], [o.values[name] for o in first], color=color, marker="o", label=label
             )
         _finish(axes, ("largest eigenvalue of $WW^T/d$", "largest eigenvalue of CK", "alignment of leading vectors"))
         axes[0].legend(fontsize=7)

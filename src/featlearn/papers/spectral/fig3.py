@@ -153,7 +153,7 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Mapping[str, 
     reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
     notes = (
-        {"GD": f"the training loss ends at {left:.2g}; the more of the noise is learnt, the larger the error"}
+        {"GD": f"the training loss ends at {left:.2g}; the more of the noise is learned, the larger the error"}
         if own
         else {"SGD": "the published rate of 7.25 diverges at a fifth of the size; at 4.5 no spike leaves the bulk"}
     )
@@ -178,7 +178,7 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Mapping[str, 
     return [
         *claims,
         holds(
-            "Adam generalises better than SGD, and SGD better than GD", "figure 17",
+            "Adam generalizes better than SGD, and SGD better than GD", "figure 17",
             [gd["test_error"] > sgd["test_error"] > adam["test_error"] for gd, sgd, adam in groups],
         ),
         holds(
@@ -235,9 +235,9 @@ def _angle_figure(by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
             watched = by_method[method][0]["watched"]
             share = np.asarray(watched["step"], dtype=float) / max(1, watched["step"][-1])
             left.plot(share, watched["angle 1"], linestyle=line, color=PALETTE[0], label=method)
-            for i, colour in zip(range(2, 6), PALETTE[1:], strict=False):
+            for i, color in zip(range(2, 6), PALETTE[1:], strict=False):
                 label = f"angle {i}" if method == "Adam" else None
-                right.plot(share, watched[f"angle {i}"], linestyle=line, color=colour, label=label)
+                right.plot(share, watched[f"angle {i}"], linestyle=line, color=color, label=label)
         left.set_title("first angle with the teacher's directions")
         right.set_title("the others: Adam solid, SGD dashed, GD dash-dotted")
         left.set_ylabel("degrees")

@@ -61,7 +61,7 @@ def _measure(
     method: str, lr: float, epochs: int, seed: int,
 ) -> Mapping[str, Any]:  # fmt: skip
     task = image_task(
-        name, n, n_test, classes=tuple(classes), standardise="channels", flatten=False, generator=seed
+        name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed
     )  # fmt: skip
     y, y_test = (2.0 * labels.to(task.X.dtype).view(-1, 1) - 1 for labels in (task.y, task.y_test))
     net = small_cnn(channels, image_shape=task.image_shape, generator=seed)
@@ -152,8 +152,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"figure 4": spectra_grid({"NTK": pairs}, heavy=True), "figure 6": _history_figure(by_method)},
         "Classes, numbers of images, sizes of the network, loss and epochs are not told; here airplanes against "
         f"automobiles, labels of +1 and -1 and nn.MSELoss, and as many images as the settings say. The paper's rates "
-        "(8e-3, 1e-3, 1e-3) belong to a parameterisation that is not told; those here are for the NTK "
-        "parameterisation, and were chosen, with the epochs, after looking at seed 0, so that GD leaves the spectrum "
+        "(8e-3, 1e-3, 1e-3) belong to a parameterization that is not told; those here are for the NTK "
+        "parameterization, and were chosen, with the epochs, after looking at seed 0, so that GD leaves the spectrum "
         "nearly as it is: after 60 steps instead of 20 its accuracy was .84 and its spectrum as SGD's. The readout "
         f"starts at {config.readout:g} times a standard normal one: from the whole, outputs of variance 1 to 1.5 have "
         "to be unlearned first, and the leading eigenvalue falls with all three (to .5 to .8 with GD, .4 to .5 with "
@@ -177,7 +177,7 @@ def _accuracy_claims(
         for method, published in _PUBLISHED.items()
     ]  # fmt: skip
     ordered = [gd["accuracy"] < sgd["accuracy"] < adam["accuracy"] for gd, sgd, adam in groups]
-    return [*claims, holds("Adam generalises better than SGD, and SGD better than GD", "figures 4 and 6", ordered)]
+    return [*claims, holds("Adam generalizes better than SGD, and SGD better than GD", "figures 4 and 6", ordered)]
 
 
 def _spectrum_claims(
@@ -229,12 +229,12 @@ def _history_figure(by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> Fig
     with style():
         fig = new_figure(9.0, 2.7)
         for ax, method in zip(fig.subplots(1, 3, sharey=True), _METHODS, strict=True):
-            for part, colour in (("train", PALETTE[0]), ("test", PALETTE[1])):
+            for part, color in (("train", PALETTE[0]), ("test", PALETTE[1])):
                 curves = np.array([one["watched"][part] for one in by_method[method]], dtype=float)
                 epochs = np.asarray(by_method[method][0]["watched"]["epoch"], dtype=float)
-                ax.plot(epochs, curves.mean(0), color=colour, label={"train": "training"}.get(part, part))
-                ax.fill_between(epochs, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
-            ax.axhline(_PUBLISHED[method], color="grey", linestyle=":", label="published test")
+                ax.plot(epochs, curves.mean(0), color=color, label={"train": "training"}.get(part, part))
+                ax.fill_between(epochs, curves.min(0), curves.max(0), color=color, alpha=0.2, linewidth=0)
+            ax.axhline(_PUBLISHED[method], color="gray", linestyle=":", label="published test")
             ax.set_title(method)
             ax.set_xlabel("epoch")
             ax.set_xlim(0, max(1.0, float(epochs[-1])))

@@ -280,12 +280,12 @@ def _evolution_figure(found: Sequence[Mapping[str, Any]]) -> Figure:
     with style():
         fig = new_figure(9.0, 2.7)
         for ax, (title, curves) in zip(fig.subplots(1, 3), panels.items(), strict=True):
-            for curve, colour in zip(curves, PALETTE, strict=False):
+            for curve, color in zip(curves, PALETTE, strict=False):
                 for i, one in enumerate(found):
                     label = names.get(curve, {"train": "training"}.get(curve, curve)) if i == 0 else None
                     watched = one["watched"]
                     ax.plot(
-                        watched["epoch"], watched[curve], color=colour, marker="o", markersize=3, label=label
+                        watched["epoch"], watched[curve], color=color, marker="o", markersize=3, label=label
                     )  # fmt: skip
             ax.set_title(title)
             ax.set_xlabel("epoch")

@@ -80,8 +80,8 @@ def changes_by_training(
         n: Training points.
         seed: Of data, network and batches.
         ratios: d/n and h/n.
-        activation: Of the student, normalised.
-        teacher: Of the single-index teacher, normalised.
+        activation: Of the student, normalized.
+        teacher: Of the single-index teacher, normalized.
         noise: In the labels.
         lr: Learning rate, for nn.MSELoss.
         first: Train the first layer only; then the NTK is the first layer's (the paper's footnote 2).
@@ -149,9 +149,9 @@ def growth_figure(rows: Mapping[str, Sequence[Outcome]], panels: Mapping[str, Se
         for line, (title, outcomes) in zip(axes, rows.items(), strict=True):
             sizes = sorted({o.point["n"] for o in outcomes})
             for ax, (panel, names) in zip(line, panels.items(), strict=True):
-                for name, colour, marker in zip(names, PALETTE, MARKERS, strict=False):
+                for name, color, marker in zip(names, PALETTE, MARKERS, strict=False):
                     means = [np.mean([o.values[name] for o in outcomes if o.point["n"] == n]) for n in sizes]
-                    ax.plot(sizes, means, color=colour, marker=marker, label=name.split(" ", 1)[-1])
+                    ax.plot(sizes, means, color=color, marker=marker, label=name.split(" ", 1)[-1])
                 ax.set_xscale("log")
                 ax.set_yscale("log")
                 ax.set_xticks(sizes, [str(n) for n in sizes])

@@ -146,8 +146,8 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         {"by case and seed": pd.DataFrame(rows)},
         _figures(by_case),
         "The rates are for nn.MSELoss (see the errata); batches of 32, of 16 for case 4 at the paper's size (with 32 "
-        "its weights have a stretched bulk and some ten spikes instead of a heavy tail); test labels without noise; "
-        "the teacher's norm term is centred, since an odd network cannot learn its mean; case 4 has a cosine schedule.",
+        "its weights have a stretched bulk and some ten spikes instead of a heavy tail); test labels without noise; the "
+        "teacher's norm term is centered, since an odd network cannot learn its mean; case 4 has a cosine schedule.",
     )
 
 
