@@ -86,4 +86,4 @@ def _values() -> Iterator[tuple[int, str, str, float]]:
 
 if __name__ == "__main__":
     for row in dashboard_rows():
-        print(f"{row.candidate:32} {1000 * row.seconds:7.1f} ms  {row.limit}  {row.met}")
+        print(f"{row.candidate:32} {row.figure:>9}  {row.limit}  {row.met}")

@@ -32,7 +32,7 @@ def monitor_rows() -> list[Row]:
     name = f"budget of {BUDGET:.0%}, {round(statistics.median(looks))} measurements"
     return [
         limited(title, name, with_monitor, "the same without a monitor", base),
-        limited(title, "time of measuring, as the monitor tells it", max(shares), "training time", 1.0, BUDGET),
+        limited(title, "time of measuring", max(shares), "training time", 1.0, BUDGET, unit="share"),
     ]
 
 

@@ -6,21 +6,18 @@ data. Both sides make six solves and five updates. xRFM gets a validation set of
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
+from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.timing import Row, limited
+from benchmarks.timing import Row, limited, run_alone
+from featlearn._utils.memory import readable_size
 
 N, D, TEST = 5000, 50, 1000
 BANDWIDTH, SHIFT, ITERATIONS = 10.0, 0.1, 5
 TURNS = 3
 
 _DATA = """
-import json, re, sys, time, warnings
-from pathlib import Path
 import numpy as np, torch
 torch.set_num_threads(1)
 n, d, test, outputs = {n}, {d}, {test}, {outputs}
@@ -29,36 +26,31 @@ X = rng.standard_normal((n + test, d)).astype(np.float32)
 directions = rng.standard_normal((outputs, 3, d)) / d**0.5
 Y = np.stack([np.sin(2 * X @ a) + (X @ b) * (X @ c) for a, b, c in directions], 1).astype(np.float32)
 Y[:n] += 0.5 * rng.standard_normal((n, outputs)).astype(np.float32)
-def memory(field):
-    return int(re.search(field + r":\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 """
 _END = """
-seconds = time.perf_counter() - start
-peak = memory("VmHWM") - before
+figures = stop_measuring()
 error = ((predict(X[n:]) - Y[n:]) ** 2).sum() / ((Y[n:] - Y[:n].mean(0)) ** 2).sum()
-print(json.dumps({"seconds": seconds, "peak": peak, "score": 1 - float(error)}))
+print(json.dumps(figures | {"score": 1 - float(error)}))
 """
 _OURS = """
 from featlearn.rfm import RFMRegressor
-machine = RFMRegressor(update="nfa", power=1.0, rescale="max", bandwidth={bandwidth}, ridge={shift} / n,
+model = RFMRegressor(update="nfa", power=1.0, rescale="max", bandwidth={bandwidth}, ridge={shift} / n,
                        n_iter={iterations}, subset={subset}, validation=None, dtype="float32", fit_intercept=False)
-before = memory("VmRSS")
-start = time.perf_counter()
-machine.fit(X[:n], Y[:n])
+start_measuring()
+model.fit(X[:n], Y[:n])
 def predict(rows):
-    return machine.predict(rows).reshape(len(rows), -1)
+    return model.predict(rows).reshape(len(rows), -1)
 """
 _XRFM = """
 from xrfm.rfm_src import RFM
-machine = RFM(kernel="l2", bandwidth={bandwidth}, device="cpu", diag=False,
+model = RFM(kernel="l2", bandwidth={bandwidth}, device="cpu", diag=False,
               verbose=False, tuning_metric="mse")
 rows, targets = torch.from_numpy(X), torch.from_numpy(Y)
-before = memory("VmRSS")
-start = time.perf_counter()
-machine.fit((rows[:n], targets[:n]), (rows[:100], targets[:100]), iters={iterations}, reg={shift}, verbose=False,
+start_measuring()
+model.fit((rows[:n], targets[:n]), (rows[:100], targets[:100]), iters={iterations}, reg={shift}, verbose=False,
             early_stop_rfm=False, return_best_params=False)
 def predict(rows):
-    return machine.predict(torch.from_numpy(rows)).numpy()
+    return model.predict(torch.from_numpy(rows)).numpy()
 """
 
 
@@ -66,11 +58,7 @@ def _fit(code: str, outputs: int, subset: int | None = None) -> dict[str, Any]:
     values = {"n": N, "d": D, "test": TEST, "outputs": outputs, "bandwidth": BANDWIDTH, "shift": SHIFT,
               "iterations": ITERATIONS, "subset": subset}  # fmt: skip
     filled = (_DATA.replace("{n}", str(N)) + code).format_map(_Left(values)) + _END
-    done = subprocess.run([sys.executable, "-c", filled], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_alone(filled)
 
 
 class _Left(dict[str, Any]):
@@ -78,10 +66,9 @@ class _Left(dict[str, Any]):
         return "{" + key + "}"
 
 
-def rfm_rows() -> list[Row]:
+def rfm_rows() -> Iterator[Row]:
     """Time and memory for ten outputs and for one, with all rows and with a subset of them."""
-    found: list[Row] = []
-    gram = N * N * 4 / 2**20
+    gram = N * N * 4
     for outputs, candidates in (
         (10, {"all rows": (None, -4.0)}),
         (1, {"all rows": (None, -1.4), "M on two windows of 2,500 rows": (2500, -3.0)}),
@@ -98,13 +85,17 @@ def rfm_rows() -> list[Row]:
         title = f"RFM, n={N}, d={D}, {outputs} output{'s' if outputs > 1 else ''}, {ITERATIONS} iterations, float32"
         peer = middle.pop("xRFM")
         for name, ours in middle.items():
-            limit = candidates[name][1]
-            found.append(
-                limited(title, f"xRFM (R2 {peer['score']:.3f})", peer["seconds"],
-                        f"{name} (R2 {ours['score']:.3f}), {ours['seconds']:.2f} s", ours["seconds"], limit)
+            reference = f"{name} (R2 {ours['score']:.3f}), {ours['seconds']:.2f} s"
+            yield limited(
+                title,
+                f"xRFM (R2 {peer['score']:.3f})",
+                peer["seconds"],
+                reference,
+                ours["seconds"],
+                candidates[name][1],
+            )
+            beyond = peer["peak"] - gram
+            yield limited(
+                title, f"{name}: memory beyond the Gram matrix", ours["peak"] - gram, f"xRFM, {readable_size(beyond)}",
+                beyond, 1 / 3, unit="bytes",
             )  # fmt: skip
-            found.append(
-                limited(title, f"{name}: MB beyond the Gram matrix", ours["peak"] - gram,
-                        f"xRFM, {peer['peak'] - gram:.0f} MB", peer["peak"] - gram, 1 / 3)
-            )  # fmt: skip
-    return found

@@ -9,11 +9,9 @@ reading of the file.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,75 +20,57 @@ import safetensors.torch
 import torch
 
 from benchmarks.models import GPT
-from benchmarks.timing import Row
+from benchmarks.timing import Row, limited, run_alone
+from featlearn._utils.memory import readable_size
 
 TURNS = 3
 NAME = "Weights of a GPT, 117 million parameters, 74 matrices"
 
 _OURS = """
-import json, re, sys, time
-from pathlib import Path
+import sys
 from featlearn.spectra import weight_spectra
-start = time.perf_counter()
-found = {}
-if len(sys.argv) > 1:
-    table = weight_spectra(sys.argv[1]).table("all")
-    found = {name: [row["alpha"], row["x_min"]] for name, row in table.iterrows()}
-seconds = time.perf_counter() - start
-status = Path("/proc/self/status").read_text()  # ru_maxrss would start from the parent's
-peak = int(re.search(r"VmHWM:\\s*(\\d+)", status)[1])
-print(json.dumps({"seconds": seconds, "peak": peak, "found": found}))
+start_measuring()
+table = weight_spectra(sys.argv[1]).table("all")
+figures = stop_measuring()
+print(json.dumps(figures | {"found": {name: [row["alpha"], row["x_min"]] for name, row in table.iterrows()}}))
 """
 
 _WEIGHTWATCHER = """
-import json, logging, sys, time, warnings
+import logging, sys, warnings
 warnings.simplefilter("ignore")
 import safetensors.torch, weightwatcher
-start = time.perf_counter()
+start_measuring()
 state = safetensors.torch.load_file(sys.argv[1])
 table = weightwatcher.WeightWatcher(model=state, log_level=logging.ERROR).analyze()
-seconds = time.perf_counter() - start
-found = {row["longname"]: [row["alpha"], row["xmin"]] for _, row in table.iterrows()}
-print(json.dumps({"seconds": seconds, "found": found}))
+figures = stop_measuring()
+print(json.dumps(figures | {"found": {row["longname"]: [row["alpha"], row["xmin"]] for _, row in table.iterrows()}}))
 """
 
 
-def weights_rows() -> list[Row]:
+def weights_rows() -> Iterator[Row]:
     """Time and memory of all the spectra of a file, and how far alpha is from WeightWatcher's."""
     peer = os.environ.get("FEATLEARN_WEIGHTWATCHER")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         largest = _make(file)
-        imports = _run(sys.executable, _OURS, folder)["peak"]
         ours: list[dict[str, Any]] = []
         theirs: list[dict[str, Any]] = []
         for turn in range(TURNS):  # in turns, so that a slow minute does not fall on one of them
-            ours.append(_run(sys.executable, _OURS, folder, file))
+            ours.append(run_alone(_OURS, file, folder=folder))
             if peer and turn < TURNS - 1:
-                theirs.append(_run(peer, _WEIGHTWATCHER, folder, file))
+                theirs.append(run_alone(_WEIGHTWATCHER, file, python=peer, folder=folder))
     seconds = min(run["seconds"] for run in ours)
-    memory = (max(run["peak"] for run in ours) - imports) * 1024
-    share = memory / (8 * largest)
-    rows = [
-        Row(NAME, "weight_spectra", seconds, "weight_spectra", 1.0),
-        Row(
-            NAME,
-            f"its peak memory beyond the imports, {memory / 2**20:.0f} MB",
-            seconds,
-            f"largest tensor in float64, {8 * largest / 2**20:.0f} MB",
-            share,
-            "<= 1.5",
-            share <= 1.5,
-        ),
-    ]
+    yield Row(NAME, "weight_spectra", seconds, "itself", 1.0)
+    largest_bytes = 8 * largest
+    yield limited(
+        NAME, "its peak memory beyond the imports", max(run["peak"] for run in ours),
+        f"largest tensor in float64, {readable_size(largest_bytes)}", largest_bytes, 1.5, unit="bytes",
+    )  # fmt: skip
     if not peer:
-        return [*rows, Row(NAME, "WeightWatcher: not installed", float("nan"), "weight_spectra", float("nan"))]
+        return
     other = min(run["seconds"] for run in theirs)
-    return [
-        *rows,
-        Row(NAME, "WeightWatcher", other, "weight_spectra", other / seconds, ">= 5", other / seconds >= 5),
-        Row(NAME, _agreement(ours[0]["found"], theirs[0]["found"]), other, "weight_spectra", other / seconds),
-    ]
+    yield limited(NAME, "WeightWatcher", other, "weight_spectra", seconds, -5.0)
+    yield Row(NAME, _agreement(ours[0]["found"], theirs[0]["found"]), other, "weight_spectra", other / seconds)
 
 
 def _agreement(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> str:
@@ -112,18 +92,3 @@ def _make(file: Path) -> int:
             weight *= (1 - torch.rand(weight.shape[1])) ** -0.25
     safetensors.torch.save_file(state, file)
     return max(weight.numel() for weight in state.values())
-
-
-def _run(python: str, code: str, folder: str, *arguments: Path) -> dict[str, Any]:
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    command = [python, "-c", code, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=folder, env={**os.environ, **threads}
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
-
-
-def rows() -> list[Row]:
-    """All of them."""
-    return weights_rows()

@@ -4,7 +4,7 @@ import logging
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from featlearn._utils.lazy import lazy_names
+from featlearn._utils.public_names import lazy_names, renamed_names
 from featlearn.errors import FeatlearnError as FeatlearnError
 from featlearn.errors import InputError as InputError
 from featlearn.errors import RunStoreError as RunStoreError
@@ -132,5 +132,6 @@ __all__ = ["FeatlearnError", "InputError", "RunStoreError", "UnsupportedModelErr
 __version__ = version("featlearn")
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__ = renamed_names(__name__, {"centred_alignment": "centered_alignment"}, __getattr__)
 
 logging.getLogger("featlearn").addHandler(logging.NullHandler())

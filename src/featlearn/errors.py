@@ -3,7 +3,18 @@
 Every message says what went wrong, what was expected, what was given, and how to mend it.
 """
 
-__all__ = ["FeatlearnError", "InputError", "RunStoreError", "UnsupportedModelError"]
+__all__ = [
+    "DivergenceError",
+    "FeatlearnError",
+    "InputError",
+    "MissingPackageError",
+    "NotMeasuredError",
+    "NotThereError",
+    "RunLockedError",
+    "RunStoreError",
+    "UnsupportedModelError",
+    "VectorizationError",
+]
 
 
 class FeatlearnError(Exception):
@@ -20,3 +31,27 @@ class UnsupportedModelError(FeatlearnError, RuntimeError):
 
 class RunStoreError(FeatlearnError, RuntimeError):
     """A run on disk cannot be read or written: it is damaged, locked, or there is no room for it."""
+
+
+class VectorizationError(FeatlearnError, RuntimeError):
+    """The model cannot be run for all samples at once with parameters that are differentiated."""
+
+
+class NotMeasuredError(FeatlearnError, AttributeError):
+    """A quantity was asked of a report that holds no measurement of it."""
+
+
+class DivergenceError(FeatlearnError, RuntimeError):
+    """The loss became infinite or NaN."""
+
+
+class RunLockedError(RunStoreError):
+    """Another writer has the run open."""
+
+
+class NotThereError(InputError):
+    """What was asked for is not there."""
+
+
+class MissingPackageError(FeatlearnError, ImportError):
+    """A package of an optional part is not installed."""

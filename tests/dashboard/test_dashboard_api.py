@@ -27,8 +27,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("plotly")
 from starlette.testclient import TestClient
 
-from featlearn._utils.json import as_json, rounded, shrunk
+from featlearn._utils.json import encode_json
 from featlearn.dashboard import create_app, serve
+from featlearn.dashboard._matrix_data import rounded, shrunk
 from featlearn.dashboard._security import is_loopback
 
 SECRET = "the content of a file that is not a run"
@@ -389,7 +390,7 @@ def nests(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5), nests))
 def test_everything_becomes_json(value: Any) -> None:
-    strictly(as_json(value).decode())
+    strictly(encode_json(value).decode())
 
 
 def test_rounding_and_shrinking() -> None:

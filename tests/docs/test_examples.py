@@ -1,22 +1,18 @@
 """Every python block of the documentation runs, and prints what the page says.
 
-The blocks of a page run in order in one namespace, in an empty folder. A ``text`` block directly after a
-python block is what that block prints: words and whole numbers must agree, other numbers to a tolerance, because
-a trained network differs a little between machines. A block whose first line is ``# file: name.py`` is a script: it
-is written to the folder and not run. A page that holds ``<!-- slow -->`` is left to `make test-slow`.
+The blocks of a page run in order in one namespace, in an empty folder (see ``docs/make_outputs.py``). Words and whole
+numbers must agree, other numbers to a tolerance, because a trained network differs a little between machines. A page
+that holds ``<!-- slow -->`` is left to `make test-slow`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-import io
 import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,74 +23,17 @@ import featlearn as fl
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# file: (\S+)\n")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:e[-+]?\d+)?", re.IGNORECASE)
-_TOLERANCE = 0.02
+sys.path.insert(0, str(DOCS))
+
+from make_outputs import blocks_of, run_page, same_output, updated_page  # noqa: E402
 
 
-@dataclass
-class Block:
-    """A python block of a page, and what it is said to print."""
-
-    line: int
-    code: str
-    output: str | None
-
-
-def blocks_of(text: str) -> list[Block]:
-    found: list[Block] = []
-    end_of_python = -1
-    for match in _FENCE.finditer(text):
-        language, body = match.groups()
-        if language == "python":
-            found.append(Block(text.count("\n", 0, match.start(2)), body, None))
-            end_of_python = match.end()
-        elif language == "text" and end_of_python >= 0 and not text[end_of_python : match.start()].strip():
-            found[-1].output = body
-            end_of_python = -1
-        else:
-            end_of_python = -1
-    return found
-
-
-def same_output(said: str, printed: str) -> bool:
-    """Whether two texts have the same words and, to the tolerance, the same numbers."""
-    said_words, printed_words = (_NUMBER.sub("#", text).split() for text in (said, printed))
-    said_numbers, printed_numbers = (_NUMBER.findall(text) for text in (said, printed))
-    if said_words != printed_words or len(said_numbers) != len(printed_numbers):
-        return False
-    return all(_same_number(a, b) for a, b in zip(said_numbers, printed_numbers, strict=True))
-
-
-def _same_number(said: str, printed: str) -> bool:
-    if said.lstrip("+-").isdigit():
-        return said == printed
-    return abs(float(said) - float(printed)) <= _TOLERANCE * max(1.0, abs(float(said)))
-
-
-def run_page(path: Path, folder: Path) -> None:
+def check_page(path: Path, folder: Path) -> None:
     """Run a page in a folder; what it writes by a relative name lands there."""
-    names: dict[str, object] = {"__name__": "page"}
-    with contextlib.chdir(folder):
-        _run_blocks(path, names)
-
-
-def _run_blocks(path: Path, names: dict[str, object]) -> None:
-    for block in blocks_of(path.read_text(encoding="utf-8")):
-        if script := _FILE.match(block.code):
-            Path(script[1]).write_text(block.code, encoding="utf-8")
-            continue
-        # Empty lines in front, so that a traceback names the line of the page.
-        code = compile("\n" * block.line + block.code, str(path), "exec")
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(code, names)
-        if block.output is not None:
-            assert same_output(block.output, printed.getvalue()), (
-                f"{path.name}, line {block.line}: the page says\n{block.output}\nand the code prints\n"
-                f"{printed.getvalue()}"
-            )
+    for block, printed in run_page(path, folder):
+        assert block.output is None or same_output(block.output, printed), (
+            f"{path.name}, line {block.line}: the page says\n{block.output}\nand the code prints\n{printed}"
+        )
 
 
 def _pages() -> list[object]:
@@ -119,7 +58,7 @@ def written_in_the_root() -> set[str]:
 def test_blocks_of_the_page_run(path: Path, tmp_path: Path) -> None:
     before = written_in_the_root()
     with torch.random.fork_rng(devices=[]):
-        run_page(path, tmp_path)
+        check_page(path, tmp_path)
     assert written_in_the_root() == before
 
 
@@ -130,7 +69,7 @@ def test_what_a_page_writes_lies_in_its_folder_alone(tmp_path: Path) -> None:
     page.write_text("\n".join(["```python", *lines, "```", "", "```python", "# file: train.py", "pass", "```", ""]))
     (tmp_path / "folder").mkdir()
     here = Path.cwd()
-    run_page(page, tmp_path / "folder")
+    check_page(page, tmp_path / "folder")
     assert Path.cwd() == here
     assert {path.name for path in (tmp_path / "folder").iterdir()} == {"runs", "spectrum.png", "train.py"}
     assert written_in_the_root() == before
@@ -143,6 +82,17 @@ def test_no_page_has_left_anything_in_the_root() -> None:
     assert left == []
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     assert not [line for line in ignored if "runs" in line or line.endswith((".safetensors", ".png", ".db"))]
+
+
+def test_outputs_are_written_into_a_page_and_nothing_is_left(tmp_path: Path) -> None:
+    before = written_in_the_root()
+    page = tmp_path / "page.md"
+    lines = ["```python", "open('made.txt', 'w').close()", "print(1.001)", "```", "", "```text", "1.0", "```"]
+    more = ["", "```python", "print('new', 2)", "```", "", "```text", "old 2", "```", "end", ""]
+    page.write_text("\n".join(lines + more))
+    assert updated_page(page) == page.read_text().replace("old 2", "new 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
+    assert written_in_the_root() == before
 
 
 @pytest.mark.slow

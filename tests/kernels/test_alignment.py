@@ -119,7 +119,7 @@ def test_labels_that_do_not_vary_are_refused_in_one_sentence() -> None:
     with pytest.raises(fl.InputError, match=r"y must vary, got the same label in every row"):
         kernel_target_alignment(KERNEL, torch.full((12,), 0.1), center=True)
     for wrong in ("yes", None, 1):
-        with pytest.raises(fl.InputError, match="center must be True, False or 'auto', got"):
+        with pytest.raises(fl.InputError, match="center must be one of 'auto', True, False, got"):
             kernel_target_alignment(KERNEL, Y, center=wrong)
 
 

@@ -270,7 +270,7 @@ def test_a_group_that_is_added_is_slow(data: tuple[Tensor, Tensor]) -> None:
     [
         ({"fast": 0.5}, "fast must be a finite number of at least 1"),
         ({"fast": math.inf}, "fast must"),
-        ({"every": 0}, "every must be a whole number"),
+        ({"every": 0}, "every must be an integer of at least 1"),
         ({"every": 1.5}, "every must"),
         ({"exclude": "7"}, "exclude='7' matches no layer"),
         ({"exclude": "*"}, "no layer to compare"),

@@ -418,7 +418,7 @@ def test_named_parameters_and_printing() -> None:
         ({"speed": math.inf}, "speed must"),
         ({"eps": -1e-9}, "eps must"),
         ({"weight_decay": -1.0}, "weight_decay must"),
-        ({"momentum": 1.0}, "momentum must be at least 0 and less than 1"),
+        ({"momentum": 1.0}, "momentum must be a finite number of at least 0 and below 1"),
         ({"momentum": -0.1}, "momentum must"),
         ({"momentum": "0.9"}, "momentum must"),
     ],

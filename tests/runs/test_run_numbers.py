@@ -114,7 +114,7 @@ def test_what_is_no_number_is_refused_by_name_and_nothing_of_its_step_is_kept(on
     assert one_run.last_step != 99
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, 2**63, torch.tensor(1)])
+@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, 2**63, torch.tensor(1.0)])
 def test_a_step_is_an_integer_of_0_or_more(one_run: Run, step: Any) -> None:
     for write in (
         lambda: one_run.log(step, {"x": 1.0}),
@@ -154,7 +154,7 @@ def test_the_run_itself_is_the_layer_none(tmp_path: Path) -> None:
 
 def test_the_run_of_a_folder_is_opened_or_made(tmp_path: Path) -> None:
     for step in range(2):
-        with Run.at(tmp_path / "run", {"lr": 0.1}) as run:
+        with Run.open_or_create(tmp_path / "run", {"lr": 0.1}) as run:
             run.log(step, {"x": float(step)})
             assert run.config == {"lr": 0.1}
     assert run.series("x").to_dict() == {0: 0.0, 1: 1.0}

@@ -43,6 +43,7 @@ def _fill(path: Path) -> None:
             pass
 
 
+@pytest.mark.slow  # mounts a disk, as root
 def test_a_full_disk_takes_nothing_that_was_there(small_disk: Path) -> None:
     run = Run.create(small_disk / "run")
     run.log(0, values_of(0))
@@ -79,6 +80,7 @@ def test_a_full_disk_takes_nothing_that_was_there(small_disk: Path) -> None:
     Run.create(small_disk / "other").close()
 
 
+@pytest.mark.slow  # mounts a disk, as root
 def test_a_full_disk_does_not_hide_the_error_of_a_training(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     def train() -> None:
         with Run.create(small_disk / "run") as run:

@@ -39,7 +39,7 @@ def train(folder: Path, pipe: int | None) -> None:
         if pipe is not None:
             os.write(pipe, f"{json.dumps([step, loss])}\n".encode())
 
-    with Run.at(folder, {"steps": STEPS}) as run:
+    with Run.open_or_create(folder, {"steps": STEPS}) as run:
         monitor = Monitor(model, (X, Y), run=run, every=10, matrices=["nfm"], kernel_samples=16)
         fit(model, (X, Y), optimizer="adam", lr=0.02, schedule="cosine", steps=STEPS, batch_size=16, generator=2,
             run=run, checkpoint_every=3, monitor=monitor, callback=told)  # fmt: skip

@@ -370,6 +370,9 @@ def test_fit_that_ended_before_its_first_checkpoint_starts_again_in_place(tmp_pa
 
 
 def test_at_says_that_the_stored_config_stays(tmp_path: Path) -> None:
-    Run.at(tmp_path / "run", {"lr": 0.1}).close()
-    with pytest.warns(UserWarning, match=r"lr was 0\.1 and is 0\.2"), Run.at(tmp_path / "run", {"lr": 0.2}) as run:
+    Run.open_or_create(tmp_path / "run", {"lr": 0.1}).close()
+    with (
+        pytest.warns(UserWarning, match=r"lr was 0\.1 and is 0\.2"),
+        Run.open_or_create(tmp_path / "run", {"lr": 0.2}) as run,
+    ):
         assert run.config == {"lr": 0.1}

@@ -335,7 +335,7 @@ def test_bad_model_data_and_step() -> None:
     with pytest.raises(InputError, match="empty"):
         Monitor(net(), [])
     monitor = Monitor(net(), (X, Y), measure="weights")
-    with pytest.raises(InputError, match="must not be negative"):
+    with pytest.raises(InputError, match="step must be an integer from 0"):
         monitor.step(-1)
     for wrong in ("much", torch.ones(2), None):
         with pytest.raises(InputError, match="loss must be a number"):

@@ -1,35 +1,122 @@
-"""Validate steps, names, numbers and settings before anything is written."""
+"""Validate arguments, steps, names, numbers and settings."""
 
 from __future__ import annotations
 
 import json
+import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from featlearn._utils.json import short_repr, to_json
 from featlearn.errors import InputError
 
 __all__ = [
     "as_folder",
+    "as_number",
     "as_settings",
     "as_step",
     "as_text",
     "as_value",
     "changed_settings",
+    "check_int",
+    "check_number",
+    "check_option",
     "flat_settings",
+    "is_int",
+    "is_number",
     "stored_moment",
     "stored_settings",
 ]
 
 _LAST_STEP = 2**63 - 1  # the largest integer of SQLite
-_DEEPEST = 100
+_DEEPEST = 100  # levels of nested settings, as `to_json` writes them
 _LAST_MOMENT = 9e9  # the year 2255; pandas holds a few more
+
+
+def is_int(value: Any, least: int | None = None, most: int | None = None) -> bool:
+    """Return whether a value is an integer within limits; booleans are not."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return (least is None or int(value) >= least) and (most is None or int(value) <= most)
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a finite real number; booleans are not."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def check_int(name: str, value: Any, least: int = 1, most: int | None = None, *, optional: bool = False) -> int:
+    """Return an integer argument, or raise.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Value of the argument.
+        least: Smallest allowed value.
+        most: Largest allowed value. None allows all.
+        optional: Whether the message says that None is allowed too; the caller handles None.
+
+    Raises:
+        InputError: The value is not an integer, or out of range.
+    """
+    if is_int(value, least, most):
+        return int(value)
+    limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+    raise InputError(f"{name} must be an integer {limits}{', or None' if optional else ''}, got {value!r}")
+
+
+def check_number(
+    name: str, value: Any, least: float | None = None, *, above: float | None = None, below: float | None = None
+) -> float:
+    """Return a finite real argument as a float, or raise.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Value of the argument.
+        least: Smallest allowed value. None allows all.
+        above: Number that the value must exceed. None allows all.
+        below: Number that the value must stay below. None allows all.
+
+    Raises:
+        InputError: The value is not a finite number, or out of range.
+    """
+    if (
+        is_number(value)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    ):
+        return float(value)
+    given = {"of at least": least, "above": above, "below": below}
+    limits = [f"{word} {limit:g}" for word, limit in given.items() if limit is not None]
+    raise InputError(f"{name} must be a finite number {' and '.join(limits)}".rstrip() + f", got {value!r}")
+
+
+def check_option(name: str, value: Any, options: Iterable[Any]) -> Any:
+    """Return an argument that must be one of some options, or raise.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: Value of the argument.
+        options: Allowed values.
+
+    Raises:
+        InputError: The value is not among the options.
+    """
+    allowed = list(options)
+    if any(value is option or (type(value) is type(option) and value == option) for option in allowed):
+        return value
+    shown = [repr(option) for option in allowed]
+    listed = " or ".join(shown) if len(shown) < 3 else f"one of {', '.join(shown)}"
+    raise InputError(f"{name} must be {listed}, got {value!r}")
 
 
 def as_folder(folder: str | os.PathLike[str]) -> Path:
@@ -44,14 +131,26 @@ def as_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def as_step(step: Any) -> int:
-    """A step as a plain integer."""
+    """Return the number of a training step as an integer.
+
+    Integers of Python and numpy and integer tensors of one element are steps. Floats and booleans are not: they are a
+    mistake, such as a loss in the place of the step.
+    """
     try:
-        number = -1 if isinstance(step, bool | Tensor) else operator.index(step)
+        number = -1 if isinstance(step, bool) or getattr(step, "dtype", None) == torch.bool else operator.index(step)
     except TypeError:
         number = -1
     if not 0 <= number <= _LAST_STEP:
-        raise InputError(f"step must be an integer of 0 or more, got {step!r}")
+        raise InputError(f"step must be an integer from 0 to 2^63 - 1, got {step!r}")
     return number
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return a number, or a tensor of one element, as a float."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name} must be a number, got {type(value).__name__}") from None
 
 
 def as_text(text: Any, what: str, *, empty: bool = False) -> str:
@@ -89,7 +188,7 @@ def as_value(value: Any, key: str) -> float | str:
             return float(value)
     except (ValueError, RuntimeError, OverflowError, NotImplementedError):
         pass
-    raise InputError(f"the value of {key!r} must be a real number or a string, got {_short(value)}")
+    raise InputError(f"the value of {key!r} must be a real number or a string, got {short_repr(value)}")
 
 
 def as_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -97,8 +196,8 @@ def as_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
-        raise InputError(f"config must be a mapping of names to settings, got {_short(settings)}")
-    plain: dict[str, Any] = _plain(settings, "config", 0)
+        raise InputError(f"config must be a mapping of names to settings, got {short_repr(settings)}")
+    plain: dict[str, Any] = to_json(settings, strict="config")
     return plain
 
 
@@ -155,30 +254,5 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     old, new = flat_settings(before), flat_settings(now)
     texts = [{name: json.dumps(value) for name, value in of.items()} for of in (old, new)]  # a NaN equals a NaN
     changed = [name for name in {**old, **new} if texts[0].get(name) != texts[1].get(name)]
-    told = [[_short(of[name]) if name in of else "not set" for of in (old, new)] for name in changed]
+    told = [[short_repr(of[name]) if name in of else "not set" for of in (old, new)] for name in changed]
     return "; ".join(f"{name} was {was} and is {now}" for name, (was, now) in zip(changed, told, strict=True))
-
-
-def _plain(value: Any, path: str, depth: int) -> Any:
-    if depth > _DEEPEST:
-        raise InputError(f"{path[:60]} is nested more than {_DEEPEST} deep: does it contain itself?")
-    if value is None or (isinstance(value, bool | int | float) and not isinstance(value, np.generic)):
-        return value
-    if isinstance(value, str | Path):
-        return as_text(str(value), path, empty=True)
-    if isinstance(value, np.generic) and isinstance(plain := value.item(), bool | int | float):
-        return plain
-    if isinstance(value, Mapping):
-        for key in value:
-            as_text(key, f"a name in {path}")
-        return {str(key): _plain(inner, f"{path}.{key}", depth + 1) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, f"{path}.{index}", depth + 1) for index, inner in enumerate(value)]
-    raise InputError(f"{path} must be a number, a string, a list or a mapping, got {_short(value)}")
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, Tensor | np.ndarray):
-        return f"{type(value).__name__} of shape {tuple(value.shape)} and {value.dtype}"
-    told = repr(value)
-    return told if len(told) < 80 else f"{told[:77]}..."

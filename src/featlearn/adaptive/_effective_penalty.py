@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from scipy.optimize.elementwise import find_minimum
 
 from featlearn.adaptive._penalties import NEAR_ZERO, PENALTIES, Array, Penalty, PenaltyLike, as_penalty
 from featlearn.errors import InputError
@@ -110,7 +111,7 @@ def _joint_share(w1: Penalty, w2: Penalty, v: Array) -> Array:
     flat = np.maximum(v.ravel(), NEAR_ZERO)
     top = np.log(flat)
     low, high = (0 * top, top) if w1.anchored and w2.anchored else (np.full_like(top, np.log(NEAR_ZERO)), top + 28.0)
-    y = least_of_one(lambda y: w1(np.exp(y)) + w2(np.exp(top[:, None] - y)), low, high)
+    y = least_of_one(lambda y, top: w1(np.exp(y)) + w2(np.exp(top - y)), top, low, high)
     return np.exp(y).reshape(v.shape)
 
 
@@ -122,7 +123,7 @@ def _searched(w1: Penalty, w2: Penalty, v: Array) -> tuple[Array, Array]:
     other1, other2 = (0.0 if w.anchored else float(w(1.0)) - w.least for w in (w2, w1))
     high1 = np.log(reach(lambda z: w1(z) - w1.least, v, other1, w1.name))
     if w2.fixed:
-        y = least_of_one(lambda y: w1(np.exp(y)) + (v[:, None] * np.exp(-y)) ** 2, low1, high1)
+        y = least_of_one(lambda y, v: w1(np.exp(y)) + (v * np.exp(-y)) ** 2, v, low1, high1)
         return np.where(v > 0, np.exp(y), rest[0]), np.ones_like(v)
     low2 = zeros if w2.anchored else np.full_like(v, np.log(NEAR_ZERO))
     high2 = np.log(reach(lambda z: w2(z) - w2.least, v, other2, w2.name))
@@ -145,8 +146,7 @@ def _sizes(v: Any) -> Array:
 
 
 _ONE, _TWO = 257, 41
-_FINE_ONE, _FINE_TWO = 9, 7
-_SHRINK_ONE, _SHRINK_TWO = 0.5, 0.7
+_FINE_TWO, _SHRINK_TWO = 7, 0.7
 _WIDTH = 1e-10
 _FARTHEST = 2.0**80
 
@@ -200,21 +200,29 @@ def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) 
         z = np.where(short, 2 * z, z)
 
 
-def least_of_one(function: Callable[[Array], Array], low: Array, high: Array) -> Array:
-    """The y in [low, high] with the least value, one for each entry, for functions of (m, points) arrays.
+def least_of_one(function: Callable[[Array, Array], Array], v: Array, low: Array, high: Array) -> Array:
+    """Return the y in [low, high] with the least value of an elementwise function of (y, v), for each entry of v.
 
-    A grid finds the deepest valley, then ever finer grids around the best point find its ground.
+    A grid finds the deepest valley, and a bracketing search its ground.
     """
     grid = np.linspace(low, high, _ONE, axis=1)
-    rows = np.arange(len(low))
-    best: Array = grid[rows, np.argmin(function(grid), axis=1)]
+    best: Array = grid[np.arange(len(low)), np.argmin(function(grid, v[:, None]), axis=1)]
     width = (high - low) / (_ONE - 1)
-    offsets = np.linspace(-1.0, 1.0, _FINE_ONE)
-    while width.max(initial=0.0) > _WIDTH:
-        grid = np.clip(best[:, None] + width[:, None] * offsets, low[:, None], high[:, None])
-        best = grid[rows, np.argmin(function(grid), axis=1)]
-        width = width * _SHRINK_ONE
-    return best
+
+    def folded(y: Array, low: Array, high: Array) -> Array:
+        return high - np.abs(
+            high - low - np.abs(y - low)
+        )  # mirrored at both ends, so that a minimum there is bracketed
+
+    tolerances = {"xatol": _WIDTH, "xrtol": 0.0, "fatol": 0.0, "frtol": 0.0}
+    search = find_minimum(
+        lambda y, v, low, high: function(folded(y, low, high), v),
+        (best - width, best, best + width),
+        args=(v, low, high),
+        tolerances=tolerances,
+    )
+    converged = np.isin(search.status, (0, -2))  # -2: the function is flat to rounding; where it is constant, stay
+    return folded(np.where(converged, search.x, best), low, high)
 
 
 def least_of_two(

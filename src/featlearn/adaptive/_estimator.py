@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from featlearn._utils.memory import parse_memory
+from featlearn._utils.validation import check_option
 from featlearn.adaptive._from_arrays import STRUCTURES, check_numbers
 from featlearn.adaptive._leave_one_out import choose
 from featlearn.adaptive._penalties import Array, Penalty, PenaltyLike, as_pair
@@ -263,8 +264,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
             ridge=0.0 if isinstance(self.ridge, str) else self.ridge,
             n_iter=self.n_iter, tolerance=self.tolerance, restarts=self.restarts,
         )  # fmt: skip
-        if self.structure not in STRUCTURES:
-            raise InputError(f"structure must be one of {', '.join(STRUCTURES)}, got {self.structure!r}")
+        check_option("structure", self.structure, STRUCTURES)
         found = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
         if found not in (torch.float32, torch.float64):
             raise InputError(f'dtype must be "float32" or "float64", got {self.dtype!r}')

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_option
 from featlearn.adaptive._penalties import as_pair, is_number
 from featlearn.adaptive._solver import AdaptiveProblem, AdaptiveSolution, solve
 from featlearn.adaptive._tangent_features import GivenFeatures
@@ -54,8 +55,7 @@ def adapt(
     check_numbers(scale=scale, ridge=ridge, n_iter=n_iter, tolerance=tolerance, restarts=restarts)
     if not isinstance(generator, torch.Generator | None):
         raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}")
-    if structure not in STRUCTURES:
-        raise InputError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
+    check_option("structure", structure, STRUCTURES)
     target = _finite(residual, "residual")
     if target.ndim not in (1, 2):
         raise InputError(f"residual must be (n,) or (n, c), got shape {tuple(target.shape)}")

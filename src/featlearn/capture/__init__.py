@@ -1,5 +1,6 @@
 """The hall of the house: only this package calls a model."""
 
+from featlearn._utils.public_names import renamed_names
 from featlearn.capture._data import (
     Batch,
     Forward,
@@ -16,7 +17,7 @@ from featlearn.capture._hooks import Call, Capture, Trace
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
 from featlearn.capture._session import ModelSession, Sizes, copied, initial_model, matching_layers
 from featlearn.capture._shared_rows import shared_layers
-from featlearn.capture.jacobian import VectorisationError
+from featlearn.errors import VectorizationError
 
 __all__ = [
     "Batch",
@@ -26,7 +27,7 @@ __all__ = [
     "ModelSession",
     "Sizes",
     "Trace",
-    "VectorisationError",
+    "VectorizationError",
     "as_batch",
     "as_tensors",
     "at_rest",
@@ -44,3 +45,5 @@ __all__ = [
     "shared_layers",
     "sliceable",
 ]
+
+__getattr__ = renamed_names(__name__, {"VectorisationError": "VectorizationError"})

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from featlearn._utils.validation import check_option
 from featlearn.capture._model_state import (
     check_batch_statistics,
     check_parameters,
@@ -181,8 +182,7 @@ class Capture:
         weight_gradients: bool = False,
         what: str = "the model",
     ) -> None:
-        if train_mode not in ("error", "eval"):
-            raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        check_option("train_mode", train_mode, ("error", "eval"))
         self._model, self._layers = model, list(layers)
         self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
         self._weight_gradients = weight_gradients

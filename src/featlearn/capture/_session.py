@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.validation import check_option
 from featlearn.capture._data import Batch, Forward, as_batch, map_tensors, pick_rows, run_forward
 from featlearn.capture._hooks import Call, Capture, Trace
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
@@ -174,8 +175,7 @@ class ModelSession:
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if forward is not None and not callable(forward):
             raise InputError(f"forward must be a function, got {forward!r}")
-        if train_mode not in ("error", "eval"):
-            raise InputError(f'train_mode must be "error" or "eval", got {train_mode!r}')
+        check_option("train_mode", train_mode, ("error", "eval"))
         if dtype is not None and not isinstance(dtype, torch.dtype):
             raise InputError(f"dtype must be a torch.dtype such as torch.float64, got {dtype!r}")
         self.original = unwrap(model)

@@ -13,19 +13,16 @@ from torch.func import functional_call, jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from featlearn.capture._data import Batch, Forward, map_tensors, run_forward
+from featlearn.errors import VectorizationError
 
 __all__ = [
-    "VectorisationError",
+    "VectorizationError",
     "Whole",
     "differentiable_attention",
     "forward_products",
     "reverse_products",
     "sample_jacobian",
 ]
-
-
-class VectorisationError(RuntimeError):
-    """The model cannot be run for all samples at once with parameters that are differentiated."""
 
 
 def sample_jacobian(
@@ -74,7 +71,7 @@ def sample_jacobian(
             found: Tensor = vmap(gradients)(batch.raw, batch.inputs)
     except Exception as error:
         # vmap raises errors of many kinds, and so does what a model does with tensors it cannot look into.
-        raise VectorisationError(str(error)) from error
+        raise VectorizationError(str(error)) from error
     return found.detach()
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from featlearn._utils.json import to_json
 
 
 def result_console() -> Console:
@@ -21,25 +22,7 @@ def result_console() -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON value to stdout, for programs: numbers that JSON does not know become null."""
-    print(json.dumps(plain(value), indent=1, allow_nan=False))
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON holds it: NaN and gaps are None, scalars of numpy numbers, everything else text."""
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if hasattr(value, "tolist"):  # of numpy and torch
-        inner = value.tolist()
-        return plain(inner) if isinstance(inner, bool | int | float | str | list) else str(inner)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(float(value)) else None
-    return None if type(value).__name__ in ("NAType", "NaTType") else str(value)
+    print(json.dumps(to_json(value), indent=1, allow_nan=False))
 
 
 def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Group:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from featlearn._utils.json import rounded, writable
+from featlearn._utils.json import encode_utf8
 from featlearn._utils.validation import flat_settings
-from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps
-from featlearn.dashboard._run_index import Found, NotThereError, Store, signature
+from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps, rounded
+from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.dashboard._spectrum_data import MEANINGS
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import FeatlearnError, InputError, NotThereError
 from featlearn.runs import compare_configs
 from featlearn.runs.query import Curve, curves, quantities, words
-from featlearn.training.diagnosis import WORDS
+from featlearn.training.diagnosis import DIAGNOSES
 
 MOST_LAYERS = 64
 MOST_COMPARED = 12
@@ -26,7 +26,7 @@ def run_list(store: Store) -> dict[str, Any]:
     """All runs, the newest first."""
     found = [store.summary(run) for run in store.runs()]
     found.sort(key=lambda line: (-(line.get("started") or 0.0), line["path"]))
-    return {"folder": writable(store.root.name), "runs": found, "ledger": bool(store.ledgers())}
+    return {"folder": encode_utf8(store.root.name), "runs": found, "ledger": bool(store.ledgers())}
 
 
 def details(store: Store, run: Found) -> dict[str, Any]:
@@ -70,14 +70,14 @@ def series(
     return {"name": name, "curves": [_curve(c) for c in found[:MOST_LAYERS]], "left_out": len(found[MOST_LAYERS:])}
 
 
-def stretches(store: Store, run: Found) -> dict[str, Any]:
+def phases_over_time(store: Store, run: Found) -> dict[str, Any]:
     """Readings and phases of all layers along the training."""
     found = _cached(store, run, ("words",), lambda: words(store.checked(run), _WORDS))
     lines = [
         {"layer": layer, "name": name, "stretches": parts[-1:] if name == "reason" else parts}
         for (layer, name), parts in found.items()
     ]
-    return {"words": lines, "meanings": {**WORDS, **MEANINGS}}
+    return {"words": lines, "meanings": {**DIAGNOSES, **MEANINGS}}
 
 
 def changes(store: Store, run: Found, after: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def ledger(store: Store) -> dict[str, Any]:
                     for claim in record.claims
                 ]
         except FeatlearnError as error:
-            troubles.append(store.told(error))
+            troubles.append(store.redact_error(error))
         except Exception as error:  # written by other hands
             troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
     return {"claims": claims, "troubles": troubles}
@@ -151,7 +151,7 @@ def _kept(store: Store, run: Found) -> tuple[list[int], dict[str, tuple[int, ...
         steps = matrix_steps(store, run)
         return steps, matrix_shapes(store, run, steps[-1]) if steps else {}, ""
     except FeatlearnError as error:  # the numbers can still be shown
-        return [], {}, store.told(error)
+        return [], {}, store.redact_error(error)
 
 
 def _cached(store: Store, run: Found, key: tuple[Any, ...], make: Any) -> Any:

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from featlearn._utils.json import as_json
+from featlearn._utils.json import encode_json
 from featlearn.dashboard import _api as answers
 from featlearn.dashboard._assets import STATIC, plotly_script, require
 from featlearn.dashboard._matrix_data import SIDE, matrix
-from featlearn.dashboard._query_params import LAST_STEP, asked_identifiers, asked_number, asked_step, asked_text, only
-from featlearn.dashboard._run_index import NotThereError, Store, signature
+from featlearn.dashboard._query_params import LAST_STEP, check_params, ids_param, int_param, step_param, text_param
+from featlearn.dashboard._run_index import Store, signature
 from featlearn.dashboard._security import LOOPBACK, Gate, check_token
 from featlearn.dashboard._spectrum_data import spectra_at, spectrum
-from featlearn.errors import FeatlearnError
+from featlearn.errors import FeatlearnError, NotThereError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -51,14 +51,14 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
         # A plain function: Starlette calls it in a thread, and a long look holds nobody else up.
         def endpoint(request: Request) -> Response:
             try:
-                body, status = as_json(answer(request)), 200
+                body, status = encode_json(answer(request)), 200
             except NotThereError as error:
-                body, status = as_json({"error": store.told(error)}), 404
+                body, status = encode_json({"error": store.redact_error(error)}), 404
             except (FeatlearnError, OSError) as error:
-                body, status = as_json({"error": store.told(error)}), 400
+                body, status = encode_json({"error": store.redact_error(error)}), 400
             except Exception as error:  # a mistake of ours: the page tells it in a sentence, and the log where it is
                 _LOG.warning("the dashboard could not answer %s", request.url.path, exc_info=True)
-                body, status = as_json({"error": store.told(error)}), 500
+                body, status = encode_json({"error": store.redact_error(error)}), 500
             return Response(body, status, {"cache-control": "no-store"}, "application/json")
 
         return Route(f"/api/{path}", endpoint, methods=["GET"])
@@ -70,7 +70,7 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
         return FileResponse(plotly, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
 
     async def nothing_here(_: Request, __: Exception) -> Response:
-        return Response(as_json({"error": "there is no such page"}), 404, media_type="application/json")
+        return Response(encode_json({"error": "there is no such page"}), 404, media_type="application/json")
 
     routes = [
         Route("/", shell, methods=["GET"]),
@@ -92,64 +92,64 @@ def _data(store: Store) -> dict[str, Answer]:
     """Addresses under /api, and what answers them."""
 
     def runs(request: Request) -> Any:
-        only(request)
+        check_params(request)
         return answers.run_list(store)
 
     def details(request: Request) -> Any:
-        only(request)
+        check_params(request)
         return answers.details(store, store.find(request.path_params["id"]))
 
     def series(request: Request) -> Any:
-        values = only(request, "name", "layer", "width", "from", "to", "log")
+        values = check_params(request, "name", "layer", "width", "from", "to", "log")
         run = store.find(request.path_params["id"])
         asked = (
-            asked_text(values, "name", needed=True) or "",
-            asked_text(values, "layer"),
-            asked_number(values, "width", 10, 4000, 800) or 800,
-            asked_number(values, "from", 0, LAST_STEP, None),
-            asked_number(values, "to", 0, LAST_STEP, None),
-            bool(asked_number(values, "log", 0, 1, 0)),
+            text_param(values, "name", needed=True) or "",
+            text_param(values, "layer"),
+            int_param(values, "width", 10, 4000, 800) or 800,
+            int_param(values, "from", 0, LAST_STEP, None),
+            int_param(values, "to", 0, LAST_STEP, None),
+            bool(int_param(values, "log", 0, 1, 0)),
         )
         # The text itself is kept: to write twenty long curves as JSON takes longer than to read a short one.
         make = partial(answers.series, store, run, *asked)
-        return store.long_texts.get(("series", run.id, *asked), signature(*run.files), lambda: as_json(make()))
+        return store.long_texts.get(("series", run.id, *asked), signature(*run.files), lambda: encode_json(make()))
 
     def words(request: Request) -> Any:
-        only(request)
-        return answers.stretches(store, store.find(request.path_params["id"]))
+        check_params(request)
+        return answers.phases_over_time(store, store.find(request.path_params["id"]))
 
     def one_matrix(request: Request) -> Any:
-        values = only(request, "group", "most")
+        values = check_params(request, "group", "most")
         run = store.find(request.path_params["id"])
-        group = asked_number(values, "group", 0, 100_000, 0) or 0
-        most = asked_number(values, "most", 8, SIDE, SIDE) or SIDE
-        step = asked_step(request.path_params["step"])
+        group = int_param(values, "group", 0, 100_000, 0) or 0
+        most = int_param(values, "most", 8, SIDE, SIDE) or SIDE
+        step = step_param(request.path_params["step"])
         return matrix(store, run, step, request.path_params["name"], group=group, most=most)
 
     def spectra(request: Request) -> Any:
-        values = only(request, "layer", "kind")
-        run, step = store.find(request.path_params["id"]), asked_step(request.path_params["step"])
-        kind = asked_text(values, "kind")
+        values = check_params(request, "layer", "kind")
+        run, step = store.find(request.path_params["id"]), step_param(request.path_params["step"])
+        kind = text_param(values, "kind")
         if kind is None:
             return {"step": step, "spectra": spectra_at(store, run, step)}
-        return spectrum(store, run, step, asked_text(values, "layer") or None, kind)
+        return spectrum(store, run, step, text_param(values, "layer") or None, kind)
 
     def changes(request: Request) -> Any:
-        values = only(request, "after")
-        return answers.changes(store, store.find(request.path_params["id"]), asked_text(values, "after") or "")
+        values = check_params(request, "after")
+        return answers.changes(store, store.find(request.path_params["id"]), text_param(values, "after") or "")
 
     def compare(request: Request) -> Any:
-        values = only(request, "ids", "name", "layer", "width")
+        values = check_params(request, "ids", "name", "layer", "width")
         return answers.compare(
             store,
-            asked_identifiers(values, "ids"),
-            asked_text(values, "name"),
-            asked_text(values, "layer"),
-            asked_number(values, "width", 10, 4000, 800) or 800,
+            ids_param(values, "ids"),
+            text_param(values, "name"),
+            text_param(values, "layer"),
+            int_param(values, "width", 10, 4000, 800) or 800,
         )
 
     def ledger(request: Request) -> Any:
-        only(request)
+        check_params(request)
         return answers.ledger(store)
 
     return {

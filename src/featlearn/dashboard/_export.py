@@ -17,7 +17,7 @@ from urllib.parse import quote
 import numpy as np
 
 from featlearn._utils.atomic import atomic_write, file_trouble
-from featlearn._utils.json import plain, writable
+from featlearn._utils.json import encode_utf8, to_json
 from featlearn.dashboard import _api as answers
 from featlearn.dashboard._assets import STATIC, plotly_script
 from featlearn.dashboard._matrix_data import matrix
@@ -49,7 +49,7 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
     store = Store(root_or_run)
     script = plotly_script().read_text(encoding="utf-8")
     held = {"answers": _answers(store), "single": (store.root / DATABASE_FILE).is_file()}
-    page = _page(writable(store.root.name), script, held)
+    page = _page(encode_utf8(store.root.name), script, held)
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as draft:
@@ -109,8 +109,8 @@ def _answers(store: Store) -> dict[str, Any]:
         try:
             found |= _answers_of(store, run)
         except Exception as error:  # one run that nobody can read takes no other with it
-            found[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.told(error)}
-    return {address: plain(answer) for address, answer in found.items()}
+            found[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.redact_error(error)}
+    return {address: to_json(answer) for address, answer in found.items()}
 
 
 def _answers_of(store: Store, run: Found) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _answers_of(store: Store, run: Found) -> dict[str, Any]:
     told = found[own]
     if told["status"] == "unreadable":
         return found
-    found[f"{own}/words"] = answers.stretches(store, run)
+    found[f"{own}/words"] = answers.phases_over_time(store, run)
     for name in dict.fromkeys([*told["quantities"], *(n for names in told["layers"].values() for n in names)]):
         found[f"{own}/series?name={_quoted(name)}"] = answers.series(store, run, name, width=_WIDTH)
     kept = told["matrix_steps"]
@@ -145,7 +145,7 @@ def _hold(store: Store, found: dict[str, Any], address: str, make: Callable[[], 
     try:
         found[address] = make()
     except Exception as error:
-        found[address] = {"error": store.told(error)}
+        found[address] = {"error": store.redact_error(error)}
 
 
 def _quoted(text: str) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featlearn._utils.json import rounded, shrunk
 from featlearn._utils.state_file import read_tensor, tensor_shapes
-from featlearn.dashboard._run_index import Found, NotThereError, Store, signature
-from featlearn.errors import InputError
+from featlearn.dashboard._run_index import Found, Store, signature
+from featlearn.errors import InputError, NotThereError
 from featlearn.runs.artifacts import steps_of
 from featlearn.runs.query import natural_order
 
@@ -96,3 +95,27 @@ def _loaded(store: Store, run: Found, step: int, name: str) -> NDArray[np.float6
         raise InputError(f"{name!r} has more than {_LARGEST} entries: open the run in Python")
     array: NDArray[np.float64] = read_tensor(_file(store, run, step), name).double().numpy()
     return array
+
+
+def rounded(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
+    """Round to a number of significant digits, which makes short JSON."""
+    numbers = np.asarray(values, dtype=np.float64)
+    with np.errstate(all="ignore"):
+        places = digits - 1 - np.floor(np.log10(np.abs(numbers)))
+        scale = 10.0 ** np.clip(places, -300, 300)
+        short = np.round(numbers * scale) / scale
+    return np.where(np.isfinite(short), short, numbers)
+
+
+def shrunk(matrix: NDArray[np.float64], most: int) -> NDArray[np.float64]:
+    """Return a matrix of at most ``most`` rows and columns, each entry the mean of a block."""
+    small = matrix
+    for axis in (0, 1):
+        size = small.shape[axis]
+        block = -(-size // most)
+        if block > 1:
+            starts = np.arange(0, size, block)
+            lengths = np.diff([*starts, size])
+            sums = np.add.reduceat(small, starts, axis=axis)
+            small = sums / (lengths[:, None] if axis == 0 else lengths[None, :])
+    return small

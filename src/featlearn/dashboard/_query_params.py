@@ -15,7 +15,7 @@ _LONGEST = 500
 LAST_STEP = 2**63 - 1
 
 
-def only(request: Request, *names: str) -> Mapping[str, str]:
+def check_params(request: Request, *names: str) -> Mapping[str, str]:
     """The values of a request, which may have these names."""
     for name in request.query_params:
         if name not in names:
@@ -24,7 +24,7 @@ def only(request: Request, *names: str) -> Mapping[str, str]:
     return request.query_params
 
 
-def asked_text(values: Mapping[str, str], name: str, *, needed: bool = False) -> str | None:
+def text_param(values: Mapping[str, str], name: str, *, needed: bool = False) -> str | None:
     """A text of a sane length, or None."""
     value = values.get(name)
     if value is None:
@@ -40,7 +40,7 @@ def asked_text(values: Mapping[str, str], name: str, *, needed: bool = False) ->
     return value
 
 
-def asked_number(values: Mapping[str, str], name: str, least: int, most: int, default: int | None) -> int | None:
+def int_param(values: Mapping[str, str], name: str, least: int, most: int, default: int | None) -> int | None:
     """An integer within limits, or the default."""
     value = values.get(name)
     if value is None or value == "":
@@ -50,17 +50,17 @@ def asked_number(values: Mapping[str, str], name: str, least: int, most: int, de
     return int(value)
 
 
-def asked_step(value: str, name: str = "step") -> int:
+def step_param(value: str, name: str = "step") -> int:
     """A step."""
-    found = asked_number({name: value}, name, 0, LAST_STEP, None)
+    found = int_param({name: value}, name, 0, LAST_STEP, None)
     if found is None:
         raise InputError(f"{name} is missing")
     return found
 
 
-def asked_identifiers(values: Mapping[str, str], name: str) -> list[str]:
+def ids_param(values: Mapping[str, str], name: str) -> list[str]:
     """Identifiers of runs with commas between them."""
-    text = asked_text(values, name, needed=True) or ""
+    text = text_param(values, name, needed=True) or ""
     found = [part for part in text.split(",") if part]
     if any(not re.fullmatch(r"[0-9a-f]{12}", part) for part in found):
         raise InputError(f"{name} must be identifiers of runs, with commas between them")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featlearn._utils.json import writable
+from featlearn._utils.json import encode_utf8
 from featlearn._utils.validation import flat_settings
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import FeatlearnError, InputError, NotThereError
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.lock import being_written
 from featlearn.runs.query import Overview, overview
@@ -77,10 +77,6 @@ class Cache:
 
 _LEDGER = "ledger.json"
 _MOST_RUNS = 5000
-
-
-class NotThereError(InputError):
-    """What was asked for is not there."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +144,14 @@ class Store:
         try:
             seen = self.overview(run)
         except (FeatlearnError, OSError) as error:
-            name = writable(run.path.name)
-            return {"id": run.id, "name": name, "path": run.where, "status": "unreadable", "message": self.told(error)}
+            name = encode_utf8(run.path.name)
+            return {
+                "id": run.id,
+                "name": name,
+                "path": run.where,
+                "status": "unreadable",
+                "message": self.redact_error(error),
+            }
         return {
             "id": run.id,
             "name": seen.name,
@@ -193,11 +195,11 @@ class Store:
                 self.checked(run, name)
         return path
 
-    def told(self, error: Exception) -> str:
+    def redact_error(self, error: Exception) -> str:
         """What went wrong, without the place of the folder on this machine."""
         if not isinstance(error, FeatlearnError | OSError):  # its own words would tell nobody anything
             return f"what was asked for cannot be read ({type(error).__name__}): its files may be damaged"
-        return writable(str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "."))
+        return encode_utf8(str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "."))
 
     def _where(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
@@ -213,7 +215,7 @@ class Store:
                 inner.clear()
                 where = self._where(place)
                 name = hashlib.sha256(where.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-                runs.append(Found(name, place, writable(where)))
+                runs.append(Found(name, place, encode_utf8(where)))
                 if len(runs) >= _MOST_RUNS:
                     break
             # Folders that begin with a dot are not people's; links to folders are not entered by os.walk.

@@ -9,7 +9,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
-from featlearn._utils.json import as_json
+from featlearn._utils.json import encode_json
 from featlearn.errors import InputError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _headers(scope: Scope) -> dict[str, list[str]]:
 
 
 async def _refuse(send: Send, status: int, words: str, headers: dict[str, str] | None = None) -> None:
-    body = as_json({"error": words})
+    body = encode_json({"error": words})
     named = {"content-type": "application/json", "content-length": str(len(body)), "cache-control": "no-store"}
     listed = [(k.encode(), v.encode("latin-1")) for k, v in {**named, **(headers or {})}.items()]
     await send({"type": "http.response.start", "status": status, "headers": listed})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from urllib.parse import quote
 
+from featlearn._utils.validation import check_int
 from featlearn.dashboard._app import create_app
 from featlearn.dashboard._assets import require
 from featlearn.dashboard._security import LOOPBACK, check_token, is_loopback
@@ -42,8 +43,7 @@ def serve(
             f"on host {host!r} other machines can read your runs: give a token, "
             'such as `python -c "import secrets; print(secrets.token_urlsafe(24))"` prints, or stay on 127.0.0.1'
         )
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
-        raise InputError(f"port must be an integer from 0 to 65535, got {port!r}")
+    check_int("port", port, 0, 65535)
     names = list(hosts) if hosts is not None else ["*"] if host in _EVERYWHERE else [*LOOPBACK, host]
     app = create_app(root, token=check_token(token), hosts=names)
 

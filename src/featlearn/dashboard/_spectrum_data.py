@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featlearn._utils.json import rounded
-from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps, vector
-from featlearn.dashboard._run_index import Found, NotThereError, Store, signature
-from featlearn.errors import FeatlearnError
+from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps, rounded, vector
+from featlearn.dashboard._run_index import Found, Store, signature
+from featlearn.errors import FeatlearnError, NotThereError
 from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.spectra import phase
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from featlearn._utils.lazy import lazy_names
+from featlearn._utils.public_names import lazy_names
 
 if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
     from featlearn.datasets._base import ClassificationTask as ClassificationTask

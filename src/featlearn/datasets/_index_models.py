@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
 from featlearn.errors import InputError
@@ -16,6 +17,7 @@ from featlearn.linalg import gaussian_mean, hermite_coefficients
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 
 
+@renamed_arguments(normalised="normalized", centre_norm="center_norm")
 def teacher_task(
     n: int,
     d: int,

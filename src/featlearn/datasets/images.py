@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import ClassificationTask
 from featlearn.datasets._image_io import (
@@ -170,6 +171,7 @@ class ImageTask(ClassificationTask):
     class_names: tuple[str, ...]
 
 
+@renamed_arguments(standardise="standardize")
 def image_task(
     name: str | os.PathLike[str],
     n: int | None = None,

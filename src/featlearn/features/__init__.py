@@ -1,9 +1,10 @@
 """Feature matrices and correlations of the layers of a model."""
 
+from featlearn.errors import NotMeasuredError
 from featlearn.features._accumulator import FeatureAccumulator
 from featlearn.features._cost import ProbeCost, probe_cost
 from featlearn.features._egop import egop
-from featlearn.features._layer_features import LayerFeatures, NotMeasuredError
+from featlearn.features._layer_features import LayerFeatures
 from featlearn.features._probe import probe
 from featlearn.features._report import Report
 from featlearn.features._statistics import in_processes

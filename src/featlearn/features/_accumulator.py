@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits, memory_limit, parse_memory
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_option
 from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, rows_of, shared_layers
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._layer_features import LayerFeatures
@@ -76,8 +77,7 @@ class FeatureAccumulator:
         generator: Seed = None,
     ) -> None:
         check_loss(loss)
-        if loss_reduction not in ("mean", "sum"):
-            raise InputError(f'loss_reduction must be "mean" or "sum", got {loss_reduction!r}')
+        check_option("loss_reduction", loss_reduction, ("mean", "sum"))
         if weight_decay is not None and loss is None:
             raise InputError("weight_decay is the lambda of FACT, which needs loss= as well")
         check_outputs(outputs)

@@ -9,6 +9,7 @@ import pandas as pd
 from torch import nn
 
 from featlearn._utils.memory import parse_memory, readable_size
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.features._statistics import CELLS
 from featlearn.features.quantities import GROUPS, UNGROUPED, Plan, plan_sums, resolve_measure, sums_bytes
@@ -104,8 +105,7 @@ def probe_cost(
         2 layers of 9e+07 weights: 5.2e+13 operations (passes 59%, sums 38%, numbers 4%), 1.5 GiB of sums
     """
     chosen = select_layers(find_layers(model), layers)
-    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
-        raise InputError(f"outputs must be a number of at least 1, got {outputs!r}")
+    check_int("outputs", outputs)
     wanted = resolve_measure(measure, initial=initial, loss=loss, decay=weight_decay)
     groups = 1 if exact else GROUPS
     plans = plan_sums(chosen, wanted, groups, memory=None)

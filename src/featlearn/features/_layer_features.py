@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from featlearn.errors import FeatlearnError, InputError
+from featlearn._utils.validation import check_option
+from featlearn.errors import InputError, NotMeasuredError
 from featlearn.features._factored import (
     Factor,
     Factored,
@@ -21,11 +22,6 @@ from featlearn.features._factored import (
     jackknife_error,
     ratio,
 )
-
-
-class NotMeasuredError(FeatlearnError, AttributeError):
-    """A quantity was asked of a report that holds no measurement of it."""
-
 
 # Gram matrices, by the weights they are of: W now, W0 before training, Wb their difference.
 _GRAMS = {"nfm": "W", "bnfm": "W^T", "centered_nfm": "Wb", "initial_nfm": "W0"}
@@ -296,8 +292,7 @@ class LayerFeatures:
         """
         if name not in _PARTNERS:
             raise InputError(f"{name!r} has no partner to be compared with: choose from {', '.join(_PARTNERS)}")
-        if kind not in ("cosine", "pearson"):
-            raise InputError(f'kind must be "cosine" or "pearson", got {kind!r}')
+        check_option("kind", kind, ("cosine", "pearson"))
         key = (name, kind, power, diagonal)
         if key not in self._correlations:
             if self.sketched and name in _CONJUGATES and name != "enfa" and key[1:] == ("cosine", 1.0, False):

@@ -24,8 +24,8 @@ import safetensors.torch
 from torch import Tensor
 
 from featlearn._utils.atomic import commit_file
-from featlearn.errors import InputError
-from featlearn.features._layer_features import LayerFeatures, NotMeasuredError
+from featlearn.errors import InputError, NotMeasuredError
+from featlearn.features._layer_features import LayerFeatures
 from featlearn.features.quantities import Outputs
 from featlearn.layers import ParameterCoverage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.patterns import pick_values
+from featlearn._utils.validation import check_number
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
@@ -38,8 +38,7 @@ def decay_of_layers(weight_decay: WeightDecay | None, layers: Sequence[Layer]) -
     else:
         decays = {layer.name: weight_decay for layer in layers}
     for name, value in decays.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise InputError(f"weight_decay of layer {name!r} must be a number of at least 0, got {value!r}")
+        check_number(f"weight_decay of layer {name!r}", value, 0)
     positive = {name: float(value) for name, value in decays.items() if value > 0}
     if not positive:
         raise InputError(

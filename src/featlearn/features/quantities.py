@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.memory import readable_size
+from featlearn._utils.validation import is_int
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
@@ -191,7 +192,7 @@ def check_outputs(outputs: str | int) -> None:
     """Refuse anything but "auto", "exact" and a number of sketches."""
     if outputs in ("auto", "exact"):
         return
-    if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 1:
+    if not is_int(outputs, 1):
         raise InputError(f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}')
 
 

@@ -1,5 +1,6 @@
 """Kernels of a network, on the same capture as the probe, and how they align with labels."""
 
+from featlearn._utils.public_names import renamed_names
 from featlearn.kernels._ck_ptk import ck, ck_by_layer, ptk
 from featlearn.kernels._ntk import ntk
 from featlearn.kernels._ntk_operator import ntk_operator
@@ -21,3 +22,5 @@ __all__ = [
     "ntk_operator",
     "ptk",
 ]
+
+__getattr__ = renamed_names(__name__, {"centred_alignment": "centered_alignment", "centred_kernel": "centered_kernel"})

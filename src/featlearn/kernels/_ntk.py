@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import available_memory, check_fits, parse_memory
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int, is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.contractions import Share, bytes_of, contract
@@ -23,7 +24,7 @@ _BLOCK = 2**28  # bytes of features in a block: larger ones only take more time 
 
 def check_outputs(outputs: str | int) -> None:
     """Refuse what is neither a way to take the outputs together nor the number of one."""
-    if outputs not in ("trace", "full") and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 0):
+    if outputs not in ("trace", "full") and not is_int(outputs, 0):
         raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}')
 
 
@@ -248,8 +249,7 @@ def ntk(
 def _sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch | None:
     if sketches is None:
         return None
-    if isinstance(sketches, bool) or not isinstance(sketches, int) or sketches < 1:
-        raise InputError(f"sketches must be a number of at least 1, or None, got {sketches!r}")
+    check_int("sketches", sketches, optional=True)
     if outputs != "trace":
         raise InputError(f'sketches estimates the trace over outputs: it needs outputs="trace", got {outputs!r}')
     seed = torch.randint(2**62, (1,), generator=as_generator(generator, "sketch"))

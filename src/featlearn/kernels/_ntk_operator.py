@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import parse_memory
 from featlearn._utils.progress import progress_bar
+from featlearn._utils.validation import is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, sliceable
 from featlearn.capture.jacobian import differentiable_attention, reverse_products
 from featlearn.errors import InputError, UnsupportedModelError
@@ -81,7 +82,7 @@ def ntk_operator(
         UnsupportedModelError: An operation, such as that of `torch.nn.EmbeddingBag`, has neither a forward mode nor a
             second derivative.
     """
-    if outputs != "trace" and (not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 0):
+    if outputs != "trace" and not is_int(outputs, 0):
         raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}')
     if not sliceable(X) and not isinstance(X, list):
         raise InputError(

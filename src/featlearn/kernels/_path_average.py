@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.progress import progress_bar
+from featlearn._utils.validation import check_int
 from featlearn.capture import Batch, Forward, ModelSession, initial_model
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import (
@@ -192,8 +193,7 @@ def _values(subject: ModelSession, batch: Batch, outputs: str | int) -> Tensor:
 
 def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:
     """Points between 0 and 1, and their weights."""
-    if not isinstance(points, int) or isinstance(points, bool) or points < (2 if rule == "trapezoid" else 1):
-        raise InputError(f"points must be a whole number of at least {2 if rule == 'trapezoid' else 1}, got {points!r}")
+    check_int("points", points, 2 if rule == "trapezoid" else 1)
     if rule == "midpoint":
         return [(i + 0.5) / points for i in range(points)], [1 / points] * points
     if rule == "trapezoid":

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_option
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, cosine
 
@@ -91,8 +92,7 @@ def kernel_target_alignment(kernel: Any, y: Any, *, center: bool | Literal["auto
     >>> round(kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [0, 1]), 12)
     1.0
     """
-    if center != "auto" and not isinstance(center, bool):
-        raise InputError(f"center must be True, False or 'auto', got {center!r}.")
+    check_option("center", center, ("auto", True, False))
     k = check_kernel(kernel)
     rows, classes = _label_rows(y)
     if classes if center == "auto" else center:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.patterns import parse_patterns, select_matching
-from featlearn.capture import Batch, ModelSession, Trace, VectorisationError, few_rows, shared_layers
+from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, few_rows, shared_layers
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
@@ -207,7 +207,7 @@ class TangentFeatures:
         expected, directions = self._one_by_one(first)
         try:
             vectorized = _same(expected, self._subject.jacobian(first, names, directions))
-        except VectorisationError:
+        except VectorizationError:
             vectorized = False
         if vectorized:
             return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, directions)),))}

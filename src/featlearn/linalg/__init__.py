@@ -1,7 +1,8 @@
 """Matrices, operators and Gaussian expectations: numerical building blocks that know nothing of networks."""
 
+from featlearn._utils.public_names import renamed_names
 from featlearn.linalg._krylov import Eigenpairs, Estimate, frobenius_norm, hutchpp_trace, top_eigenpairs
-from featlearn.linalg.activations import NormalisedActivation, activation_module, normalized_activation
+from featlearn.linalg.activations import NormalizedActivation, activation_module, normalized_activation
 from featlearn.linalg.gaussian_quadrature import (
     ActivationConstants,
     activation_constants,
@@ -15,7 +16,7 @@ __all__ = [
     "ActivationConstants",
     "Eigenpairs",
     "Estimate",
-    "NormalisedActivation",
+    "NormalizedActivation",
     "activation_constants",
     "activation_module",
     "corrupt",
@@ -31,3 +32,7 @@ __all__ = [
     "psd_power",
     "top_eigenpairs",
 ]
+
+__getattr__ = renamed_names(
+    __name__, {"NormalisedActivation": "NormalizedActivation", "normalised_activation": "normalized_activation"}
+)

@@ -14,6 +14,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, aslinearope
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, symmetric_eigh
 
@@ -80,10 +81,8 @@ def top_eigenpairs(
     """
     counted = _Counted(operator)
     n = counted.n
-    if not isinstance(k, int) or isinstance(k, bool) or not 1 <= k <= n:
-        raise InputError(f"k must be a whole number from 1 to the size of the matrix, {n}, got {k!r}")
-    if not 0 < tolerance < 1:
-        raise InputError(f"tolerance must be between 0 and 1, got {tolerance!r}")
+    check_int("k", k, 1, n)
+    check_number("tolerance", tolerance, above=0, below=1)
     few = 2 * k + 1 < n
     if not few and n > _LARGE:
         raise InputError(f"k={k} is more than Lanczos' method finds of a matrix of size {n}: ask for less than half")
@@ -256,9 +255,7 @@ def _mean(values: Array) -> tuple[float, float]:
 
 
 def _count(samples: Any, n: int) -> int:
-    if not isinstance(samples, int) or isinstance(samples, bool) or samples < min(4, n):
-        raise InputError(f"samples must be a whole number of at least {min(4, n)}, got {samples!r}")
-    return samples
+    return check_int("samples", samples, min(4, n))
 
 
 def _signs(generator: torch.Generator, *shape: int) -> Array:

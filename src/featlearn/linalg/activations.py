@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from featlearn.errors import InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 
-__all__ = ["Activation", "Elementwise", "NormalisedActivation", "activation_module", "normalized_activation"]
+__all__ = ["Activation", "Elementwise", "NormalizedActivation", "activation_module", "normalized_activation"]
 
 Activation = str | nn.Module | type[nn.Module] | Callable[..., "nn.Module | Tensor"]
 """A name, a module (copied), a factory of modules, or a function of a tensor."""
@@ -60,7 +60,7 @@ def activation_module(activation: Activation) -> nn.Module:
     raise InputError(f"activation must be a name, a module or a function, got {type(activation).__name__}")
 
 
-def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalisedActivation:
+def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalizedActivation:
     """``(sigma(z) - E sigma) / sd sigma`` under z ~ N(0, 1) (spectral paper, assumption 4.2 and section 4).
 
     Args:
@@ -74,7 +74,7 @@ def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -
     with torch.no_grad():
         # A copy, for the module may have parameters in another dtype.
         constants = activation_constants(copy.deepcopy(module).double(), kinks)
-    return NormalisedActivation(module, constants.mean, constants.std)
+    return NormalizedActivation(module, constants.mean, constants.std)
 
 
 def _is_factory(activation: object) -> bool:
@@ -108,7 +108,7 @@ class Elementwise(nn.Module):
         return getattr(self.function, "__name__", repr(self.function)).lstrip("_")
 
 
-class NormalisedActivation(nn.Module):
+class NormalizedActivation(nn.Module):
     """See `normalized_activation`.
 
     Attributes:

@@ -1,6 +1,7 @@
 """Networks of the papers, and how they start."""
 
-from featlearn.linalg.activations import NormalisedActivation, activation_module, normalized_activation
+from featlearn._utils.public_names import renamed_names
+from featlearn.linalg.activations import NormalizedActivation, activation_module, normalized_activation
 from featlearn.models._convolutional import small_cnn, vgg11
 from featlearn.models._gpt import GPT, gpt
 from featlearn.models._ntk_mlp import Scale, ntk_mlp
@@ -9,7 +10,7 @@ from featlearn.models.mlp import mlp
 
 __all__ = [
     "GPT",
-    "NormalisedActivation",
+    "NormalizedActivation",
     "Scale",
     "SubtractInitial",
     "activation_module",
@@ -22,3 +23,7 @@ __all__ = [
     "subtract_initial",
     "vgg11",
 ]
+
+__getattr__ = renamed_names(
+    __name__, {"NormalisedActivation": "NormalizedActivation", "normalised_activation": "normalized_activation"}
+)

@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 from featlearn.models._ntk_mlp import Scale
@@ -18,6 +20,7 @@ from featlearn.models.mlp import linear_layer
 _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 
 
+@renamed_arguments(normalised="normalized")
 def small_cnn(
     channels: Sequence[int] = (32, 64, 64),
     outputs: int = 1,
@@ -108,8 +111,7 @@ def vgg11(
     _check_counts([classes, channels, *hidden])
     if not (math.isfinite(width) and width > 0):
         raise InputError(f"width is a factor and must be positive, got {width!r}")
-    if init not in ("uniform", "he"):
-        raise InputError(f"init must be 'uniform' or 'he', got {init!r}")
+    check_option("init", init, ("uniform", "he"))
     generator = as_generator(generator, "vgg11")
     net = nn.Sequential()
     k_in = channels
@@ -132,7 +134,7 @@ def vgg11(
 
 
 def _check_counts(counts: Sequence[int]) -> None:
-    if any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in counts):
+    if not all(is_int(k, 1) for k in counts):
         raise InputError(f"numbers of channels, pixels and outputs must be positive integers, got {list(counts)}")
 
 

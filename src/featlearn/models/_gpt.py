@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.models.mlp import linear_layer
 
@@ -49,8 +50,7 @@ def gpt(
     """
     sizes = {"vocabulary": vocabulary, "length": length, "blocks": blocks, "heads": heads, "width": width}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InputError(f"{name} must be a positive integer, got {size!r}")
+        check_int(name, size)
     if width % heads:
         raise InputError(f"the width must be a multiple of the number of heads, got {width} and {heads}")
     draw = _Draw(as_generator(generator, "gpt"), dtype)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
@@ -18,6 +19,7 @@ Init = str | Callable[[tuple[int, int], torch.Generator], Tensor]
 """A name, or a function of the shape and a generator."""
 
 
+@renamed_arguments(normalised="normalized")
 def ntk_mlp(
     widths: Sequence[int],
     *,

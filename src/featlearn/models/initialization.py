@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.patterns import pick_values
+from featlearn._utils.validation import check_option
 from featlearn.errors import InputError, UnsupportedModelError
 
 __all__ = ["ScaleOf", "SubtractInitial", "scale_weights", "subtract_initial"]
@@ -23,8 +24,7 @@ def weight_factor(scale: float, scale_of: ScaleOf) -> float:
     """What the weights are multiplied by: ``scale`` or, if it is of the variance, its square root."""
     if not (math.isfinite(scale) and scale >= 0):
         raise InputError(f"a scale must be finite and not negative, got {scale}")
-    if scale_of not in ("std", "variance"):
-        raise InputError(f"scale_of must be 'std' or 'variance', got {scale_of!r}")
+    check_option("scale_of", scale_of, ("std", "variance"))
     return scale if scale_of == "std" else math.sqrt(scale)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module
 from featlearn.models.initialization import ScaleOf, scale_weights
@@ -53,8 +54,7 @@ def mlp(
     ['0', '2', '4']
     """
     check_widths(widths)
-    if init not in ("uniform", "normal"):
-        raise InputError(f"init must be 'uniform' or 'normal', got {init!r}")
+    check_option("init", init, ("uniform", "normal"))
     generator = as_generator(generator, "mlp")
     net = nn.Sequential()
     for k_in, k_out in pairwise(widths):
@@ -71,7 +71,7 @@ def mlp(
 
 def check_widths(widths: Sequence[int]) -> None:
     """Refuse what cannot be the widths of a network."""
-    if len(widths) < 2 or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in widths):
+    if len(widths) < 2 or not all(is_int(k, 1) for k in widths):
         raise InputError(f"widths must be two or more positive integers, got {list(widths)}")
 
 

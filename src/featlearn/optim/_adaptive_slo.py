@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.patterns import parse_patterns, select_matching
+from featlearn._utils.validation import check_int, check_number
 from featlearn.capture import Forward, preserved_loader, preserved_rng
 from featlearn.errors import InputError
 from featlearn.features import probe
@@ -89,10 +90,8 @@ class AdaptiveSLO(SLO):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
-        if isinstance(fast, bool) or not isinstance(fast, int | float) or not 1 <= fast < math.inf:
-            raise InputError(f"fast must be a finite number of at least 1, got {fast!r}: the others get 1/fast")
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise InputError(f"every must be a whole number of at least 1, got {every!r}")
+        check_number("fast", fast, 1)
+        check_int("every", every)
         if isinstance(data, Iterator):
             raise InputError(
                 f"data is measured again and again, but a {type(data).__name__} is used up after once: "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from featlearn._utils.validation import check_number
 from featlearn.errors import InputError
 from featlearn.optim._param_groups import choose, parameters_of_layers
 
@@ -202,11 +203,8 @@ def _check_group(group: Mapping[str, Any]) -> None:
         raise InputError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")
     for option in ("lr", "speed", "eps", "weight_decay"):
         value = float(group[option]) if isinstance(group[option], Tensor) else group[option]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InputError(f"{option} must be a finite number of at least 0, got {value!r}")
-    momentum = group["momentum"]
-    if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 <= momentum < 1:
-        raise InputError(f"momentum must be at least 0 and less than 1, got {momentum!r}")
+        check_number(option, value, 0)
+    check_number("momentum", group["momentum"], 0, below=1)
 
 
 # --- the step: p <- p - rate * d / (eps + |d|), d = direction + decay * p --------------------------

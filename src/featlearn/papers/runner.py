@@ -149,7 +149,7 @@ def _reproduce(
     try:
         place = folder / experiment.name / scale
         # A run that is there may have begun with fewer seeds: its points are taken one by one, each with its settings.
-        with Run.at(place, None if Run.is_in(place) else settings) as run:
+        with Run.open_or_create(place, None if Run.exists(place) else settings) as run:
             run.repeat_from(0)  # steps are points, measured in any order
             store = run.path / "points"
             store.mkdir(exist_ok=True)

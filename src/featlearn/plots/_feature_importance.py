@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.plots._heatmaps import as_matrix
 from featlearn.plots.style import PALETTE, as_array, new_figure, shorten, style
@@ -128,9 +129,7 @@ def _checked_names(names: Sequence[str], values: NDArray[np.float64]) -> list[st
 
 def _largest(values: NDArray[np.float64], top: int) -> NDArray[np.intp]:
     """Where the largest values stand, the largest first and NaN last; ties keep their order."""
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise InputError(f"top must be an integer of at least 1, got {top!r}")
-    return np.argsort(-values, kind="stable")[:top]
+    return np.argsort(-values, kind="stable")[: check_int("top", top)]
 
 
 def _of_all(what: str, shown: int, total: int) -> str:

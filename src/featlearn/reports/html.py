@@ -7,12 +7,13 @@ import io
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from html import escape
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from featlearn._utils.atomic import atomic_write
@@ -31,82 +32,54 @@ __all__ = [
     "write_report",
 ]
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #5a5a5a; --line: #d9d9d9; --paper: #ffffff; --band: #f5f6f8;
-  --good: #00684a; --bad: #a8320a; --none: #5a5a5a; --link: #0b5cad; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --soft: #a9a9a9; --line: #3a3d42; --paper: #16181c;
-  --band: #1f2227; --good: #52c99a; --bad: #ff9a76; --none: #a9a9a9; --link: #7ab8f5; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .3rem; }
-h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; }
-p { max-width: 46rem; margin: .4rem 0; }
-.soft { color: var(--soft); }
-a { color: var(--link); }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .35rem .7rem; border-bottom: 1px solid var(--line); }
-th { background: var(--band); font-weight: 600; white-space: nowrap; }
-td.number { text-align: right; white-space: nowrap; }
-td.plain { white-space: nowrap; }
-.reproduced { color: var(--good); font-weight: 600; }
-.differs { color: var(--bad); font-weight: 600; }
-.missing { color: var(--none); }
-figure { margin: 1rem 0 1.6rem; }
-figure img { max-width: 100%; height: auto; background: #ffffff; border-radius: 4px; }
-figcaption { color: var(--soft); font-size: .9rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-"""
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("featlearn.reports"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_PARTS = _ENVIRONMENT.get_template("parts.html").module
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """The whole page; parts are HTML from this module's functions."""
-    body = "\n".join(parts)
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+    """Return a complete HTML document built from parts, which are HTML from this module's functions."""
+    return _ENVIRONMENT.get_template("page.html").render(title=title, parts=map(Markup, parts))
 
 
 def heading(text: str, level: int = 2) -> str:
-    """A heading."""
-    return f"<h{level}>{escape(text)}</h{level}>"
+    """Return a heading."""
+    return _part("heading", text, level)
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-    """A paragraph; soft is for what is less important."""
-    return f"<p{_kind('soft' if soft else '')}>{escape(text)}</p>"
+    """Return a paragraph, in a softer color for what is less important."""
+    return _part("paragraph", text, soft)
 
 
 def link(address: str, text: str) -> str:
-    """A link to a page beside this one."""
-    return f'<a href="{escape(address, quote=True)}">{escape(text)}</a>'
+    """Return a link to a page beside this one."""
+    return _part("link", address, text)
 
 
 def definitions(items: Mapping[str, Any]) -> str:
-    """Names and values, one below the other."""
-    return "<dl>" + "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in items.items()) + "</dl>"
+    """Return a list of names and values, one below the other."""
+    return _part("definitions", list(items.items()))
 
 
 def rows_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of cells that are HTML already: from `cell` and `link`."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join("<tr>" + "".join(row) + "</tr>\n" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>'
+    """Return a table of cells that are HTML already, from `cell` and `link`."""
+    return _part("table", list(columns), [list(map(Markup, row)) for row in rows])
 
 
 def cell(content: Any, kind: str = "") -> str:
-    """A cell of text; kind is a class of the style."""
-    return f"<td{_kind(kind)}>{escape(str(content))}</td>"
+    """Return a cell of text; ``kind`` is a class of the style sheet."""
+    return _part("cell", content, kind)
 
 
 def frame_table(frame: pd.DataFrame) -> str:
-    """A pandas table with numbers as people write them."""
+    """Return a table of a data frame, with numbers in a few digits."""
     columns = [_title(column) for column in frame.columns]
     named = frame.index.name is not None or not isinstance(frame.index, pd.RangeIndex)
     first = [str(frame.index.name or "")] if named else []
@@ -118,16 +91,14 @@ def frame_table(frame: pd.DataFrame) -> str:
 
 
 def picture(figure: Figure, caption: str, dpi: int = 110) -> str:
-    """A figure as a PNG within the page."""
+    """Return a figure as a PNG within the page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", facecolor="white")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    image = f'<img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
+    return _part("picture", base64.b64encode(buffer.getvalue()).decode(), caption)
 
 
-def _kind(name: str) -> str:
-    return f' class="{name}"' if name else ""
+def _part(macro: str, *arguments: Any) -> str:
+    return str(getattr(_PARTS, macro)(*arguments))
 
 
 def _title(column: Any) -> str:

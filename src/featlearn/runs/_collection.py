@@ -20,6 +20,7 @@ from featlearn.runs._run import Run
 from featlearn.runs.artifacts import FOLDERS, remove_all, tidy
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.lock import WriterLock
+from featlearn.runs.query import overview
 
 
 def export(
@@ -193,16 +194,9 @@ def _find(top: Path) -> Iterable[Path]:
 
 def _row(path: Path) -> dict[str, Any]:
     try:
-        run = Run.open(path)
-        return {
-            "path": str(path),
-            "name": run.name,
-            "status": run.status,
-            "message": run.message,
-            "started": run.started,
-            "last_step": run.last_step,
-            "seconds": run.seconds,
-            **flat_settings(run.config, "config."),
-        }
+        seen = overview(path)
     except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}
+    row = {name: getattr(seen, name) for name in ("name", "status", "message", "last_step", "seconds")}
+    started = pd.Timestamp(seen.started, unit="s", tz="UTC")
+    return {"path": str(path), **row, "started": started, **flat_settings(seen.config, "config.")}

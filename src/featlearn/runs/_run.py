@@ -1,4 +1,4 @@
-"""Run on disk: write and read its configuration, metrics, checkpoints and status."""
+"""Write a run: its configuration, metrics, matrices, checkpoints and status."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-import pandas as pd
 from torch import Tensor
 
 from featlearn._utils.atomic import file_trouble
+from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.validation import (
     as_folder,
     as_settings,
@@ -24,133 +24,17 @@ from featlearn._utils.validation import (
     as_text,
     as_value,
     changed_settings,
-    stored_moment,
-    stored_settings,
+    check_int,
+    check_option,
+    is_int,
 )
 from featlearn.errors import InputError, RunStoreError
-from featlearn.runs import _sql as tables
+from featlearn.runs import _sql
 from featlearn.runs._environment import describe_environment, process_started
-from featlearn.runs.artifacts import load_newest, load_step, remove_all, remove_older, save_step, steps_of, tidy
+from featlearn.runs.artifacts import remove_all, remove_older, save_step, tidy
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
-from featlearn.runs.lock import WriterLock, being_written
-
-
-class RunRecord:
-    """What can be asked of a run, whoever writes it.
-
-    Args:
-        path: Its folder.
-        database: Its database.
-    """
-
-    def __init__(self, path: Path, database: Database) -> None:
-        self.path = path
-        self._database = database
-        meta = self._meta()
-        try:
-            self.name: str = meta["name"]
-            self.config: dict[str, Any] = stored_settings(meta["config"])
-            self.environment: dict[str, Any] = stored_settings(meta["environment"])
-            self.started = stored_moment(meta["started"])
-        except (LookupError, TypeError, ValueError) as error:
-            raise RunStoreError(f"the database {str(database.path)!r} lacks what a run is made of: {error}") from error
-
-    def metrics(
-        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
-    ) -> pd.DataFrame:
-        """Numbers in long form: columns step, layer, name and value, ordered by step.
-
-        Args:
-            names: Only these names.
-            layers: Only layers that match these globs. The layer of a number of the run itself is None.
-        """
-        with self._database.reading() as connection:
-            return tables.read_table(connection, "metrics", names, layers)
-
-    def texts(
-        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
-    ) -> pd.DataFrame:
-        """Words in long form, as `metrics` gives numbers."""
-        with self._database.reading() as connection:
-            return tables.read_table(connection, "texts", names, layers)
-
-    def series(self, name: str, layer: str | None = None) -> pd.Series[Any]:
-        """The numbers of one name, of the run itself or of one layer, with the step as index."""
-        with self._database.reading() as connection:
-            return tables.read_series(connection, as_text(name, "name"), layer)
-
-    def starts(self) -> pd.DataFrame:
-        """When and by which process it was opened for writing, when that one wrote last, and from which checkpoint."""
-        with self._database.reading() as connection:
-            return tables.read_starts(connection)
-
-    @property
-    def last_step(self) -> int | None:
-        """The largest step with a value."""
-        with self._database.reading() as connection:
-            return tables.last_step(connection)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was recorded yet: no step, no checkpoint, no matrix."""
-        return self.last_step is None and not self.checkpoint_steps() and not self.matrix_steps()
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it was being written in all, up to its last values; None where it is too old to tell."""
-        starts = self.starts()
-        return float((starts["seen"] - starts["began"]).dt.total_seconds().clip(lower=0).sum()) if len(starts) else None
-
-    @property
-    def status(self) -> str:
-        """One of running, finished, failed, and interrupted: its process ended without a word."""
-        status = self._meta().get("status", "")
-        # Twice, because it may have ended or begun again between the two questions.
-        for _ in range(2):
-            if status != "running" or self._database.writes or being_written(self.path):
-                return status
-            status = self._meta().get("status", "")
-        return "interrupted" if status == "running" else status
-
-    @property
-    def message(self) -> str:
-        """Why it failed, or nothing."""
-        return self._meta().get("message", "")
-
-    @property
-    def writes(self) -> bool:
-        """Whether it is open for writing, here."""
-        return self._database.writes
-
-    def initial(self) -> dict[str, Any] | None:
-        """The weights that the run began with; None if nobody has kept them."""
-        folder = self.path / "initial"
-        return load_step(folder, 0) if steps_of(folder) else None
-
-    def matrices(self, step: int) -> dict[str, Tensor]:
-        """The matrices of a step, on the CPU."""
-        return load_step(self.path / "matrices", as_step(step))
-
-    def matrix_steps(self) -> list[int]:
-        """Steps with matrices."""
-        return steps_of(self.path / "matrices")
-
-    def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, or of the one asked for; None if there are none."""
-        folder = self.path / "checkpoints"
-        return load_newest(folder) if step is None else (as_step(step), load_step(folder, as_step(step)))
-
-    def checkpoint_steps(self) -> list[int]:
-        """Steps with a checkpoint."""
-        return steps_of(self.path / "checkpoints")
-
-    def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, status={self.status!r}, last_step={self.last_step})"
-
-    def _meta(self) -> dict[str, str]:
-        with self._database.reading() as connection:
-            return tables.read_meta(connection)
-
+from featlearn.runs.lock import WriterLock
+from featlearn.runs.query import RunRecord
 
 _LOG = logging.getLogger("featlearn")
 
@@ -209,8 +93,8 @@ class Run(RunRecord):
             name: Its name; that of the folder by default.
         """
         path = as_folder(folder)
-        if isinstance(seed, bool) or not isinstance(seed, int | None):
-            raise InputError(f"seed must be an integer, got {seed!r}")
+        if seed is not None and not is_int(seed):
+            raise InputError(f"seed must be an integer or None, got {seed!r}")
         meta = _described(path, as_settings(config), seed, name)
         with file_trouble(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -277,14 +161,14 @@ class Run(RunRecord):
             raise
 
     @classmethod
-    def at(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self:
+    def open_or_create(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self:
         """The run of a folder, for writing: the one that is there, or a new one with these settings.
 
         Args:
             folder: Its folder, made if need be.
             config: Settings of a new run; those of one that is there stay, with a warning if these differ.
         """
-        if not cls.is_in(folder):
+        if not cls.exists(folder):
             return cls.create(folder, config)
         run = cls.open(folder, write=True)
         if config is not None and (changed := changed_settings(run.config, as_settings(config))):
@@ -297,9 +181,12 @@ class Run(RunRecord):
         return run
 
     @staticmethod
-    def is_in(folder: str | os.PathLike[str]) -> bool:
+    def exists(folder: str | os.PathLike[str]) -> bool:
         """Whether a folder holds a run."""
         return (as_folder(folder) / DATABASE_FILE).is_file()
+
+    at = RenamedAttribute("open_or_create")
+    is_in = RenamedAttribute("exists")
 
     @classmethod
     def _made(cls, path: Path, lock: WriterLock, meta: Mapping[str, str]) -> Self:
@@ -356,7 +243,7 @@ class Run(RunRecord):
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
         self._watch_step(at)
         with self._database.transaction() as connection:
-            tables.write_rows(connection, rows)
+            _sql.write_rows(connection, rows)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
 
     def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:
@@ -384,8 +271,7 @@ class Run(RunRecord):
         at = as_step(step)
         if not isinstance(state, Mapping):
             raise InputError(f"the state must be a mapping, got {type(state).__name__}")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InputError(f"keep must be an integer of 1 or more, got {keep!r}")
+        check_int("keep", keep)
         self._database.sync()  # no checkpoint may outlive the values that were logged before it
         save_step(self.path / "checkpoints", at, state)
         remove_older(self.path / "checkpoints", at, keep)
@@ -439,8 +325,7 @@ class Run(RunRecord):
             status: How it ended.
             message: Why.
         """
-        if status not in ("finished", "failed"):
-            raise InputError(f"status must be 'finished' or 'failed', got {status!r}")
+        check_option("status", status, ("finished", "failed"))
         told = as_text(message, "message", empty=True)
         with self._database.transaction() as connection:
             connection.execute("UPDATE meta SET value = ? WHERE key = 'status'", (status,))

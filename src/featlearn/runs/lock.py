@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from featlearn._utils.atomic import file_trouble
-from featlearn.errors import RunStoreError
+from featlearn.errors import RunLockedError, RunStoreError
 
 try:
     import fcntl
@@ -29,10 +29,6 @@ _PAUSE = 0.02
 
 # To open a named pipe would wait for its other end.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
-
-
-class RunLockedError(RunStoreError):
-    """Another writer has the run open."""
 
 
 class WriterLock:

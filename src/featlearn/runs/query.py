@@ -1,22 +1,27 @@
-"""A run at a glance: what a page that shows many runs, or long ones, asks for, with few rows and one connection."""
+"""Read runs: all of one, or an overview with few rows and one connection for pages that show many."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from torch import Tensor
 
-from featlearn._utils.validation import stored_moment, stored_settings
+from featlearn._utils.validation import as_step, as_text, stored_moment, stored_settings
 from featlearn.errors import RunStoreError
-from featlearn.runs._sql import last_step, read_meta
+from featlearn.runs import _sql
+from featlearn.runs.artifacts import load_newest, load_step, steps_of
 from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.lock import being_written
 
-__all__ = ["Curve", "Overview", "curves", "natural_order", "overview", "quantities", "words"]
+__all__ = ["Curve", "Overview", "RunRecord", "curves", "natural_order", "overview", "quantities", "words"]
 
 _SMALL = 8_000_000  # bytes of a database of which every row is looked at to find the names
 _SAMPLED = 64  # steps, of those that have numbers of layers, in a larger one
@@ -26,6 +31,136 @@ _STEPS = (
     "WITH RECURSIVE steps(step) AS (SELECT min(step) FROM metrics UNION ALL "
     "SELECT (SELECT min(step) FROM metrics WHERE step > steps.step) FROM steps WHERE steps.step IS NOT NULL) "
 )
+
+
+class RunRecord:
+    """Reader of a run, which another process may be writing.
+
+    Args:
+        path: Its folder.
+        database: Its database.
+    """
+
+    def __init__(self, path: Path, database: Database) -> None:
+        self.path = path
+        self._database = database
+        self.name, self.config, self.environment, self.started = _parse_meta(self._meta(), database.path)
+
+    def metrics(
+        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
+    ) -> pd.DataFrame:
+        """Numbers in long form: columns step, layer, name and value, ordered by step.
+
+        Args:
+            names: Only these names.
+            layers: Only layers that match these globs. The layer of a number of the run itself is None.
+        """
+        with self._database.reading() as connection:
+            return _sql.read_table(connection, "metrics", names, layers)
+
+    def texts(
+        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
+    ) -> pd.DataFrame:
+        """Words in long form, as `metrics` gives numbers."""
+        with self._database.reading() as connection:
+            return _sql.read_table(connection, "texts", names, layers)
+
+    def series(self, name: str, layer: str | None = None) -> pd.Series[Any]:
+        """The numbers of one name, of the run itself or of one layer, with the step as index."""
+        with self._database.reading() as connection:
+            return _sql.read_series(connection, as_text(name, "name"), layer)
+
+    def starts(self) -> pd.DataFrame:
+        """When and by which process it was opened for writing, when that one wrote last, and from which checkpoint."""
+        with self._database.reading() as connection:
+            return _sql.read_starts(connection)
+
+    @property
+    def last_step(self) -> int | None:
+        """The largest step with a value."""
+        with self._database.reading() as connection:
+            return _sql.last_step(connection)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was recorded yet: no step, no checkpoint, no matrix."""
+        return self.last_step is None and not self.checkpoint_steps() and not self.matrix_steps()
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it was being written in all, up to its last values; None where it is too old to tell."""
+        starts = self.starts()
+        return float((starts["seen"] - starts["began"]).dt.total_seconds().clip(lower=0).sum()) if len(starts) else None
+
+    @property
+    def status(self) -> str:
+        """Status of the run: running, finished, failed, or interrupted if its process ended without finishing it."""
+        return _status(self._meta, self.path, self._database.writes)
+
+    @property
+    def message(self) -> str:
+        """Why it failed, or nothing."""
+        return self._meta().get("message", "")
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is open for writing, here."""
+        return self._database.writes
+
+    def initial(self) -> dict[str, Any] | None:
+        """The weights that the run began with; None if nobody has kept them."""
+        folder = self.path / "initial"
+        return load_step(folder, 0) if steps_of(folder) else None
+
+    def matrices(self, step: int) -> dict[str, Tensor]:
+        """The matrices of a step, on the CPU."""
+        return load_step(self.path / "matrices", as_step(step))
+
+    def matrix_steps(self) -> list[int]:
+        """Steps with matrices."""
+        return steps_of(self.path / "matrices")
+
+    def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Step and state of the newest checkpoint that is whole, or of the one asked for; None if there are none."""
+        folder = self.path / "checkpoints"
+        return load_newest(folder) if step is None else (as_step(step), load_step(folder, as_step(step)))
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps with a checkpoint."""
+        return steps_of(self.path / "checkpoints")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, status={self.status!r}, last_step={self.last_step})"
+
+    def _meta(self) -> dict[str, str]:
+        with self._database.reading() as connection:
+            return _sql.read_meta(connection)
+
+
+def _parse_meta(meta: Mapping[str, str], database: Path) -> tuple[str, dict[str, Any], dict[str, Any], datetime]:
+    """Return name, config, environment and start of a run from its database's table of metadata."""
+    try:
+        config, environment = stored_settings(meta["config"]), stored_settings(meta["environment"])
+        return meta["name"], config, environment, stored_moment(meta["started"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise RunStoreError(f"the database {str(database)!r} lacks what a run is made of: {error}") from error
+
+
+def _status(read: Callable[[], Mapping[str, str]], folder: Path, writes: bool = False) -> str:
+    """Return the status of a run: a running one without a writer is interrupted.
+
+    Args:
+        read: Reads the metadata of the run.
+        folder: Folder of the run.
+        writes: Whether this process is the writer.
+    """
+    status = read().get("status", "")
+    # Twice, because it may have ended or begun again between the two questions.
+    for _ in range(2):
+        if status != "running" or writes or being_written(folder):
+            return status
+        status = read().get("status", "")
+    return "interrupted" if status == "running" else status
 
 
 @dataclass(frozen=True)
@@ -79,29 +214,26 @@ def overview(folder: Path) -> Overview:
     """Look at the run in a folder once."""
     database = Database(folder / DATABASE_FILE)
     with database.reading() as connection:
-        meta = read_meta(connection)
-        last = last_step(connection)
-        starts = connection.execute("SELECT sum(max(seen - began, 0)), count(*) FROM starts").fetchone()
+        meta = _sql.read_meta(connection)
+        status = _status(lambda: _sql.read_meta(connection), folder)
+        last = _sql.last_step(connection)
+        starts = connection.execute("SELECT began, seen FROM starts").fetchall()
+        spans = [max(_number(seen) - _number(began), 0.0) for began, seen in starts]
         loss = _last_loss(connection, last)
         readings = _last_words(connection, "reading")
-    try:
-        status = str(meta.get("status", ""))
-        if status == "running" and not being_written(folder):
-            status = "interrupted"
-        return Overview(
-            name=str(meta["name"]),
-            status=status,
-            message=str(meta.get("message", "")),
-            started=stored_moment(meta["started"]).timestamp(),
-            seconds=float(starts[0]) if starts[1] else None,
-            last_step=last,
-            config=stored_settings(meta["config"]),
-            environment=stored_settings(meta["environment"]),
-            loss=loss,
-            readings=readings,
-        )
-    except (LookupError, TypeError, ValueError) as error:
-        raise RunStoreError(f"the database {str(database.path)!r} lacks what a run is made of: {error}") from error
+    name, config, environment, started = _parse_meta(meta, database.path)
+    return Overview(
+        name=name,
+        status=status,
+        message=meta.get("message", ""),
+        started=started.timestamp(),
+        seconds=sum(spans) if spans else None,
+        last_step=last,
+        config=config,
+        environment=environment,
+        loss=loss,
+        readings=readings,
+    )
 
 
 def quantities(folder: Path) -> dict[str | None, list[str]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
 
+from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 from featlearn.plots import tail_plot
@@ -66,6 +67,9 @@ class TailComparison:
     normalized: float
     p_value: float
     parameters: dict[str, float]
+
+    normalised = RenamedAttribute("normalized")
+    favours = RenamedAttribute("favors")
 
     @property
     def favors(self) -> str:

@@ -13,6 +13,7 @@ from scipy.linalg import eigh
 from scipy.linalg.blas import dsyrk
 from torch import Tensor
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 from featlearn.spectra._singular_vectors import leading_vectors
@@ -198,6 +199,7 @@ def stable_rank(eigenvalues: Any) -> float:
     return float(values.sum() / values[-1])
 
 
+@renamed_arguments(normalised="normalized")
 def spectral_entropy(eigenvalues: Any, *, normalized: bool = False) -> float:
     """``-sum p ln p`` with ``p = lambda / sum lambda``, in nats.
 

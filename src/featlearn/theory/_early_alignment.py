@@ -82,9 +82,9 @@ def early_alignment(
     r"""Predict, from the network before training, how aligned its centered NFM and AGOP will be at first.
 
     Under gradient flow ``W - W0 = t W'(0) + O(t^2)``, so that both matrices grow like t^2 and their cosine, the
-    centered NFC, begins at ``cos(W'^T W', W'^T K W')`` (NFA paper, proposition 3). Both follow from one probe: W' is minus
-    the gradient of the loss, and K the PTK feature covariance at the start. `flow_nfc` measures the same by a short
-    step.
+    centered NFC, begins at ``cos(W'^T W', W'^T K W')`` (NFA paper, proposition 3). Both follow from one probe: W' is
+    minus the gradient of the loss, and K the PTK feature covariance at the start. `flow_nfc` measures the same by a
+    short step.
 
     Args:
         model: Any module, before training.

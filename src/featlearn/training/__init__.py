@@ -2,40 +2,43 @@
 
 from typing import TYPE_CHECKING
 
-from featlearn._utils.lazy import lazy_names
+from featlearn._utils.public_names import lazy_names, renamed_names
 
 if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
+    from featlearn.errors import DivergenceError as DivergenceError
     from featlearn.training._measurement import PARTS as PARTS
     from featlearn.training._measurement import Snapshot as Snapshot
     from featlearn.training._monitor import Monitor as Monitor
     from featlearn.training._plan import PASSES as PASSES
     from featlearn.training._plot import evolution as evolution
     from featlearn.training._schedule import Budget as Budget
-    from featlearn.training._trainer import DivergenceError as DivergenceError
     from featlearn.training._trainer import History as History
     from featlearn.training._trainer import fit as fit
     from featlearn.training._trainer import relative_gradient as relative_gradient
-    from featlearn.training.diagnosis import WORDS as WORDS
-    from featlearn.training.diagnosis import Reading as Reading
-    from featlearn.training.diagnosis import read_layer as read_layer
+    from featlearn.training.diagnosis import DIAGNOSES as DIAGNOSES
+    from featlearn.training.diagnosis import Diagnosis as Diagnosis
+    from featlearn.training.diagnosis import diagnose_layer as diagnose_layer
 
 # Public name -> its module. Imported when first used, so that a fitted table can be logged without the monitor.
 _HOMES = {
     "PARTS": "_measurement",
+    "DIAGNOSES": "diagnosis",
     "PASSES": "_plan",
-    "WORDS": "diagnosis",
     "Budget": "_schedule",
+    "Diagnosis": "diagnosis",
     "DivergenceError": "_trainer",
     "History": "_trainer",
     "Monitor": "_monitor",
-    "Reading": "diagnosis",
     "Snapshot": "_measurement",
+    "diagnose_layer": "diagnosis",
     "evolution": "_plot",
     "fit": "_trainer",
-    "read_layer": "diagnosis",
     "relative_gradient": "_trainer",
 }
 
 __all__ = [*_HOMES]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__getattr__ = renamed_names(
+    __name__, {"WORDS": "DIAGNOSES", "Reading": "Diagnosis", "read_layer": "diagnose_layer"}, __getattr__
+)

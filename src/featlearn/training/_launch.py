@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from featlearn._utils.validation import check_option
 from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
@@ -31,8 +32,7 @@ def stored_start(
     Raises:
         InputError: The arguments contradict each other, or the run began with another config or architecture.
     """
-    if not isinstance(resume, bool):
-        raise InputError(f"resume must be True or False, got {resume!r}.")
+    check_option("resume", resume, (True, False))
     if resume and run is None:
         raise InputError("resume=True needs run: there is no run to continue. Pass a folder.")
     if config is not None and (run is None or isinstance(run, Run)):

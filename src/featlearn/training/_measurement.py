@@ -33,7 +33,7 @@ from featlearn.spectra import (
 )
 from featlearn.training._plan import Plan
 from featlearn.training._probe_data import ProbeRows, first_of
-from featlearn.training.diagnosis import Reading, read_layer
+from featlearn.training.diagnosis import Diagnosis, diagnose_layer
 
 PARTS = ("features", "weights", "ck", "ntk")
 """What can be measured: NFC and FACT families; spectra of W; of conjugate kernels; of the tangent kernel."""
@@ -55,7 +55,7 @@ class Snapshot:
         step: Of the training.
         layers: For each layer name -> number.
         model: Numbers of the whole model, and scalars that were handed over.
-        readings: A `Reading` a layer, where features or weights are measured.
+        readings: A `Diagnosis` a layer, where features or weights are measured.
         phases: Phases of spectra: ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
         matrices: ``"net.0/agop"`` and so on, where asked for; eigenvalues are vectors, ``"net.0/w.eigenvalues"``.
         seconds: What it took.
@@ -64,7 +64,7 @@ class Snapshot:
     step: int
     layers: dict[str, Numbers]
     model: Numbers
-    readings: dict[str, Reading] = field(default_factory=dict)
+    readings: dict[str, Diagnosis] = field(default_factory=dict)
     phases: dict[tuple[str | None, str], Phase] = field(default_factory=dict, repr=False)
     matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
@@ -121,7 +121,7 @@ def make_start(
 
 def feature_numbers(total: FeatureAccumulator, rows: ProbeRows, plan: Plan) -> tuple[Report, dict[str, Numbers]]:
     """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
-    with _failing_together(), total.session():
+    with _raise_on_all_ranks(), total.session():
         for raw in first_of(rows.batches, plan.feature_rows, plan.batch_rows):
             total.update(raw)
     total.sync()
@@ -134,7 +134,7 @@ def feature_numbers(total: FeatureAccumulator, rows: ProbeRows, plan: Plan) -> t
 
 
 @contextmanager
-def _failing_together() -> Iterator[None]:
+def _raise_on_all_ranks() -> Iterator[None]:
     """A block that fails on one process fails on all: the others would wait for its sums, or take others for them."""
     failure: Exception | None = None
     try:
@@ -218,10 +218,10 @@ def read(
     numbers: Mapping[str, Numbers],
     phases: Mapping[tuple[str | None, str], Phase],
     part: bool,
-) -> dict[str, Reading]:
+) -> dict[str, Diagnosis]:
     """A reading for each layer whose change is known; ``part``: of a part of the training data."""
     return {
-        name: read_layer(
+        name: diagnose_layer(
             found,
             phases[name, "w"].name if (name, "w") in phases else None,
             trivial=layers[name].groups * layers[name].k_out == 1,
@@ -320,3 +320,30 @@ def _spectrum_numbers(
         if evidence.tail is not None:
             numbers[f"{prefix}.alpha"] = evidence.tail.fit.alpha
     return numbers, found
+
+
+def as_parts(measure: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return the parts to measure, of `featlearn.training.PARTS`."""
+    if measure is None:
+        return PARTS
+    parts = (measure,) if isinstance(measure, str) else tuple(measure)
+    wrong = [part for part in parts if part not in PARTS]
+    if wrong or not parts:
+        raise InputError(f"measure must be of {', '.join(PARTS)}, got {measure!r}")
+    return parts
+
+
+def as_directions(directions: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Tensor]:
+    """Return the directions of layers, each with one entry per input of its layer."""
+    checked = {}
+    for name, given in directions.items():
+        if name not in layers:
+            raise InputError(f"directions names layer {name!r}, and there are {', '.join(layers)}")
+        beta = torch.as_tensor(given).detach().cpu()
+        if beta.ndim not in (1, 2) or len(beta) != layers[name].k_in:
+            raise InputError(
+                f"directions of layer {name!r} must be ({layers[name].k_in},) or ({layers[name].k_in}, q), "
+                f"got shape {tuple(beta.shape)}"
+            )
+        checked[name] = beta
+    return checked

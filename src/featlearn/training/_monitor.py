@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import available_memory, parse_memory
 from featlearn._utils.rng import Seed
+from featlearn._utils.validation import as_number, as_step
 from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.features import FeatureAccumulator, in_processes
@@ -24,9 +25,8 @@ from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.runs import Run
 from featlearn.training import _measurement as measuring
-from featlearn.training._checks import as_directions, as_number, as_parts, as_step
 from featlearn.training._launch import open_run, stored_start
-from featlearn.training._measurement import Snapshot
+from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plan import Plan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
@@ -42,7 +42,7 @@ class Monitor:
     model on some rows of data and records for each layer: the NFC variants and the FACT family, the change of the
     weights; the spectrum of W, its edge, spikes, power-law exponent and phase; the same of the conjugate kernel of the
     layer's inputs and of the tangent kernel of the model, with their alignment to the labels; and a reading in plain
-    words (`featlearn.training.read_layer`). It keeps a copy of the initial weights.
+    words (`featlearn.training.diagnose_layer`). It keeps a copy of the initial weights.
 
     Training is not disturbed: gradients, random generators, training flags and buffers are as they were, so that the
     trained weights are the same to the bit with and without a monitor. Under ``torch.distributed`` each process

@@ -10,7 +10,8 @@ from typing import Literal
 
 import pandas as pd
 
-from featlearn.errors import InputError, RunStoreError
+from featlearn._utils.validation import check_option
+from featlearn.errors import RunStoreError
 from featlearn.runs import Run
 from featlearn.training._measurement import Snapshot
 from featlearn.training.trackers import Tracker
@@ -29,8 +30,7 @@ class Recorder:
     """
 
     def __init__(self, run: Run | None, owns: bool, trackers: Sequence[Tracker], on_error: str) -> None:
-        if on_error not in ("warn", "raise"):
-            raise InputError(f'on_error must be "warn" or "raise", got {on_error!r}')
+        check_option("on_error", on_error, ("warn", "raise"))
         self.run = run
         self._record = run  # can be read when it is closed
         self._owns, self._trackers, self._on_error = owns, list(trackers), on_error
@@ -54,7 +54,7 @@ class Recorder:
         if not self._logged(found.step, table):
             self.keep(found)
         elif found.matrices and self.run is not None:  # a run that takes no numbers is told of once
-            with self._going_on("the matrices cannot be written", RunStoreError):
+            with self._warn_or_raise("the matrices cannot be written", RunStoreError):
                 self.run.save_matrices(found.step, found.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
         self._track(found.step, {**flat, **found.model, **cost})
@@ -73,7 +73,7 @@ class Recorder:
             rows += [(found.step, layer, n, v) for layer, numbers in found.layers.items() for n, v in numbers.items()]
         frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
         if self._record is not None:
-            with self._going_on("the run cannot be read", RunStoreError):
+            with self._warn_or_raise("the run cannot be read", RunStoreError):
                 stored = self._record.metrics() if self._stored is None else self._stored
                 frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
         return frame.sort_values("step", kind="stable", ignore_index=True)
@@ -84,12 +84,12 @@ class Recorder:
         run, self.run = self.run, None
         try:
             for tracker in trackers:
-                with self._going_on(f"{type(tracker).__name__} cannot be closed", Exception):
+                with self._warn_or_raise(f"{type(tracker).__name__} cannot be closed", Exception):
                     tracker.close()
         finally:
             if run is not None and self._owns and run.writes:
                 try:
-                    with self._going_on("the run cannot be finished", RunStoreError):
+                    with self._warn_or_raise("the run cannot be finished", RunStoreError):
                         run.finish(status)
                 finally:
                     self._give_up(run)
@@ -105,18 +105,18 @@ class Recorder:
         """Whether there is a run, and it has taken numbers and words."""
         taken = False
         if self.run is not None:
-            with self._going_on("the run cannot be written", RunStoreError):
+            with self._warn_or_raise("the run cannot be written", RunStoreError):
                 self.run.log_layers(step, table)
                 taken = True
         return taken
 
     def _track(self, step: int, numbers: dict[str, float]) -> None:
         for tracker in self._trackers:
-            with self._going_on(f"{type(tracker).__name__} takes no numbers", Exception):
+            with self._warn_or_raise(f"{type(tracker).__name__} takes no numbers", Exception):
                 tracker.log(step, numbers)
 
     @contextmanager
-    def _going_on(self, trouble: str, errors: type[Exception]) -> Iterator[None]:
+    def _warn_or_raise(self, trouble: str, errors: type[Exception]) -> Iterator[None]:
         """What goes wrong in the block does not end the training, unless it is asked to."""
         try:
             yield

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from featlearn._utils.progress import progress_bar
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import as_settings
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import DivergenceError, InputError
 from featlearn.runs import Run
 from featlearn.runs.launch import launch, run_to_continue
 from featlearn.training._checkpoint import Training, model_mark, tensor_mark
@@ -351,7 +351,3 @@ class History:
     relgrad: float = math.nan
     stopped: Literal["steps", "loss", "relgrad"] = "steps"
     seconds: float = 0.0
-
-
-class DivergenceError(FeatlearnError, RuntimeError):
-    """The loss became infinite or NaN."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["WORDS", "Reading", "read_layer"]
+__all__ = ["DIAGNOSES", "Diagnosis", "diagnose_layer"]
 
-WORDS = {
+DIAGNOSES = {
     "untrained": "nothing has been learned yet",
     "collapsed": "the layer passes on few directions, or none",
     "at convergence": "the loss pulls as hard as weight decay holds: the features are final",
@@ -28,11 +28,11 @@ _MOVED, _SHARE = 0.1, 0.1
 
 
 @dataclass(frozen=True)
-class Reading:
+class Diagnosis:
     """One layer in plain words.
 
     Attributes:
-        word: One of `WORDS`.
+        word: One of `DIAGNOSES`.
         text: A sentence with the numbers that decided.
     """
 
@@ -43,9 +43,9 @@ class Reading:
         return f"{self.word}: {self.text}"
 
 
-def read_layer(
+def diagnose_layer(
     numbers: Mapping[str, float], phase: str | None = None, trivial: bool = False, part: bool = False
-) -> Reading:
+) -> Diagnosis:
     """Read the numbers of a layer.
 
     The rule, in this order; what was not measured decides nothing:
@@ -83,36 +83,36 @@ def read_layer(
     # Of a start at zero, as heads and adapters have it, the change has no share: it is NaN, or infinite.
     at_zero = "weight_change" in numbers and math.isnan(moved) and numbers.get("weight_norm") == 0
     if moved <= _STILL or at_zero:
-        return Reading("untrained", "the weights are those of the start" + _measured(NFC=nfc))
+        return Diagnosis("untrained", "the weights are those of the start" + _measured(NFC=nfc))
     if "nfc" in numbers and math.isnan(nfc):
-        return Reading("collapsed", "no gradient of the outputs passes the layer: it is dead or cut off")
+        return Diagnosis("collapsed", "no gradient of the outputs passes the layer: it is dead or cut off")
     if phase == "rank collapse" or rank < _COLLAPSED * initial_rank:
-        return Reading("collapsed", f"its effective rank went from {initial_rank:.1f} to {rank:.1f}")
+        return Diagnosis("collapsed", f"its effective rank went from {initial_rank:.1f} to {rank:.1f}")
     noise = numbers.get("relgrad_noise", math.nan)
     noisy = noise > _CONVERGED and (0 if part else noise / 3) <= relgrad <= 3 * noise
     noisy |= part and not math.isnan(relgrad) and math.isnan(noise)
     if relgrad <= _CONVERGED and fact >= _FACT and not noisy:
-        return Reading(
+        return Diagnosis(
             "at convergence",
             f"what is left of the gradient is {relgrad:.1%} of the weight decay, and FACT matches W^T W (cosine "
             f"{fact:.3f})",
         )
     if phase == "heavy tail":
         alpha = numbers.get("w.alpha", math.nan)
-        return Reading("heavy-tailed", f"the eigenvalues of W^T W follow a power law of exponent {alpha:.2f}")
+        return Diagnosis("heavy-tailed", f"the eigenvalues of W^T W follow a power law of exponent {alpha:.2f}")
     if nfc >= _ALIGNED and share >= _BY_TRAINING and not trivial:
-        return Reading("aligned", f"NFC {nfc:.2f}, of which the change of the weights makes {share:.0%}")
+        return Diagnosis("aligned", f"NFC {nfc:.2f}, of which the change of the weights makes {share:.0%}")
     known = math.isfinite(moved)
     moving = f"the weights have moved by {moved:.0%} of their start" if known else "the weights have moved from zero"
     if moved < _MOVED and not share >= _SHARE:
-        return Reading("lazy", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
+        return Diagnosis("lazy", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
     if noisy:
-        return Reading(
+        return Diagnosis(
             "undecided",
             f"relgrad {relgrad:.2g} is what the sampling noise of these rows gives ({noise:.2g}), also at a critical "
             "point: measure on all training rows (samples=None)",
         )
-    return Reading("learning", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
+    return Diagnosis("learning", moving + _measured(NFC=nfc, ratio=share, trivial=trivial))
 
 
 def _measured(NFC: float = math.nan, ratio: float = math.nan, trivial: bool = False) -> str:

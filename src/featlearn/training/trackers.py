@@ -10,13 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from featlearn.errors import FeatlearnError
+from featlearn.errors import MissingPackageError
 
 __all__ = ["MLflowTracker", "MissingPackageError", "TensorBoardTracker", "Tracker", "WandbTracker", "needed"]
-
-
-class MissingPackageError(FeatlearnError, ImportError):
-    """A package of an optional part is not installed."""
 
 
 def needed(module: str, extra: str) -> Any:

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets import TeacherTask, teacher_task
 from featlearn.errors import InputError
@@ -323,6 +324,7 @@ class _State:
     readout: Tensor
 
 
+@renamed_arguments(centre_norm="center_norm")
 def spectral_case(
     case: int,
     size: Size = "half",

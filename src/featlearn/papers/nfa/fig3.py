@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import reversing_task
-from featlearn.datasets.alignment_reversing import Reading
+from featlearn.datasets.alignment_reversing import Diagnosis
 from featlearn.papers.claim import Claim, at_most, holds
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.plots import PALETTE, new_figure, style
@@ -24,7 +24,7 @@ from featlearn.theory import predict_quadratic
 
 __all__ = ["EXPERIMENT", "Config", "average_moments"]
 
-_READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
+_READINGS: tuple[Diagnosis, ...] = ("consistent", "pseudo-inverse")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]
 
 
 def _measure(
-    size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int
+    size: int, balances: Sequence[float], moment_networks: int, reading: Diagnosis, seed: int
 ) -> Mapping[str, Any]:
     """Predicted and observed rho by balance, of one data seed; a single network is observed, whatever the data."""
     moments = average_moments(size, size, moment_networks, seed=0)
@@ -129,7 +129,7 @@ def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Cla
     ]  # fmt: skip
 
 
-def _figure(config: Config, found: Mapping[Reading, Mapping[str, NDArray[np.float64]]]) -> Figure:
+def _figure(config: Config, found: Mapping[Diagnosis, Mapping[str, NDArray[np.float64]]]) -> Figure:
     with style():
         fig = new_figure(8.8, 5.4)
         axes = fig.subplots(2, 3)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from featlearn.training import WORDS, read_layer
+from featlearn.training import DIAGNOSES, diagnose_layer
 
 MOVED = {"weight_change": 0.5, "nfc": 0.6, "centered_ratio": 0.3}
 
@@ -37,23 +37,25 @@ MOVED = {"weight_change": 0.5, "nfc": 0.6, "centered_ratio": 0.3}
     ],
 )
 def test_words_and_the_numbers_that_decided(numbers, phase, word, told) -> None:
-    reading = read_layer(numbers, phase)
+    reading = diagnose_layer(numbers, phase)
     assert reading.word == word
     assert told in reading.text
-    assert word in WORDS
+    assert word in DIAGNOSES
     assert str(reading) == f"{word}: {reading.text}"
 
 
 def test_a_single_output_is_aligned_by_construction_and_not_called_so() -> None:
     numbers = {"weight_change": 0.5, "nfc": 1.0, "centered_ratio": 0.9}
-    assert read_layer(numbers).word == "aligned"
-    reading = read_layer(numbers, trivial=True)
+    assert diagnose_layer(numbers).word == "aligned"
+    reading = diagnose_layer(numbers, trivial=True)
     assert reading.word == "learning"
     assert "single output" in reading.text
 
 
 def test_a_part_of_the_rows_without_a_noise_estimate_decides_nothing() -> None:
     numbers = {**MOVED, "relgrad": 5.0, "fact": 0.5, "relgrad_noise": math.nan}
-    assert read_layer(numbers, part=True).word == "undecided"
-    assert read_layer(numbers).word == "learning"
-    assert read_layer({**MOVED, "relgrad": 0.05, "fact": 0.99, "relgrad_noise": 24.0}, part=True).word == "undecided"
+    assert diagnose_layer(numbers, part=True).word == "undecided"
+    assert diagnose_layer(numbers).word == "learning"
+    assert (
+        diagnose_layer({**MOVED, "relgrad": 0.05, "fact": 0.99, "relgrad_noise": 24.0}, part=True).word == "undecided"
+    )
