@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from processes import run_code
+
+COMMAND = "import runpy; runpy.run_module('featlearn', run_name='__main__', alter_sys=True)"
+ENVIRONMENT = {"COLUMNS": None, "FORCE_COLOR": None, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -41,40 +43,14 @@ class Done:
 class Commands:
     """Runs ``featlearn ...`` in a folder."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self.folder = process, folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def __call__(self, *arguments: object, stdin: str = "", meanwhile: Callable[[int], None] | None = None) -> Done:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        files = {name: self.folder / f".{name}" for name in ("stdin", "stdout", "stderr")}
-        for name, file in files.items():
-            file.write_text(stdin if name == "stdin" else "", encoding="utf-8")
-        job = {"arguments": [str(a) for a in arguments], "folder": str(self.folder)}
-        self._process.stdin.write(json.dumps(job | {k: str(v) for k, v in files.items()}) + "\n")
-        self._process.stdin.flush()
-        pid = int(self._process.stdout.readline())
-        if meanwhile is not None:
-            meanwhile(pid)
-        code = int(self._process.stdout.readline())
-        out, err = (files[name].read_text(encoding="utf-8") for name in ("stdout", "stderr"))
-        return Done(code, out, err)
-
-
-@pytest.fixture(scope="session")
-def _zygote() -> Iterator[subprocess.Popen[str]]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    command = [sys.executable, str(Path(__file__).with_name("zygote.py"))]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment | {"OMP_NUM_THREADS": "1"}
-    ) as process:
-        yield process
-        assert process.stdin
-        process.stdin.close()
+        done = run_code(COMMAND, *arguments, cwd=self.folder, stdin=stdin, meanwhile=meanwhile, env=ENVIRONMENT)
+        return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
-def featlearn(_zygote: subprocess.Popen[str], tmp_path: Path) -> Commands:
-    return Commands(_zygote, tmp_path)
+def featlearn(tmp_path: Path) -> Commands:
+    return Commands(tmp_path)

@@ -7,8 +7,7 @@ import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 
 from featlearn.errors import InputError
 from featlearn.runs import Run
+from processes import running
 
 pytest.importorskip("starlette")
 pytest.importorskip("plotly")
@@ -355,16 +355,17 @@ def test_other_machines_need_a_token(root: Path) -> None:
 
 def test_a_server_says_where_it_is_and_stops_when_asked(root: Path) -> None:
     code = f"from featlearn.dashboard import serve\nserve({str(root)!r}, port=0, ready=lambda a: print(a, flush=True))"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
-            with urllib.request.urlopen(f"{address}api/runs", timeout=20) as answer:
-                assert len(json.load(answer)["runs"]) == 4
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
-        finally:
-            process.kill()
+    with running(code) as (process, files):
+        end = time.monotonic() + 60
+        while not (text := (files / "stdout").read_text() if (files / "stdout").exists() else "").endswith("\n"):
+            assert process.is_alive(), (files / "stderr").read_text()
+            assert time.monotonic() < end, "the server did not start"
+            time.sleep(0.02)
+        with urllib.request.urlopen(f"{text.strip()}api/runs", timeout=20) as answer:
+            assert len(json.load(answer)["runs"]) == 4
+        os.kill(process.pid, signal.SIGINT)
+        process.join(20)
+        assert process.exitcode == 0
 
 
 def test_a_port_that_is_taken(root: Path) -> None:
@@ -375,7 +376,7 @@ def test_a_port_that_is_taken(root: Path) -> None:
 def test_missing_packages_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         create_app(tmp_path / "none")
-    monkeypatch.setattr("featlearn.dashboard._assets.find_spec", lambda name: None)
+    monkeypatch.setattr("featlearn.dashboard._app.find_spec", lambda name: None)
     for call in (lambda: create_app(tmp_path), lambda: serve(tmp_path)):
         with pytest.raises(InputError, match=r"pip install 'featlearn\[dashboard\]'"):
             call()

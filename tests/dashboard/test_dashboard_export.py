@@ -13,7 +13,7 @@ from featlearn.plots import PALETTE
 
 pytest.importorskip("plotly")
 from featlearn.dashboard import export_html
-from featlearn.dashboard._assets import STATIC
+from featlearn.dashboard._app import STATIC
 from featlearn.dashboard._export import bundle
 
 

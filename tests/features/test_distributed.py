@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import featlearn as fl
+from processes import run_ranks
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -92,13 +92,7 @@ def scenario(name: str, rank: int, shard: tuple[int, int], path: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of two processes, started once for all scenarios."""
     folder = tmp_path_factory.mktemp("processes")
-    context = torch.multiprocessing.start_processes(worker, (str(folder),), nprocs=2, join=False, start_method="spawn")
-    end = time.monotonic() + 120
-    while not context.join(timeout=1):
-        if time.monotonic() > end:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("a process was left waiting for the other")
+    run_ranks(worker, str(folder))
     return folder
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import featlearn as fl
 from featlearn._utils.memory import parse_memory
+from processes import run_code
 
 HEAD = """
 import resource, torch, featlearn as fl
@@ -40,7 +38,7 @@ print((after - before) / 1024)
 
 def test_a_head_of_fifty_thousand_outputs() -> None:
     """K alone would take 20 GB; the weight takes 13 MB in float32."""
-    result = subprocess.run([sys.executable, "-c", HEAD], capture_output=True, text=True, check=False, timeout=120)
+    result = run_code(HEAD)
     assert result.returncode == 0, result.stderr
     assert float(result.stdout) < 700, f"{result.stdout} MB"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,6 +14,7 @@ from pandas.testing import assert_frame_equal
 from torch import Tensor, nn
 
 import featlearn as fl
+from processes import run_code
 
 
 def squared(output: Tensor, y: Tensor) -> Tensor:
@@ -190,13 +189,7 @@ report.save(sys.argv[1])
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_killed_while_saving_leaves_a_report(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SAVER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    result = run_code(SAVER, tmp_path)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 2, "no save was cut short: the test shows nothing"
     assert len(list(tmp_path.iterdir())) == 2, "the last save tidies up what the killed ones left"

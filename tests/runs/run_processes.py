@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import multiprocessing
 import os
 import resource
 import sqlite3
@@ -19,10 +18,7 @@ import torch
 
 from featlearn.errors import RunStoreError
 from featlearn.runs import Run
-
-# Each process is forked from a server that has imported featlearn and done nothing else.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["featlearn.runs"])
+from processes import CONTEXT
 
 VALUES = 20
 
@@ -30,8 +26,8 @@ VALUES = 20
 @contextmanager
 def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that works, and the end of a pipe on which it tells; it is killed when the block ends."""
-    here, there = _CONTEXT.Pipe()
-    child = _CONTEXT.Process(target=work, args=(there, *arguments), daemon=True)
+    here, there = CONTEXT.Pipe()
+    child = CONTEXT.Process(target=work, args=(there, *arguments), daemon=True)
     child.start()
     there.close()
     try:

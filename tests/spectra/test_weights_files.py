@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch import nn
 
 from featlearn.errors import InputError
 from featlearn.spectra import weight_spectra
+from processes import run_code
 
 STATE = {"a.weight": torch.eye(20) * 2, "b.weight": torch.ones(30, 10)}
 
@@ -159,11 +159,10 @@ print(peak() - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("ending", [".safetensors", ".pt"])
 def test_one_tensor_at_a_time(tmp_path: Path, ending: str) -> None:
-    # Not ru_maxrss: a process starts with its parent's, and this one is large.
     large = {f"{i}.weight": torch.full((200_000, 64), 0.5) for i in range(6)}  # 51 MB each, 102 MB in float64
     small, file = str(tmp_path / "small.pt"), str(tmp_path / f"large{ending}")
     torch.save({"0.weight": torch.eye(64)}, small)
     (torch.save if ending == ".pt" else safetensors.torch.save_file)(large, file)
-    command = [sys.executable, "-c", MEMORY, small, file]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_code(MEMORY, small, file)
+    assert done.returncode == 0, done.stderr
     assert 51e6 < int(done.stdout) < 1.5 * 200_000 * 64 * 8  # the tensor itself is in it

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from processes import run_code
 
 WORKER = Path(__file__).with_name("crash_worker.py")
 
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_at_random_instants(kills: int, tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), str(tmp_path), str(kills), "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    code = f"import sys, runpy; sys.argv[0] = {str(WORKER)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_code(code, tmp_path, kills, 0, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["kills"] == kills

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from featlearn.runs import Run
+from processes import run_code
 
 # Files that may not grow stand for a disk that is full: only root may mount a small one.
 SCRIPT = """
@@ -65,8 +64,7 @@ print(json.dumps([seen, Run.open(folder).series("loss").to_dict()]))
 
 @pytest.mark.parametrize("way", ["close", "with", "error", "raise", "exit"])
 def test_a_full_disk_leaves_neither_a_lock_nor_a_running_run(way: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, way, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_code(SCRIPT, way, tmp_path / "run")
     assert done.returncode == 0, done.stderr
     seen, losses = json.loads(done.stdout)
     run = Run.open(tmp_path / "run")

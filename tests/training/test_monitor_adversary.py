@@ -23,6 +23,7 @@ import featlearn as fl
 from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training import Monitor, evolution
+from processes import run_ranks
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2]).sin()
@@ -584,4 +585,4 @@ def one_of_two(rank: int, folder: str) -> None:
 
 
 def test_a_measurement_that_fails_on_one_process_fails_on_all(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(one_of_two, args=(str(tmp_path),), nprocs=2)
+    run_ranks(one_of_two, str(tmp_path))

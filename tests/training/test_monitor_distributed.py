@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training import Monitor
+from processes import run_ranks
 
 STEPS = 4
 
@@ -67,7 +68,7 @@ def worker(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(worker, args=(str(path),), nprocs=2)
+    run_ranks(worker, str(path))
     return path
 
 
@@ -138,7 +139,7 @@ def second_launch(rank: int, folder: str) -> None:
 
 
 def test_process_0_decides_where_a_launch_goes(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(second_launch, args=(str(tmp_path),), nprocs=2)
+    run_ranks(second_launch, str(tmp_path))
     assert Run.open(tmp_path / "again").config == {"name": "first"}
     assert Run.open(tmp_path / "again-2").config == {"name": "second"}
     assert not (tmp_path / "again-3").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 import warnings
 from typing import Any
 
@@ -16,6 +14,7 @@ import featlearn as fl
 from featlearn.models import gpt
 from featlearn.training._plan import Plan, Sharing, plan_measurement, sharing_of, sizes_of
 from featlearn.training._probe_data import first_of, take_rows
+from processes import run_code
 
 FEATURES: dict[str, Any] = {"loss": None, "weight_decay": None, "layers": None, "outputs": "auto"}
 ALL = frozenset({"features", "weights", "ck", "ntk"})
@@ -212,6 +211,6 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 def test_a_character_gpt_at_defaults_stays_within_a_gigabyte() -> None:
     """It grew to 20 GB, and the system ended the training."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=False)
+    done = run_code(SCRIPT)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 1200

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featlearn._utils.json import encode_json
 from featlearn.dashboard import _api as answers
-from featlearn.dashboard._assets import STATIC, plotly_script, require
 from featlearn.dashboard._matrix_data import SIDE, matrix
-from featlearn.dashboard._query_params import LAST_STEP, check_params, ids_param, int_param, step_param, text_param
 from featlearn.dashboard._run_index import Store, signature
 from featlearn.dashboard._security import LOOPBACK, Gate, check_token
 from featlearn.dashboard._spectrum_data import spectra_at, spectrum
-from featlearn.errors import FeatlearnError, NotThereError
+from featlearn.errors import FeatlearnError, InputError, NotThereError
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -163,3 +164,87 @@ def _data(store: Store) -> dict[str, Answer]:
         "compare": compare,
         "ledger": ledger,
     }
+
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+_LONGEST = 500
+LAST_STEP = 2**63 - 1
+
+
+def check_params(request: Request, *names: str) -> Mapping[str, str]:
+    """The values of a request, which may have these names."""
+    for name in request.query_params:
+        if name not in names:
+            listed = ", ".join(names) or "none"
+            raise InputError(f"{name[:60]!r} is not a parameter here: there are {listed}")
+    return request.query_params
+
+
+def text_param(values: Mapping[str, str], name: str, *, needed: bool = False) -> str | None:
+    """A text of a sane length, or None."""
+    value = values.get(name)
+    if value is None:
+        if needed:
+            raise InputError(f"{name} is missing: add ?{name}=...")
+        return None
+    if len(value) > _LONGEST or "\0" in value:
+        raise InputError(f"{name} must be a text of at most {_LONGEST} letters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{name} must be text that can be written as UTF-8") from None
+    return value
+
+
+def int_param(values: Mapping[str, str], name: str, least: int, most: int, default: int | None) -> int | None:
+    """An integer within limits, or the default."""
+    value = values.get(name)
+    if value is None or value == "":
+        return default
+    if not re.fullmatch(r"[0-9]{1,19}", value) or not least <= int(value) <= most:
+        raise InputError(f"{name} must be an integer from {least} to {most}, got {value[:40]!r}")
+    return int(value)
+
+
+def step_param(value: str, name: str = "step") -> int:
+    """A step."""
+    found = int_param({name: value}, name, 0, LAST_STEP, None)
+    if found is None:
+        raise InputError(f"{name} is missing")
+    return found
+
+
+def ids_param(values: Mapping[str, str], name: str) -> list[str]:
+    """Identifiers of runs with commas between them."""
+    text = text_param(values, name, needed=True) or ""
+    found = [part for part in text.split(",") if part]
+    if any(not re.fullmatch(r"[0-9a-f]{12}", part) for part in found):
+        raise InputError(f"{name} must be identifiers of runs, with commas between them")
+    return found
+
+
+STATIC = Path(__file__).parent / "static"
+
+
+def require(*packages: str) -> None:
+    """Raise unless these packages are installed."""
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"the dashboard needs {', '.join(missing)}: install with `pip install 'featlearn[dashboard]'`, or in a "
+            "clone with `pip install -c constraints.txt -e '.[dashboard]'`"
+        )
+
+
+def plotly_script() -> Path:
+    """The script that comes with the plotly package: nothing is fetched from elsewhere."""
+    require("plotly")
+    found = find_spec("plotly")  # importing it would take a second
+    places = [] if found is None else list(found.submodule_search_locations or [])
+    for place in places:
+        script = Path(place) / "package_data" / "plotly.min.js"
+        if script.is_file():
+            return script
+    raise InputError("the installed plotly has no plotly.min.js: install it again with `pip install -U plotly`")

@@ -19,7 +19,7 @@ import numpy as np
 from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.json import encode_utf8, to_json
 from featlearn.dashboard import _api as answers
-from featlearn.dashboard._assets import STATIC, plotly_script
+from featlearn.dashboard._app import STATIC, plotly_script
 from featlearn.dashboard._matrix_data import matrix
 from featlearn.dashboard._run_index import Found, Store
 from featlearn.dashboard._spectrum_data import spectrum

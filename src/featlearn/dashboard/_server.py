@@ -9,8 +9,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from featlearn._utils.validation import check_int
-from featlearn.dashboard._app import create_app
-from featlearn.dashboard._assets import require
+from featlearn.dashboard._app import create_app, require
 from featlearn.dashboard._security import LOOPBACK, check_token, is_loopback
 from featlearn.errors import InputError
 

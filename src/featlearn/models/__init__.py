@@ -4,9 +4,8 @@ from featlearn._utils.public_names import renamed_names
 from featlearn.linalg.activations import NormalizedActivation, activation_module, normalized_activation
 from featlearn.models._convolutional import small_cnn, vgg11
 from featlearn.models._gpt import GPT, gpt
-from featlearn.models._ntk_mlp import Scale, ntk_mlp
 from featlearn.models.initialization import SubtractInitial, scale_weights, subtract_initial
-from featlearn.models.mlp import mlp
+from featlearn.models.mlp import Scale, mlp, ntk_mlp
 
 __all__ = [
     "GPT",

@@ -14,8 +14,7 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
-from featlearn.models._ntk_mlp import Scale
-from featlearn.models.mlp import linear_layer
+from featlearn.models.mlp import Scale, linear_layer
 
 _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 

@@ -1,6 +1,15 @@
 """Spectra: the laws of random matrices, tails, and what stands outside a law."""
 
-from featlearn.spectra._bulk import EmpiricalEdge, FittedBulk, empirical_edge, fit_marchenko_pastur
+from featlearn.spectra._bulk import (
+    EmpiricalEdge,
+    FittedBulk,
+    Spikes,
+    bbp_threshold,
+    edge_scale,
+    empirical_edge,
+    fit_marchenko_pastur,
+    spikes,
+)
 from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
 from featlearn.spectra._heavy_tail import TailEvidence, tail_evidence
@@ -17,7 +26,6 @@ from featlearn.spectra._ranks import (
     weight_eigenvalues,
 )
 from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
-from featlearn.spectra._spikes import Spikes, bbp_threshold, edge_scale, spikes
 from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
 from featlearn.spectra._weight_spectrum import WeightSpectrum
 

@@ -1,4 +1,4 @@
-"""Estimate the bulk of a spectrum: its Marchenko-Pastur variance, and its right edge."""
+"""Estimate the bulk of a spectrum, its Marchenko-Pastur variance and right edge, and count spikes beyond it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 from featlearn.spectra._compare import ks_distance
 from featlearn.spectra._laws import Law, marchenko_pastur
-from featlearn.spectra._ranks import clean_eigenvalues, positive_eigenvalues
-from featlearn.spectra._spikes import spikes
+from featlearn.spectra._ranks import clean_eigenvalues, eigenvalue_vector, positive_eigenvalues
 
 _MOST_SPIKES = 0.1  # share beyond which one cannot speak of a bulk and of single eigenvalues outside it
 _ROUNDS = 10
@@ -166,3 +166,97 @@ def _solver(size: int) -> Array:
     solver: Array = np.linalg.pinv(np.stack([np.ones_like(t), -t, t * t], axis=1))[:2]
     solver[1] /= (1.5 * math.pi * (size - 0.75)) ** (2 / 3)
     return solver
+
+
+def spikes(eigenvalues: Any, law: Law, *, size: int | None = None, margin: float = 4.0) -> Spikes:
+    r"""Eigenvalues beyond the right edge of a law by more than chance allows.
+
+    The largest eigenvalue of a random matrix exceeds the edge by a Tracy-Widom variable times `edge_scale`, which
+    falls like ``size^(-2/3)``. A spike is what exceeds ``right + margin * edge_scale(law, size)``. For real matrices
+    the variable is above 0.98 in 5% and above 2.02 in 1% of draws (Johnstone 2001).
+
+    False alarms at the default margin of 4, measured on Marchenko-Pastur of the right variance with 1/4 to 8 times as
+    many rows as columns: 3 of 23,000 matrices of 50 and 200 columns with Gaussian entries, 1 of 46,000 with uniform
+    or random-sign entries, none of 720 with 800 columns. A margin of 2 alarms in 0.7% of Gaussian matrices. Heavier
+    entries need more: Laplace ones alarm in 1.4% of the matrices of 50 columns and in 0.2% of those of 200, and
+    Student's with 5 degrees of freedom in about a tenth at any size, as their largest entries are spikes of their own.
+
+    Args:
+        eigenvalues: In any order.
+        law: What they would follow without a signal.
+        size: Dimension of the matrix, zeros included; the number of eigenvalues if None. Needed if only the largest
+            eigenvalues are given.
+        margin: In units of the Tracy-Widom scale.
+    """
+    values = eigenvalue_vector(eigenvalues)
+    if not (math.isfinite(margin) and margin >= 0):
+        raise InputError(f"margin must be a number of Tracy-Widom scales, at least 0, got {margin!r}")
+    count = values.size if size is None else size
+    if count < values.size:
+        raise InputError(f"size is the dimension of the matrix: at least {values.size} eigenvalues, got {size}")
+    scale = edge_scale(law, count)
+    threshold = law.edges[1] + margin * scale
+    order = np.argsort(-values, kind="stable")
+    indices = order[values[order] > threshold]
+    return Spikes(indices, values[indices], threshold, law.edges[1], scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Spikes:
+    """Outcome of `spikes`, the largest first.
+
+    Attributes:
+        indices: Where they stand in the given eigenvalues.
+        values: Their values.
+        threshold: What they exceed.
+        edge: Right edge of the law.
+        scale: Tracy-Widom scale at the edge.
+    """
+
+    indices: NDArray[np.intp]
+    values: NDArray[np.float64]
+    threshold: float
+    edge: float
+    scale: float
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Distance from the edge in Tracy-Widom scales."""
+        result: NDArray[np.float64] = (self.values - self.edge) / self.scale
+        return result
+
+
+def edge_scale(law: Law, size: int) -> float:
+    r"""Scale of the fluctuations of the largest of ``size`` eigenvalues: ``(pi c size)^(-2/3)``.
+
+    c is the coefficient of the density at the right edge, ``f(x) ~ c sqrt(right - x)``. For Marchenko-Pastur this
+    is Johnstone's ``(sqrt h + sqrt d) (1/sqrt h + 1/sqrt d)^(1/3) / scale``.
+    """
+    if not size >= 1:
+        raise InputError(f"size must be at least 1, got {size!r}")
+    bulk = law.bulks[-1]
+    # f / sqrt(right - x) is smooth: two points, extrapolated to the edge. Nearer ones would lose digits to rounding.
+    gap = 1e-6 * (bulk.right - bulk.left)
+    gaps = torch.tensor([gap, 2 * gap], dtype=torch.float64)
+    near, far = (law.pdf(bulk.right - gaps) / gaps.sqrt()).tolist()
+    return math.pow(math.pi * (2 * near - far) * size, -2 / 3)
+
+
+def bbp_threshold(rows: float, columns: float, *, variance: float = 1.0) -> float:
+    r"""Least singular value that a low-rank signal S needs to put a spike beyond the bulk of ``W + S``.
+
+    W (rows x columns) has independent entries of the given variance: the threshold of Baik, Ben Arous and Peche is
+    ``sqrt(variance) (rows columns)^(1/4)``. A signal of singular value ``theta`` beyond it shows up as the eigenvalue
+
+        ``(theta^2 + variance rows)(theta^2 + variance columns) / theta^2``
+
+    of ``(W + S)^T (W + S)`` (Benaych-Georges and Nadakuditi 2012); at the threshold this is the edge. In the other
+    form, rows drawn with one covariance eigenvalue ``variance (1 + t)``, the threshold is ``t = sqrt(columns / rows)``.
+    """
+    for name, value in (("rows", rows), ("columns", columns), ("variance", variance)):
+        if not (math.isfinite(value) and value > 0):
+            raise InputError(f"{name} must be positive and finite, got {value!r}")
+    return math.sqrt(variance * math.sqrt(rows * columns))

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
-from featlearn.spectra._bulk import MARGIN, FittedBulk, fit_marchenko_pastur
+from featlearn.spectra._bulk import MARGIN, FittedBulk, fit_marchenko_pastur, spikes
 from featlearn.spectra._compare import histogram
 from featlearn.spectra._laws import Law
 from featlearn.spectra._norm_null import against_norms
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit, power_law
 from featlearn.spectra._ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
-from featlearn.spectra._spikes import spikes
 
 Array = NDArray[np.float64]
 

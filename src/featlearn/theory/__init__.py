@@ -1,9 +1,17 @@
 """Theory: what the papers' theorems predict, as functions to be held against measurement."""
 
-from featlearn.theory._convergence_bounds import Assumption, GlobalConvergence, NTKFloor, global_convergence, ntk_floor
+from featlearn.theory._convergence_bounds import (
+    EARLY_EXPONENTS,
+    Assumption,
+    EarlyPhase,
+    GlobalConvergence,
+    NTKFloor,
+    early_phase,
+    global_convergence,
+    ntk_floor,
+)
 from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
 from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
-from featlearn.theory._early_phase_bounds import EARLY_EXPONENTS, EarlyPhase, early_phase
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
 from featlearn.theory._quadratic_networks import (
     QuadraticNetwork,

@@ -25,12 +25,11 @@ from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.runs import Run
 from featlearn.training import _measurement as measuring
-from featlearn.training._launch import open_run, stored_start
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plan import Plan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
-from featlearn.training._recorder import Recorder
+from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Budget, Every, step_rule
 from featlearn.training.trackers import Tracker
 
