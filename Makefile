@@ -3,17 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WATCHER := .venv-weightwatcher
+WHEEL := .venv-wheel
+OLDEST := .venv-oldest
+# Tests of the packages that need none of the extras.
+OLDEST_TESTS := $(addprefix tests/,_utils linalg plots models optim theory spectra runs rfm kernels adaptive reports)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One thread a process: two test workers on two cores must not fight over them.
+# One thread per process: two test workers on two cores must not compete for them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: demo test test-slow lint reproduce reproduce-full bench bench-rfm bench-uci docs clean
+.PHONY: demo test test-slow test-wheel test-oldest lint reproduce reproduce-full bench bench-rfm bench-uci docs clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "featlearn needs Python 3.11 or newer; call make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# A stamp a set of extras, so that a second run installs nothing.
+# One stamp per set of extras, so that a second run installs nothing.
 $(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
 	touch $@
@@ -39,8 +43,26 @@ demo: $(VENV)/run.stamp
 test: lint
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 -q
 
-test-slow: $(VENV)/test.stamp
+test-slow: $(VENV)/test.stamp test-wheel test-oldest
 	$(ONE_THREAD) $(BIN)/python -m pytest -q -m slow
+
+# The wheel, installed and used outside of the clone.
+test-wheel: | $(BIN)/python
+	rm -rf build dist $(WHEEL)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/featlearn-*.whl
+	folder=$$(mktemp -d) && cd $$folder && $(ONE_THREAD) $(CURDIR)/$(WHEEL)/bin/python $(CURDIR)/tests/check_wheel.py $$folder && rm -rf $$folder
+	rm -rf build $(WHEEL)
+
+# The oldest supported version of every dependency but torch.
+$(OLDEST)/run.stamp: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . pytest hypothesis
+	touch $@
+
+test-oldest: $(OLDEST)/run.stamp
+	$(ONE_THREAD) $(OLDEST)/bin/python -m pytest -q -W default $(OLDEST_TESTS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
@@ -78,4 +100,4 @@ docs: $(VENV)/docs.stamp
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:
-	rm -rf $(VENV) $(WATCHER) build site demo reproductions reproductions-full benchmarks/results
+	rm -rf $(VENV) $(WATCHER) $(WHEEL) $(OLDEST) build dist site demo reproductions reproductions-full benchmarks/results

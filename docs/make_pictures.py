@@ -192,7 +192,7 @@ def adapted_kernels() -> None:
 
 def phases() -> None:
     """A spectrum in each phase: three cases of table 1 of the spectral paper at half size, and one of weight decay."""
-    cases = {case: spectral_case(case, seed=0) for case in (1, 3, 4)}
+    cases = {case: spectral_case(case, generator=0) for case in (1, 3, 4)}
     found = {
         "invariant": (cases[1].weights.phase(), "case 1, gradient descent: $W^T W/h$"),
         "spike": (cases[3].weights.phase(), "case 3, SGD at a large rate: $W^T W/h$"),

@@ -13,8 +13,10 @@ import torch
 from featlearn._utils.public_names import renamed_arguments
 from featlearn.datasets import image_task, teacher_task
 from featlearn.models import ntk_mlp, small_cnn
+from featlearn.optim import AdaptiveSLO
 from featlearn.runs import Run
 from featlearn.spectra import compare, power_law, spectral_entropy
+from featlearn.training.two_layer import new_student
 
 IMAGES = torch.ones(2, 1, 8, 8)
 NAMES = [
@@ -80,6 +82,15 @@ def test_images_by_their_old_argument(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="use standardize="):
         old = image_task(tmp_path / "small.npz", 8, 4, standardise="pixels", generator=0)  # type: ignore[call-arg]
     assert torch.equal(old.X, image_task(tmp_path / "small.npz", 8, 4, standardize="pixels", generator=0).X)
+
+
+def test_randomness_by_its_old_argument() -> None:
+    with pytest.warns(DeprecationWarning, match="use generator="):
+        old = new_student(20, 10, 5, seed=0)
+    assert torch.equal(old.task.X, new_student(20, 10, 5, generator=0).task.X)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    with pytest.warns(DeprecationWarning, match="use generator="):
+        AdaptiveSLO(model, torch.ones(4, 3), lr=0.1, seed=0)  # type: ignore[call-arg]
 
 
 def test_both_names_of_an_argument() -> None:

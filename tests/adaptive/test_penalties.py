@@ -185,7 +185,7 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(fl.InputError, match=message):
             effective_penalty(penalty, 1.0)
-    with pytest.raises(fl.InputError, match="positive number"):
+    with pytest.raises(fl.InputError, match="finite number above 0"):
         power(-1)
     with pytest.raises(fl.InputError, match="for v >= 1"):
         joint_penalty("square", "square", 0.5)

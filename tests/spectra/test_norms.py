@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featlearn.spectra import _ranks as gram
 from featlearn.spectra import bbp_threshold, phase, weight_eigenvalues, weight_spectra
-from featlearn.spectra._norm_null import _largest, against_norms, random_signs, varying_norms
+from featlearn.spectra._norm_null import _largest, against_norms, flip_random_signs, varying_norms
 from featlearn.training._measurement import _spectrum_numbers
 
 FOUND = ("bulk + spikes", "heavy tail")
@@ -202,12 +202,12 @@ def test_norms_vary_beyond_chance_only() -> None:
 
 def test_random_signs_keep_norms_and_nothing_else() -> None:
     weight = draw(0, 2, 40, 30)
-    copy = random_signs(weight, 1)
+    copy = flip_random_signs(weight, 1)
     assert torch.equal(copy.abs(), weight.abs())
-    assert torch.equal(copy, random_signs(weight, 1))
-    assert not torch.equal(copy, random_signs(weight, 2))
+    assert torch.equal(copy, flip_random_signs(weight, 1))
+    assert not torch.equal(copy, flip_random_signs(weight, 2))
     assert 0.4 < float((copy == weight).double().mean()) < 0.6
-    assert random_signs(weight.half(), 0).dtype == torch.float32
+    assert flip_random_signs(weight.half(), 0).dtype == torch.float32
 
 
 @pytest.mark.parametrize("shape", [(1, 300, 700), (2, 400, 280), (3, 20, 50)])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.models import gpt
-from featlearn.training._plan import Plan, Sharing, plan_measurement, sharing_of, sizes_of
+from featlearn.training._plan import MeasurementPlan, Sharing, plan_measurement, sharing_of, sizes_of
 from featlearn.training._probe_data import first_of, take_rows
 from processes import run_code
 
@@ -22,7 +22,7 @@ ALL = frozenset({"features", "weights", "ck", "ntk"})
 
 def planned(
     model: nn.Module, data: Any, memory: int = 2**31, samples: int = 512, kernel_samples: int = 128, **features: Any
-) -> Plan:
+) -> MeasurementPlan:
     rows = take_rows(data, samples, kernel_samples, None)
     layers = {layer.name: layer for layer in fl.layers.find_layers(model)}
     return plan_measurement(model, layers, sizes_of(model, rows, None), rows, ALL, FEATURES | features, memory)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from featlearn._utils.memory import parse_memory
 from featlearn._utils.validation import check_option
 from featlearn.adaptive._from_arrays import STRUCTURES, check_numbers
-from featlearn.adaptive._leave_one_out import choose
+from featlearn.adaptive._leave_one_out import select_ridge_and_scale
 from featlearn.adaptive._penalties import Array, Penalty, PenaltyLike, as_pair
 from featlearn.adaptive._solver import AdaptiveProblem, solve
 from featlearn.adaptive._tangent_features import (
@@ -199,7 +199,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self._space_
 
     def _solve(self, problem: AdaptiveProblem, generator: torch.Generator) -> None:
-        choice = choose(problem, self.ridge, self.scale, self.n_iter, generator)
+        choice = select_ridge_and_scale(problem, self.ridge, self.scale, self.n_iter, generator)
         self.ridge_, self.scale_, self.loo_errors_ = float(choice.ridge), float(choice.weight), choice.errors
         found = solve(
             replace(problem, ridge=self.ridge_), self.scale_, n_iter=self.n_iter, tolerance=self.tolerance,

@@ -6,12 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from featlearn._utils.validation import check_option
-from featlearn.adaptive._penalties import as_pair, is_number
+from featlearn._utils.validation import check_int, check_number, check_option
+from featlearn.adaptive._penalties import as_pair
 from featlearn.adaptive._solver import AdaptiveProblem, AdaptiveSolution, solve
 from featlearn.adaptive._tangent_features import GivenFeatures
 from featlearn.errors import InputError
@@ -92,16 +91,13 @@ def adapt(
 
 
 def check_numbers(*, scale: float, ridge: float, n_iter: int, tolerance: float, restarts: int) -> None:
-    """Refuse numbers that make no sense."""
-    if not is_number(scale) or not scale > 0:
-        raise InputError(f"scale must be a positive number, or infinite for features that stay, got {scale!r}")
-    if not (is_number(ridge) and math.isfinite(ridge) and ridge >= 0):
-        raise InputError(f"ridge must be finite and not negative, got {ridge!r}")
-    if not (is_number(tolerance) and 0 <= tolerance < 1):
-        raise InputError(f"tolerance must be a share between 0 and 1, got {tolerance!r}")
-    for name, value, least in (("n_iter", n_iter, 1), ("restarts", restarts, 0)):
-        if isinstance(value, float | np.floating) or not is_number(value) or value < least:
-            raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+    """Raise for numbers out of range."""
+    if scale != math.inf:  # infinite for features that stay
+        check_number("scale", scale, above=0)
+    check_number("ridge", ridge, 0)
+    check_number("tolerance", tolerance, 0, below=1)
+    check_int("n_iter", n_iter)
+    check_int("restarts", restarts, 0)
 
 
 def _finite(values: Any, name: str) -> Tensor:

@@ -24,7 +24,7 @@ _TOLERANCE = 1e-3  # of descents that are only judged
 
 
 @dataclass(frozen=True)
-class Choice:
+class RidgeAndScale:
     """What was chosen.
 
     Attributes:
@@ -40,9 +40,9 @@ class Choice:
     system: System
 
 
-def choose(
+def select_ridge_and_scale(
     problem: AdaptiveProblem, ridge: float | str, scale: float | str, n_iter: int, generator: torch.Generator
-) -> Choice:
+) -> RidgeAndScale:
     """Ridge and scale, where they are ``"loo"``, judged on some of the samples at the most.
 
     Args:
@@ -60,14 +60,14 @@ def choose(
     problem, few = replace(problem, ridge=ridge), replace(few, ridge=ridge)
     system = problem.system()
     if not isinstance(scale, str):
-        return Choice(ridge, scale, {}, system)
+        return RidgeAndScale(ridge, scale, {}, system)
     factor, errors = math.inf, dict[float, float]()
     if len(few.residual) >= _FEWEST:
         folds = torch.randperm(len(few.residual), generator=generator).to(device) % _FOLDS
         parts = [_part(few, (folds != fold).nonzero().squeeze(1)) for fold in range(_FOLDS)]
         factor, errors = judge_factors(few, parts, folds, n_iter)
     lazy = solve_from(problem, math.inf, problem.start(), system, 1, 0.0)
-    return Choice(ridge, factor * lazy.objective if lazy.objective > 0 else math.inf, errors, system)
+    return RidgeAndScale(ridge, factor * lazy.objective if lazy.objective > 0 else math.inf, errors, system)
 
 
 def best_ridge(kernel: Tensor, residual: Tensor, precision: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from featlearn._utils.validation import check_number
 from featlearn.errors import InputError
 
 Array = NDArray[np.float64]
@@ -57,16 +57,9 @@ class Penalty:
 PenaltyLike = str | Penalty | Callable[[Array], Array]
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number, of Python or numpy, and neither a truth value nor NaN."""
-    kinds = int | float | np.integer | np.floating
-    return isinstance(value, kinds) and not isinstance(value, bool) and not math.isnan(value)
-
-
 def power(p: float) -> Penalty:
     """``w(z) = |z - 1|^p``, p > 0; below 1 the singular values that move at all move far."""
-    if not is_number(p) or not (math.isfinite(p) and p > 0):
-        raise InputError(f"the power of a penalty must be a positive number, got {p!r}")
+    check_number("the power of a penalty", p, above=0)
     return Penalty(f"power:{p:g}", _Power(float(p)), float(p))
 
 

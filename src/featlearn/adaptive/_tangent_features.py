@@ -76,7 +76,7 @@ def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> Tangent
     return TangentSpace(subject, tuple(layers), last, plain, outputs)
 
 
-def cotangents(output: Tensor) -> list[Tensor]:
+def output_selectors(output: Tensor) -> list[Tensor]:
     """One for each output of a sample."""
     found = []
     for c in range(output[0].numel()):
@@ -115,7 +115,7 @@ def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:
     """Whether the gradient of output c is a multiple of the unit vector c, the same for all c (Model A, item 4)."""
     if layer.k_out != trace.output[0].numel() or layer.groups != 1:
         return False
-    rows = [trace.gradients(trace.output, v)[layer.name] for v in cotangents(trace.output)]
+    rows = [trace.gradients(trace.output, v)[layer.name] for v in output_selectors(trace.output)]
     if any(len(row) != 1 or row[0].shape[1] != 1 for row in rows):
         return False
     j = torch.stack([row[0][:, 0, 0] for row in rows], dim=1)
@@ -236,7 +236,7 @@ class NetworkFeatures:
         subject = self._space.subject
         with subject.open(inputs=True, weight_gradients=True):
             trace = subject.trace(batch)
-            rows = [trace.gradients(trace.output, v) for v in cotangents(trace.output)]
+            rows = [trace.gradients(trace.output, v) for v in output_selectors(trace.output)]
             found = {}
             for layer in self._space.layers:
                 if layer.name not in trace.calls:

@@ -49,7 +49,7 @@ def sample_factors(n: int, dtype: torch.dtype = torch.float64, seed: int = 0) ->
     return codes[torch.cat(rounds)[:n]] if n else codes[:0]
 
 
-def random_signs(output: Tensor, seed: int = 0) -> Tensor:
+def output_signs(output: Tensor, seed: int = 0) -> Tensor:
     """Return signs shaped like the output, so that one backward pass asks about all outputs.
 
     Args:
@@ -81,7 +81,7 @@ def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | No
     n = output.shape[0]
     if n < 2:
         return set()
-    v = random_signs(output, seed) if cotangent is None else cotangent
+    v = output_signs(output, seed) if cotangent is None else cotangent
     plain = trace.gradients(output, v) if rows is None else rows
     factors = sample_factors(n, output.dtype, seed).to(output.device)
     scaled = trace.gradients(output, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))

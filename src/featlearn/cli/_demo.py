@@ -67,8 +67,8 @@ def demo(
         if (out / "run" / "run.db").exists():
             remove(out / "run")  # of the demo before
         with Run.create(out / "run", _RUN, seed=seed) as run:
-            chain = chain_alignment(seed=seed, run=run, progress=True)
-        student = spectral_case(3, (500, 375, 250), lr=18.0, seed=seed, progress=True)
+            chain = chain_alignment(generator=seed, run=run, progress=True)
+        student = spectral_case(3, (500, 375, 250), lr=18.0, generator=seed, progress=True)
         wines = wine_features(seed=seed)
         figures = {
             "features": chain.plot(),

@@ -12,7 +12,7 @@ from featlearn._utils.memory import parse_memory, readable_size
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.features._statistics import CELLS
-from featlearn.features.quantities import GROUPS, UNGROUPED, Plan, plan_sums, resolve_measure, sums_bytes
+from featlearn.features.quantities import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
 
 
@@ -127,7 +127,7 @@ def _rows_of(rows: int | Mapping[str, int], layer: Layer) -> int:
 
 
 def _layer_cost(
-    layer: Layer, plan: Plan, rows: int, outputs: int, groups: int, wanted: frozenset[str]
+    layer: Layer, plan: SumPlan, rows: int, outputs: int, groups: int, wanted: frozenset[str]
 ) -> tuple[str, str, int, float, float, float]:
     blocks, k_out, k_in = layer.shape
     weights = blocks * k_out * k_in

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.features.quantities import UNGROUPED, Outputs, Plan
+from featlearn.features.quantities import UNGROUPED, Outputs, SumPlan
 
 # Columns taken at a time by `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
 _BLOCK = 64
@@ -43,7 +43,7 @@ def mirrored(total: Tensor) -> Tensor:
     return upper + upper.triu(1).mT
 
 
-def empty_sums(plan: Plan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def empty_sums(plan: SumPlan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Zeros for the sums of a layer; those of J with a leading dimension of sketch groups."""
     return {
         name: torch.zeros(shape if name in UNGROUPED else (groups, *shape), dtype=dtype, device=device)
@@ -64,7 +64,7 @@ class BatchSums:
         dtype: Precision of the products.
     """
 
-    def __init__(self, plan: Plan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, plan: SumPlan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
@@ -160,7 +160,7 @@ class Totals:
         spread: Layer name -> ``sum |s_i|^2 / n_i`` over these parts, of n_i samples with the summed gradient s_i.
     """
 
-    plans: Mapping[str, Plan]
+    plans: Mapping[str, SumPlan]
     device: torch.device
     samples: int = 0
     outputs: Outputs | None = None

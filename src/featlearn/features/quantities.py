@@ -21,7 +21,7 @@ __all__ = [
     "SKETCHES",
     "UNGROUPED",
     "Outputs",
-    "Plan",
+    "SumPlan",
     "check_outputs",
     "cotangents",
     "plan_outputs",
@@ -71,7 +71,7 @@ _OUTER_UP_TO = 2048
 
 
 @dataclass(frozen=True)
-class Plan:
+class SumPlan:
     """The sums that one layer keeps.
 
     Attributes:
@@ -108,7 +108,7 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
     return wanted
 
 
-def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None) -> dict[str, Plan]:
+def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None) -> dict[str, SumPlan]:
     """Choose for each layer the side on which its sums are kept, within the memory given; None is without bound.
 
     A correlation needs only the smaller side: with ``A = W W^T``, ``<F, G> = tr(A^2 K)`` and
@@ -117,10 +117,10 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
     must_be_outer = "outer" in wanted
     outer = {layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers}
 
-    def plans() -> dict[str, Plan]:
-        return {layer.name: Plan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
+    def plans() -> dict[str, SumPlan]:
+        return {layer.name: SumPlan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
 
-    def used(chosen: Mapping[str, Plan]) -> int:
+    def used(chosen: Mapping[str, SumPlan]) -> int:
         return sum(sums_bytes(plan, groups) for plan in chosen.values())
 
     chosen = plans()
@@ -153,7 +153,7 @@ def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[
     return sums
 
 
-def sums_bytes(plan: Plan, groups: int) -> int:
+def sums_bytes(plan: SumPlan, groups: int) -> int:
     """Bytes of a layer's float64 sums and of the batch's own, half as wide."""
     total = 0
     for name, (blocks, rows, columns) in plan.sums.items():

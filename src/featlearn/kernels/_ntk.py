@@ -14,7 +14,7 @@ from featlearn._utils.validation import check_int, is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.contractions import Share, bytes_of, contract
-from featlearn.kernels.per_sample_gradients import Features, Sketch, TangentFeatures, called_by_some
+from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, Sketch, called_by_some
 
 _FIRST = 64
 _MOST_ROWS = 4096
@@ -105,7 +105,7 @@ def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
     return found
 
 
-def check_memory(X: Any, Z: Any, tangents: TangentFeatures, full: bool, max_memory: Any) -> None:
+def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any) -> None:
     """Refuse a tangent kernel that does not fit, before anything of it is made.
 
     Args:
@@ -221,7 +221,7 @@ def ntk(
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     memory = gradient_memory(max_memory)
     sketch = _sketch(sketches, outputs, generator)
-    tangents = TangentFeatures(subject, outputs, parameters, sketch)
+    tangents = PerSampleGradients(subject, outputs, parameters, sketch)
 
     def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
         rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
@@ -231,7 +231,7 @@ def ntk(
     full = outputs == "full"
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-        check_memory(X, Z, tangents, full, max_memory)
+        check_kernel_memory(X, Z, tangents, full, max_memory)
         kernels = block_kernels(*blocks(tangents.numbers), tangents.features, full, memory)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)

@@ -19,7 +19,7 @@ from featlearn.errors import InputError
 from featlearn.kernels._ntk import (
     block_kernels,
     blocks_of,
-    check_memory,
+    check_kernel_memory,
     check_outputs,
     first_batch,
     gradient_memory,
@@ -27,7 +27,7 @@ from featlearn.kernels._ntk import (
     rows_at_a_time,
 )
 from featlearn.kernels.contractions import average
-from featlearn.kernels.per_sample_gradients import Features, TangentFeatures
+from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients
 from featlearn.layers import unwrap
 
 _log = logging.getLogger("featlearn")
@@ -96,11 +96,11 @@ def average_ntk(
         dtype=dtype,
     )
     path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
-    tangents = TangentFeatures(subject, outputs, materialize=True)
+    tangents = PerSampleGradients(subject, outputs, materialize=True)
     memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-    check_memory(X, Z, tangents, outputs == "full", max_memory)
+    check_kernel_memory(X, Z, tangents, outputs == "full", max_memory)
     # Less than for one point: there are the averages beside it.
     rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
     left = blocks_of(subject, X, rows)

@@ -16,7 +16,18 @@ from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
 
-__all__ = ["OTHER", "Features", "Owned", "Sketch", "TangentFeatures", "called_by_some", "counted_parameters", "owned"]
+__all__ = [
+    "OTHER", "Features", "Owned", "PerSampleGradients", "Sketch", "called_by_some", "counted_parameters", "owned",
+]
+    "OTHER",
+    "Features",
+    "Owned",
+    "PerSampleGradients",
+    "Sketch",
+    "called_by_some",
+    "counted_parameters",
+    "owned",
+]
 
 OTHER = "other parameters"
 """Under this name stand the gradients in parameters that are no layer's own."""
@@ -67,7 +78,7 @@ class Sketch:
             yield (2.0 * bits - 1.0) / math.sqrt(self.vectors)
 
 
-class TangentFeatures:
+class PerSampleGradients:
     """Which parameters are had from ``x`` and ``J``, and the features of a batch.
 
     A parameter is a layer's own if the gradient assembled from the layer's ``x`` and ``J`` is the parameter's total

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.patterns import parse_patterns, select_matching
+from featlearn._utils.public_names import renamed_arguments
+from featlearn._utils.rng import Seed
 from featlearn._utils.validation import check_int, check_number
 from featlearn.capture import Forward, preserved_loader, preserved_rng
 from featlearn.errors import InputError
@@ -54,7 +56,7 @@ class AdaptiveSLO(SLO):
         forward: ``forward(model, batch)``, as in `featlearn.probe`.
         outputs: As in `featlearn.probe`.
         batch_size: As in `featlearn.probe`.
-        seed: Of the output sketch, which is the same at each measurement.
+        generator: Seed of the random output vectors, which are the same at each measurement.
 
     Example:
         >>> import torch
@@ -71,6 +73,7 @@ class AdaptiveSLO(SLO):
         [0.05, 20.0]
     """
 
+    @renamed_arguments(seed="generator")
     def __init__(
         self,
         model: nn.Module,
@@ -88,7 +91,7 @@ class AdaptiveSLO(SLO):
         forward: Forward | None = None,
         outputs: str | int = "auto",
         batch_size: int | None = None,
-        seed: int = 0,
+        generator: Seed = 0,
     ) -> None:
         check_number("fast", fast, 1)
         check_int("every", every)
@@ -100,7 +103,7 @@ class AdaptiveSLO(SLO):
         parameters = parameters_of_layers(model)
         self._model, self._data = unwrap(model), data
         self._fast, self._every = float(fast), every
-        self._probing = {"forward": forward, "outputs": outputs, "batch_size": batch_size, "generator": seed}
+        self._probing = {"forward": forward, "outputs": outputs, "batch_size": batch_size, "generator": generator}
         self._layers = [layer.name for layer in find_layers(self._model)]
         self._contest = _contest(self._model, exclude)
         members: dict[tuple[str, ...], list[nn.Parameter]] = {}

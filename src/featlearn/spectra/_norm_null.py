@@ -83,7 +83,7 @@ def _excess(sums: Tensor, inside: int, total: float) -> float:
     return (between / within - 1) * math.sqrt((count - 1) / 2)
 
 
-def random_signs(weight: Tensor, seed: int) -> Tensor:
+def flip_random_signs(weight: Tensor, seed: int) -> Tensor:
     """Return the matrix with random signs of its entries, in float32 or float64: the same norms, and no signal."""
     signs = torch.randint(0, 2, weight.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -130,7 +130,7 @@ def against_norms(found: Phase, make_weight: Callable[[], Tensor]) -> Phase:
     if found.name == "heavy tail":
         assert found.evidence.tail is not None
         tail = slice(-found.evidence.tail.fit.n_tail, None)
-        copy = gram_eigenvalues(random_signs(weight, 0))
+        copy = gram_eigenvalues(flip_random_signs(weight, 0))
         ratios = values[tail] / copy[-values.size :][tail].clip(min=np.finfo(float).tiny)
         same = float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL
         if beyond.size and not same:
@@ -161,7 +161,7 @@ def _reach(weight: Tensor, top: float) -> float:
     """
     tops: list[float] = []
     for seed in range(_COPIES):
-        tops.append(_largest(random_signs(weight, seed)))
+        tops.append(_largest(flip_random_signs(weight, seed)))
         if top <= max(tops) or top > _FAR * tops[0]:
             break
     return max(tops) + (max(tops) - min(tops))
@@ -177,7 +177,7 @@ def _coherent(weight: Tensor) -> bool:
         rows = side[side.norm(dim=1).topk(min(_LARGE_ROWS, len(side))).indices]
         if len(rows) < 2 or side.shape[1] < 2:
             continue
-        copies = [_cosine(random_signs(rows, seed)) for seed in range(_COPIES)]
+        copies = [_cosine(flip_random_signs(rows, seed)) for seed in range(_COPIES)]
         if _cosine(rows.cpu()) > 3 * max(copies) - 2 * min(copies):  # and twice their range
             return True
     return False

@@ -31,7 +31,7 @@ from featlearn.spectra import (
     stable_rank,
     weight_eigenvalues,
 )
-from featlearn.training._plan import Plan
+from featlearn.training._plan import MeasurementPlan
 from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training.diagnosis import Diagnosis, diagnose_layer
 
@@ -108,7 +108,7 @@ class Start:
 
 
 def make_start(
-    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, plan: Plan, forward: Forward | None
+    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
 ) -> Start:
     """Measure the spectra of the initial model."""
     spectra: dict[tuple[str | None, str], Array] = {}
@@ -119,7 +119,9 @@ def make_start(
     return Start(spectra)
 
 
-def feature_numbers(total: FeatureAccumulator, rows: ProbeRows, plan: Plan) -> tuple[Report, dict[str, Numbers]]:
+def feature_numbers(
+    total: FeatureAccumulator, rows: ProbeRows, plan: MeasurementPlan
+) -> tuple[Report, dict[str, Numbers]]:
     """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
     with _raise_on_all_ranks(), total.session():
         for raw in first_of(rows.batches, plan.feature_rows, plan.batch_rows):
@@ -190,7 +192,7 @@ def weight_numbers(
 
 
 def kernel_numbers(
-    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, plan: Plan, forward: Forward | None
+    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, plan: MeasurementPlan, forward: Forward | None
 ) -> tuple[dict[str | None, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
     """Spectra of conjugate and tangent kernels, and how they match the labels; last the kernels and eigenvalues."""
     numbers: dict[str | None, Numbers] = {}
@@ -255,7 +257,7 @@ def matrices_of(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _kernels(
-    model: nn.Module, names: list[str], rows: ProbeRows, plan: Plan, forward: Forward | None
+    model: nn.Module, names: list[str], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
 ) -> dict[tuple[str | None, str], Tensor]:
     found: dict[tuple[str | None, str], Tensor] = {}
     if "ck" in plan.parts and names:

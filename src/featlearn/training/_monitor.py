@@ -26,7 +26,7 @@ from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.runs import Run
 from featlearn.training import _measurement as measuring
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
-from featlearn.training._plan import Plan, plan_measurement, sharing_of, sizes_of
+from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
 from featlearn.training._recorder import Recorder, open_run, stored_start
@@ -158,7 +158,7 @@ class Monitor:
         self._matrices = [matrices] if isinstance(matrices, str) else list(matrices)
         self._rows = take_rows(data, samples, kernel_samples, batch_size)
         self._max_memory = None if max_memory is None else parse_memory(max_memory)
-        self._plan: Plan | None = None
+        self._plan: MeasurementPlan | None = None
         self._on_error = on_error
         self._writes = not in_processes() or torch.distributed.get_rank() == 0
         self._start: measuring.Start | None = None
@@ -337,11 +337,11 @@ class Monitor:
         readings = measuring.read(layers, numbers, phases, part)
         return Snapshot(step, numbers, whole, readings, phases, matrices)
 
-    def _planned(self, layers: Mapping[str, Layer]) -> Plan:
+    def _planned(self, layers: Mapping[str, Layer]) -> MeasurementPlan:
         """Plan the measurements, once: later ones must be of the same rows as the start."""
         if self._plan is None:
             failure: Exception | None = None
-            plan: Plan | None = None
+            plan: MeasurementPlan | None = None
             if self._writes:
                 try:
                     memory = self._max_memory or available_memory() // 10

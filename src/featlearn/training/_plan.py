@@ -31,7 +31,7 @@ _EIGENVALUES = 30.0  # operations of an eigenvalue problem over k^3: fewer, but 
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """What a measurement is made of, within its limits.
 
     Attributes:
@@ -151,7 +151,7 @@ def plan_measurement(
     features: Mapping[str, Any],
     memory: int,
     sharing: Sharing | None = None,
-) -> Plan:
+) -> MeasurementPlan:
     """Choose the largest measurement within the limits.
 
     A part may take ``memory`` bytes and the operations of `PASSES` forward and backward passes of the probe rows.
@@ -172,7 +172,7 @@ def plan_measurement(
     work = _Work(model, layers, sizes, rows.samples, features, sharing)
     limit = max(PASSES * work.passes(rows.samples, 3.0), _CHEAP)
     kernel_rows = rows.kernel_samples
-    whole = Plan(
+    whole = MeasurementPlan(
         parts, memory, features["outputs"], rows.samples, rows.samples, kernel_rows, kernel_rows, None,
         frozenset(layers),
     )  # fmt: skip
@@ -266,7 +266,7 @@ class _Work:
         return work, 4 * 8 * numbers + 16.0 * (len(self.layers) + 1) * rows**2
 
 
-def _features(plan: Plan, work: _Work, limit: float) -> Plan:
+def _features(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
     for outputs, rows in _smaller(plan.outputs, plan.outputs == "auto", work.sizes.outputs, plan.feature_rows):
         if _fits(work.features(outputs, rows), limit, plan.memory) and work.in_time(outputs, rows):
             notes = _reduced("feature matrices", outputs, plan.outputs, rows, plan.feature_rows)
@@ -274,7 +274,7 @@ def _features(plan: Plan, work: _Work, limit: float) -> Plan:
     return _without(plan, "features", "feature matrices")
 
 
-def _spectra(plan: Plan, work: _Work, limit: float) -> Plan:
+def _spectra(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
     """Leave out the largest matrices until the rest fits."""
     left, kept = limit, []
     for name in sorted(plan.spectra, key=lambda name: work.spectrum(name)[0]):
@@ -290,7 +290,7 @@ def _spectra(plan: Plan, work: _Work, limit: float) -> Plan:
     return replace(plan, spectra=frozenset(kept), notes=(*plan.notes, f"no spectrum of the weights of {which}"))
 
 
-def _ck(plan: Plan, work: _Work, limit: float) -> Plan:
+def _ck(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
     for _, rows in _smaller("exact", False, 1, plan.ck_rows):
         if _fits(work.ck(rows), limit, plan.memory):
             notes = _reduced("conjugate kernels", None, None, rows, plan.ck_rows)
@@ -298,7 +298,7 @@ def _ck(plan: Plan, work: _Work, limit: float) -> Plan:
     return _without(plan, "ck", "conjugate kernels")
 
 
-def _ntk(plan: Plan, work: _Work, limit: float) -> Plan:
+def _ntk(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
     count = work.sizes.outputs
     for outputs, rows in _smaller("exact", True, count, plan.ntk_rows):
         vectors = count if outputs == "exact" else int(outputs)
@@ -332,7 +332,7 @@ def _reduced(what: str, outputs: Any, asked: Any, rows: int, all_rows: int) -> l
     return [f"{what} {' '.join(by)}"] if by else []
 
 
-def _without(plan: Plan, part: str, what: str) -> Plan:
+def _without(plan: MeasurementPlan, part: str, what: str) -> MeasurementPlan:
     return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what.removeprefix('the ')}"))
 
 

@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets import chain_monomial_egop, chain_monomial_task
 from featlearn.features import Report, probe
@@ -72,6 +73,7 @@ def four_matrices(egop: Tensor, nfm: Tensor, agop: Tensor, corrupted: Tensor) ->
     )
 
 
+@renamed_arguments(seed="generator")
 def chain_alignment(
     n: int = 384,
     d: int = 32,
@@ -82,7 +84,7 @@ def chain_alignment(
     lr: float = 0.1,
     steps: int = 2000,
     rotations: int = 20,
-    seed: Seed = None,
+    generator: Seed = None,
     run: Run | None = None,
     progress: bool = False,
 ) -> ChainAlignment:
@@ -100,11 +102,11 @@ def chain_alignment(
         lr: Learning rate.
         steps: Updates at most.
         rotations: Number of random corruptions.
-        seed: Seed of data, network and rotations.
+        generator: Generator or integer seed of data, network and rotations.
         run: Where a monitor writes what happens during training; None watches nothing.
         progress: Whether to show progress bars.
     """
-    generator = as_generator(seed, "chain alignment")
+    generator = as_generator(generator, "chain alignment")
     task = chain_monomial_task(n, d, r, n_test=2000, generator=generator)
     model = mlp([d, width, width, 1], scales={"0": scale}, generator=generator)
     initial = copy.deepcopy(model)

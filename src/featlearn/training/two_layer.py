@@ -59,6 +59,7 @@ _AT_FULL_SIZE: dict[int, dict[str, Any]] = {3: {"lr": 22.0}, 4: {"batch_size": 1
 _HIDDEN, READOUT = "1.weight", "4.weight"  # the two parameters of a two-layer `ntk_mlp`
 
 
+@renamed_arguments(centre_norm="center_norm", seed="generator")
 def draw_student(
     n: int,
     h: int,
@@ -71,7 +72,7 @@ def draw_student(
     center_norm: bool = True,
     noise: float = 0.3,
     n_test: int = 2000,
-    seed: Seed = None,
+    generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[TeacherTask, nn.Sequential]:
     """Draw a task and a two-layer network (spectral paper, equation 7).
@@ -87,10 +88,10 @@ def draw_student(
         center_norm: Whether that term has its mean taken off, see `teacher_task`.
         noise: Standard deviation of the noise in the training labels.
         n_test: Test points, whose labels have no noise.
-        seed: Generator or integer seed of the task and then of the network.
+        generator: Generator or integer seed of the task and then of the network.
         dtype: Of both.
     """
-    generator = as_generator(seed, "student")
+    generator = as_generator(generator, "student")
     task = teacher_task(
         n,
         d,
@@ -324,7 +325,7 @@ class _State:
     readout: Tensor
 
 
-@renamed_arguments(centre_norm="center_norm")
+@renamed_arguments(centre_norm="center_norm", seed="generator")
 def spectral_case(
     case: int,
     size: Size = "half",
@@ -332,7 +333,7 @@ def spectral_case(
     tau: float = 0.2,
     center_norm: bool = True,
     noise: float = 0.3,
-    seed: Seed = None,
+    generator: Seed = None,
     **training: Any,
 ) -> SpectralEvolution:
     """Train the normalized tanh network of a case of table 1 on the softplus teacher, and measure it.
@@ -370,7 +371,7 @@ def spectral_case(
         tau: Factor of the teacher's norm term, equation (9).
         center_norm: Whether to center that term.
         noise: Standard deviation of the noise in the training labels.
-        seed: Of data, network and batches. Cases of one integer share data and network.
+        generator: Generator or integer seed of data, network and batches. Cases of one integer share data and network.
         training: Arguments of `featlearn.training.fit` in place of the case's own, as ``lr`` or ``epochs``.
     """
     if case not in _TRAINING:
@@ -380,8 +381,8 @@ def spectral_case(
         recipe |= _AT_FULL_SIZE.get(case, {})
     if "steps" in training or "epochs" in training:  # one excludes the other
         recipe = {key: value for key, value in recipe.items() if key not in ("steps", "epochs")}
-    student = new_student(*student_sizes(size), tau=tau, center_norm=center_norm, noise=noise, seed=seed)
-    return train_student(student, **(recipe | {"generator": seed} | training))
+    student = new_student(*student_sizes(size), tau=tau, center_norm=center_norm, noise=noise, generator=generator)
+    return train_student(student, **(recipe | {"generator": generator} | training))
 
 
 def student_sizes(size: Size) -> tuple[int, int, int]:
