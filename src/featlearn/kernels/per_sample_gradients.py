@@ -17,8 +17,6 @@ from featlearn.kernels.contractions import Gradients, Share, derivative, joined,
 from featlearn.layers import Layer
 
 __all__ = [
-    "OTHER", "Features", "Owned", "PerSampleGradients", "Sketch", "called_by_some", "counted_parameters", "owned",
-]
     "OTHER",
     "Features",
     "Owned",
