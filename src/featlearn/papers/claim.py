@@ -11,8 +11,6 @@ from typing import Literal
 from featlearn._utils.formatting import short_number
 from featlearn.errors import InputError
 
-__all__ = ["VERDICTS", "Claim", "about", "at_least", "at_most", "holds", "not_tried"]
-
 Verdict = Literal["reproduced", "differs", "stale", "not tried at this size", "data not present"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "differs", "stale", "not tried at this size", "data not present")
 

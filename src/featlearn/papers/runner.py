@@ -60,8 +60,7 @@ class Reproduction:
     def claims(self) -> tuple[Claim, ...]:
         """Those of the result, stale ones if any point is; without data, one that says so."""
         if self.result is not None:
-            claims = self.result.claims
-            return tuple(replace(claim, stale=True) for claim in claims) if self.stale else claims
+            return tuple(replace(claim, stale=claim.stale or self.stale > 0) for claim in self.result.claims)
         if not self.missing_data:
             return ()
         where = ", ".join(self.experiment.covers)
@@ -172,7 +171,7 @@ def _reproduce(
                 seconds += took
                 told(experiment.name, len(values), len(points))
             outcomes = [Outcome(point, values[i]) for i, point in enumerate(points)]
-            result = experiment.conclude(config, outcomes)
+            result = experiment.result(config, outcomes)
     except DataNotPresent as error:
         count = (len(points), len(values))
         return Reproduction(experiment, scale, settings, None, seconds, count, str(error), True, stale)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import matplotlib as mpl
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
 from featlearn.linalg import cosine
+from featlearn.papers._figures import draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.nfa.slo_alignment import METHODS, Method, SLOAlignment, SLORun, slo_alignment
-from featlearn.plots import new_figure, style
 from featlearn.training import History
-
-__all__ = ["EXPERIMENT", "Config"]
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,6 @@ class Config:
     width: int = 256
     steps: int = 600
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
-    return [shared | {"seed": seed} for seed in config.seeds]
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:
@@ -60,7 +52,16 @@ def _restored(values: Mapping[str, Any]) -> SLOAlignment:
     return SLOAlignment(tuple(runs), values["egop"])
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "nfa-fig4",
+    "Speed limited optimization from four initial scales",
+    covers=("figure 4", "figure 11"),
+    smoke=Config(scales=(1.0, 0.01), rates=(0.03, 0.2), n=48, d=12, width=24, steps=20, seeds=(0,)),
+    quick=Config(),
+    full=Config(seeds=tuple(range(8))),
+    measure=_measure,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     found = [_restored(values) for _, values in outcomes]
     tables = [one.table().assign(seed=point["seed"]) for one, (point, _) in zip(found, outcomes, strict=True)]
     table = pd.concat(tables, ignore_index=True)
@@ -170,36 +171,16 @@ def _claims(config: Config, found: Sequence[SLOAlignment]) -> tuple[Claim, ...]:
 
 
 def _all_matrices(found: SLOAlignment) -> Figure:
-    """Figure 11: NFM and AGOP of both methods, a column a scale."""
+    """Draw figure 11: NFM and AGOP of both methods, one column per scale."""
     scales = list(dict.fromkeys(run.scale for run in found.runs))
     rows = [(method, name) for method in METHODS for name in ("nfm", "agop")]
-    with style():
-        fig = new_figure(1.5 * len(scales) + 0.9, 6.6)
-        axes = fig.subplots(len(rows), len(scales), squeeze=False)
-        for i, (line, (method, name)) in enumerate(zip(axes, rows, strict=True)):
-            for ax, scale in zip(line, scales, strict=True):
-                run = found.run(method, scale)
-                a = getattr(run, name).double().numpy()
-                ax.imshow(a / abs(a).max(), vmin=-1, vmax=1, cmap=mpl.colormaps["RdBu_r"], interpolation="nearest")
-                ax.set_title("" if i else f"$s_0$ = {scale:g}", fontsize=9)
-                near = run.egop_cosine if name == "nfm" else run.agop_egop_cosine
-                ax.set_xlabel(f"cosine with EGOP {near:.2f}", fontsize=7.5, labelpad=2)
-                ax.set(xticks=[], yticks=[])
-                ax.spines[:].set_visible(True)
-            line[0].set_ylabel(f"{name.upper()}, {method}", fontsize=9)
+    fig, axes = panels(1.5 * len(scales) + 0.9, 6.6, len(rows), len(scales), grid=False)
+    for i, (line, (method, name)) in enumerate(zip(axes, rows, strict=True)):
+        for ax, scale in zip(line, scales, strict=True):
+            run = found.run(method, scale)
+            draw_matrix(ax, getattr(run, name))
+            ax.set_title("" if i else f"$s_0$ = {scale:g}", fontsize=9)
+            near = run.egop_cosine if name == "nfm" else run.agop_egop_cosine
+            ax.set_xlabel(f"cosine with EGOP {near:.2f}", fontsize=7.5, labelpad=2)
+        line[0].set_ylabel(f"{name.upper()}, {method}", fontsize=9)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig4",
-    title="Speed limited optimization from four initial scales",
-    covers=("figure 4", "figure 11"),
-    scales={
-        "smoke": Config(scales=(1.0, 0.01), rates=(0.03, 0.2), n=48, d=12, width=24, steps=20, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(seeds=tuple(range(8))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -10,13 +10,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from featlearn.papers._figures import draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.nfa.figures import draw_band
-from featlearn.papers.nfa.gaussian_training import SPECTRA, GaussianConfig, gaussian_points, watch_training
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT"]
+from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.nfa.gaussian_training import GAUSSIAN_OVER, SPECTRA, GaussianConfig, watch_training
+from featlearn.plots import PALETTE
 
 _FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
@@ -29,11 +27,18 @@ def _measure(**point: Any) -> Mapping[str, Any]:
     return watch_training(**point, measure=tuple(_NUMBERS), watched=tuple(_NUMBERS))
 
 
-def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
-    runs = {
-        decay: {s: [v for p, v in outcomes if (p["decay"], p["scale"]) == (decay, s)] for s in config.scales}
-        for decay in config.decays
-    }
+@experiment(
+    "nfa-fig8",
+    "Correlations for three spectra of the data",
+    covers=("figure 8", "figure 9", "figure 10"),
+    smoke=GaussianConfig(32, 8, 16, 12, 6, (0.0, 1.0, 2.0), (1.0, 0.1), (0,)),
+    quick=GaussianConfig(every=25, decays=(0.0, 1.0, 2.0)),
+    full=GaussianConfig(decays=(0.0, 1.0, 2.0), scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
+    measure=_measure,
+    over=GAUSSIAN_OVER,
+)
+def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
+    runs = {decay: group.values_by("scale") for decay, group in outcomes.by("decay").items()}
     table = pd.DataFrame(
         [
             {"decay": p["decay"], "scale": p["scale"], "seed": p["seed"]}
@@ -43,9 +48,9 @@ def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
         ]
     )
     return Result(
-        tuple(claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])),
+        [claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])],
         {"at the end": table.groupby(["decay", "scale"], sort=False).mean().drop(columns="seed").reset_index()},
-        {_FIGURES[decay]: _figure(config, decay, runs[decay]) for decay in config.decays},
+        {_FIGURES[decay]: _figure(decay, runs[decay]) for decay in config.decays},
         "Chain monomial; scales of the first layer. The paper names neither.",
     )
 
@@ -92,43 +97,17 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _figure(config: GaussianConfig, decay: float, runs: Runs) -> Figure:
-    with style():
-        fig = new_figure(10.4, 4.8)
-        axes = fig.subplots(2, 4, sharex=True)
-        for layer, line in enumerate(axes):
-            for scale, color in zip(config.scales, PALETTE, strict=False):
-                found = runs[scale]
-                for ax, name in zip(line, (*_NUMBERS, *_LOSSES), strict=True):
-                    curves = [torch.as_tensor(v[name]) for v in found]
-                    if name in _LOSSES:
-                        curves = [values / values.max() for values in curves]
-                    else:
-                        curves = [values[:, layer] for values in curves]
-                    draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
-            for ax, said in zip(line, (*_NUMBERS.values(), *_LOSSES.values()), strict=True):
+def _figure(decay: float, runs: Runs) -> Figure:
+    titles = _NUMBERS | _LOSSES
+    fig, axes = panels(10.4, 4.8, 2, 4, sharex=True)
+    for layer, line in enumerate(axes):
+        for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
+            for ax, name in zip(line, titles, strict=True):
+                curves = [torch.as_tensor(values[name]) for values in found]
+                curves = [c / c.max() if name in _LOSSES else c[:, layer] for c in curves]
+                draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
                 ax.set_ylim(0, 1.03)
-                ax.grid()
-                if layer == 0:
-                    ax.set_title(said)
-            line[0].set_ylabel(f"layer {layer + 1}")
-        axes[0][2].legend(loc="upper right")
-        for ax in axes[-1]:
-            ax.set_xlabel("step")
-        fig.suptitle(SPECTRA[decay])
+    label_outer(axes, "step", titles.values(), ("layer 1", "layer 2"))
+    axes[0][2].legend(loc="upper right")
+    fig.suptitle(SPECTRA[decay])
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig8",
-    title="Correlations for three spectra of the data",
-    covers=("figure 8", "figure 9", "figure 10"),
-    scales={
-        "smoke": GaussianConfig(32, 8, 16, 12, 6, (0.0, 1.0, 2.0), (1.0, 0.1), (0,)),
-        "quick": GaussianConfig(every=25, decays=(0.0, 1.0, 2.0)),
-        "full": GaussianConfig(decays=(0.0, 1.0, 2.0), scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
-    },
-    points=gaussian_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -27,8 +27,6 @@ from featlearn.optim import SLO
 from featlearn.plots import MARKERS, PALETTE, new_figure, style
 from featlearn.training import History, fit
 
-__all__ = ["METHODS", "Method", "SLOAlignment", "SLORun", "slo_alignment"]
-
 Method = Literal["GD", "SLO"]
 
 METHODS: tuple[Method, ...] = ("GD", "SLO")
@@ -127,9 +125,7 @@ class SLOAlignment:
             ax.plot([run.scale for run in runs], values, color=color, marker=marker, label=method, clip_on=False)
         ax.set_xscale("log")
         ax.invert_xaxis()  # as in the paper: feature learning grows to the right
-        ax.set_ylim(0, 1.04)
-        ax.set_title(title)
-        ax.set_xlabel("initial scale of the first layer")
+        ax.set(ylim=(0, 1.04), title=title, xlabel="initial scale of the first layer")
         ax.grid()
 
     def _draw_losses(self, ax: Axes) -> None:
@@ -140,9 +136,7 @@ class SLOAlignment:
                 ax.plot(run.history.step, run.history.loss, color=color, linestyle=line, linewidth=1.1)
         for i, scale in enumerate(scales[: len(_LINES)]):
             ax.plot([], [], color="#4D4D4D", linestyle=_LINES[i], linewidth=1.1, label=f"scale {scale:g}")
-        ax.set_yscale("log")
-        ax.set_title("training loss")
-        ax.set_xlabel("step")
+        ax.set(yscale="log", title="training loss", xlabel="step")
         ax.grid()
         ax.legend(loc="lower left", fontsize=7, handlelength=2.4, labelspacing=0.25, borderaxespad=0.2)
 
