@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from featlearn.plots import MARKERS, PALETTE, new_figure
+from featlearn.plots import MARKERS as MARKERS
+from featlearn.plots import PALETTE as PALETTE
+from featlearn.plots import new_figure
 from featlearn.plots.style import as_array
 
 GRAY = "#4D4D4D"
@@ -65,7 +67,8 @@ def draw_lines(ax: Axes, x: Any, curves: Mapping[str, Any], *, marked: bool = Fa
         **line: Further arguments of `Axes.plot`.
     """
     for (name, y), color, marker in zip(curves.items(), PALETTE, MARKERS, strict=False):
-        ax.plot(x, y, color=color, label=name, **({"marker": marker} if marked else {}), **line)
+        own: dict[str, Any] = {"marker": marker} if marked else {}
+        ax.plot(x, y, color=color, label=name, **own, **line)
 
 
 def draw_band(ax: Axes, x: Any, curves: Sequence[Any], color: str, *, alpha: float = 0.15, **line: Any) -> None:

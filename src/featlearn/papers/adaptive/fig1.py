@@ -13,11 +13,10 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from featlearn.kernels import kernel_target_alignment, label_kernel
-from featlearn.papers._figures import BLACK, draw_matrix, label, panels
+from featlearn.papers._figures import BLACK, PALETTE, draw_matrix, label, panels
 from featlearn.papers.adaptive.image_networks import IMAGE_OVER, TARGETS, ImageConfig, adapted_kernels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.plots import PALETTE
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:

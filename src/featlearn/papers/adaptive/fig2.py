@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.adaptive import PENALTIES, penalty_curves
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import about, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.plots import PALETTE
 
 Array = NDArray[np.float64]
 SIDES = {"square": ("square",), "absolute": ("absolute",), "square and absolute": ("square", "absolute")}
@@ -103,6 +102,6 @@ def _figure(values: Values) -> Figure:
     fig, ((ax,),) = panels(4.4, 3.0)
     for name, color, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
         ax.plot(v, np.asarray(curves[name]), color=color, linestyle=line, label=LABELS[name])
-    limits = {"xlim": (0, v.max()), "ylim": (0, 1.15 * float(np.asarray(curves["square"])[-1]))}
-    label(ax, "v", "effective penalty $\\tilde{\\omega}(v)$", **limits, legend="lower right")
+    ax.set(xlim=(0, v.max()), ylim=(0, 1.15 * float(np.asarray(curves["square"])[-1])))
+    label(ax, "v", "effective penalty $\\tilde{\\omega}(v)$", legend="lower right")
     return fig

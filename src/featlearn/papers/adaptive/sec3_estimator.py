@@ -94,7 +94,8 @@ class AdaptiveComparison:
                 ax.bar(x, table["R2", method], width=0.2, color=color, label=method)
                 ax.errorbar(x, table["R2", method], yerr=table["s.e.", method], fmt="none", ecolor="#1A1A1A", capsize=2)
             ax.set_xticks(range(len(table)), list(table.index))
-            ax.set(ylabel="$R^2$ on test rows", ylim=(0, 1))
+            ax.set_ylabel("$R^2$ on test rows")
+            ax.set_ylim(0, 1)
             ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.16), frameon=False)
         return fig
 

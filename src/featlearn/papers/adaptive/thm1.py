@@ -13,11 +13,10 @@ from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.adaptive import adapt
-from featlearn.papers._figures import draw_lines, label, panels
+from featlearn.papers._figures import PALETTE, draw_lines, label, panels
 from featlearn.papers.adaptive.brute_force import least_objective
 from featlearn.papers.claim import about, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from torch import Tensor
 from featlearn._utils.rng import as_generator
 from featlearn.adaptive import AdaptiveSolution, adapt, effective_joint_penalty, effective_penalty
 from featlearn.adaptive.transforms import Kronecker
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.adaptive.brute_force import explicit_kernel, least_objective
 from featlearn.papers.claim import about, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import MARKERS, PALETTE
 
 LAST = "last"
 

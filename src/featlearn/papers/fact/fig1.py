@@ -12,11 +12,10 @@ import torch
 from matplotlib.figure import Figure
 
 from featlearn.datasets import parity_task
-from featlearn.papers._figures import draw_matrix, label, label_outer, panels
+from featlearn.papers._figures import MARKERS, PALETTE, draw_matrix, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
-from featlearn.plots import MARKERS, PALETTE
 from featlearn.rfm.kernels import make_kernel
 
 UPDATES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM"}

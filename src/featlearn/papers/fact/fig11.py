@@ -14,10 +14,9 @@ from torch import Tensor
 from featlearn.datasets import linear_task
 from featlearn.linalg import cosine, psd_power
 from featlearn.models import mlp
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 from featlearn.theory import balance
 
 POWERS = tuple(float(s) for s in np.round(np.concatenate([np.arange(0.1, 1.0, 0.02), [1.0]]), 2))

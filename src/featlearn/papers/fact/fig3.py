@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.fact.networks import (
@@ -23,7 +23,6 @@ from featlearn.papers.fact.networks import (
     image_data,
     network_for,
 )
-from featlearn.plots import MARKERS, PALETTE
 
 SHOWN = 3
 """Layers whose course over training is drawn, as in figures 8 and 10."""

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from featlearn.datasets import circulant_share, modular_task, one_hot_labels
 from featlearn.linalg import pearson
-from featlearn.papers._figures import BLACK, draw_matrix, panels
+from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
-from featlearn.plots import MARKERS, PALETTE
 from featlearn.rfm.kernels import make_kernel
 
 NAMES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM", "fact": "FACT-RFM without averaging"}

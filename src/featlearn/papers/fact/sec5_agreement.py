@@ -13,12 +13,11 @@ from matplotlib.figure import Figure
 from sklearn.preprocessing import StandardScaler
 
 from featlearn.linalg import cosine, pearson
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.papers.fact.table3 import SMALL, some_tables
-from featlearn.plots import PALETTE
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel

@@ -11,11 +11,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from featlearn.datasets.images import Standardize
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.fact.networks import NAMES, correlations, decayed_network, decayed_report, image_data, network_for
-from featlearn.plots import MARKERS, PALETTE
 
 COMPARED = ("FACT", "symmetrized FACT", "√AGOP", "√eNFA")
 PUBLISHED = {
@@ -105,13 +104,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(
-    data: str,
-    n: int,
-    width: int,
-    weight_decay: float,
-    epochs: int,
-    seed: int,
-    standardize: Standardize | None = None,
+    data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, standardize: Standardize | None = None
 ) -> Mapping[str, Any]:
     rows = image_data(data, n, seed, standardize)
     model = network_for(rows, width, 2, seed)
@@ -174,11 +167,9 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
             )
         )  # fmt: skip
     claims.append(
-        holds(
-            "√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
-            (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
-            reason="the paper has one run a column; a run in ten may be a draw",
-        )
+        holds("√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
+              (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
+              reason="the paper has one run a column; a run in ten may be a draw")
     )  # fmt: skip
     shown = frame.rename(columns={"data": "set", "weight_decay": "weight decay"})
     return Result(
@@ -213,14 +204,12 @@ def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
             "then held against the other columns"
         )
         return [
-            about(
-                f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
-                "table 2", number, rows[name],
-                max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
-                "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
-                "images, the scale of pixels and biases, which it does not tell",
-                note=how + (guess if guessed else TRIED),
-            )
+            about(f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
+                  "table 2", number, rows[name],
+                  max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
+                  "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
+                  "images, the scale of pixels and biases, which it does not tell",
+                  note=how + (guess if guessed else TRIED))
             for name, number in zip(COMPARED, published, strict=True)
         ]  # fmt: skip
     return [

@@ -24,10 +24,9 @@ from torch import Tensor
 
 from featlearn.datasets.uci import Split, UCITable, uci_tables
 from featlearn.errors import InputError
-from featlearn.papers._figures import BLACK, label, panels
+from featlearn.papers._figures import BLACK, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Fit, Settings, fit_rows, predict_rows

@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
-from featlearn.papers._figures import GRAY, draw_lines, label, panels
+from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import about, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 from featlearn.theory import numerator_terms
 
 
@@ -78,30 +77,22 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     slopes = np.log(ratios) / math.log(width / narrower)
     covariances = [table[table.seed == seed].sort_values("width")["covariance term"] for seed in config.seeds]
     claims = (
-        holds(
-            "the covariance term's share falls with every larger width", "equation (9), first version",
-            (values.is_monotonic_decreasing for values in covariances),
-        ),
-        at_most(
-            f"share of the covariance term at width {max(config.widths)}", "equation (9), first version",
-            0.05, widest["covariance term"], reason="it vanishes with the width: a twentieth is asked for",
-        ),
-        about(
-            f"power of the width with which the share falls, from width {narrower} to {width}",
-            "equation (9), first version",
-            -1.0, slopes, 0.1, "1/k is the order of what the moments of R add; terms of 1/k^2 bend the line",
-            note="a line through all widths from 128 on, looked at first, has -.87",
-        ),
+        holds("the covariance term's share falls with every larger width", "equation (9), first version",
+              (values.is_monotonic_decreasing for values in covariances)),
+        at_most(f"share of the covariance term at width {max(config.widths)}", "equation (9), first version",
+                0.05, widest["covariance term"], reason="it vanishes with the width: a twentieth is asked for"),
+        about(f"power of the width with which the share falls, from width {narrower} to {width}",
+              "equation (9), first version",
+              -1.0, slopes, 0.1, "1/k is the order of what the moments of R add; terms of 1/k^2 bend the line",
+              note="a line through all widths from 128 on, looked at first, has -.87"),
         at_most(
             f"what E[P]^2 in place of E[P^2] changes in the mean term at width {max(config.widths)}", "equation (9)",
             0.1, (widest["mean term"] - widest["mean term with E[P]^2"]).abs() / widest["mean term"],
             reason="3 Tr(B)/k is left, which is of order d/k times the inputs' size",
         ),
-        about(
-            f"numerator of networks drawn over the sum of both terms, at width {width}", "equation (9)",
-            1.0, widest["networks drawn"], 0.05,
-            "three standard errors of the mean over networks; the sum is by free probability, exact for large d",
-        ),
+        about(f"numerator of networks drawn over the sum of both terms, at width {width}", "equation (9)",
+              1.0, widest["networks drawn"], 0.05,
+              "three standard errors of the mean over networks; the sum is by free probability, exact for large d"),
     )  # fmt: skip
     mean = table.drop(columns="seed").groupby("width").mean().reset_index()
     return Result(

@@ -53,14 +53,10 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     one_draw = float((table["highest"] - table["lowest"]).mean() / 2)
     claims = (
         about("NFC of the first layer", "figure 1", 0.93, table["NFC"], 0.03, "seeds 0 to 5 are .935 to .967"),
-        about(
-            "NFC with K's eigenvectors drawn at random", "figure 1", 0.53, table["corrupted"], one_draw,
-            "the paper shows one rotation; half the range over rotations here",
-        ),
-        about(
-            "deviation over mean of K's eigenvalues", "figure 1", 5.9, table["sd / mean of K"], 0.5,
-            "seeds 0 to 5 are 5.2 to 6.2 over widths and rates that were tried",
-        ),
+        about("NFC with K's eigenvectors drawn at random", "figure 1", 0.53, table["corrupted"], one_draw,
+              "the paper shows one rotation; half the range over rotations here"),
+        about("deviation over mean of K's eigenvalues", "figure 1", 5.9, table["sd / mean of K"], 0.5,
+              "seeds 0 to 5 are 5.2 to 6.2 over widths and rates that were tried"),
     )  # fmt: skip
     return Result(
         claims,

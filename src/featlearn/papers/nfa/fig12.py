@@ -18,10 +18,9 @@ from featlearn.features import probe
 from featlearn.models import mlp
 from featlearn.models.initialization import ScaleOf
 from featlearn.optim import AdaptiveSLO
-from featlearn.papers._figures import GRAY, draw_band, label, label_outer, panels
+from featlearn.papers._figures import GRAY, PALETTE, draw_band, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.plots import PALETTE
 from featlearn.training import fit
 
 _METHODS = ("GD", "adaptive SLO")
@@ -49,15 +48,7 @@ class Config:
 
 
 def _measure(
-    n: int,
-    d: int,
-    width: int,
-    steps: int,
-    every: int,
-    choose_every: int,
-    reading: ScaleOf,
-    method: str,
-    seed: int,
+    n: int, d: int, width: int, steps: int, every: int, choose_every: int, reading: ScaleOf, method: str, seed: int
 ) -> Mapping[str, Any]:
     """One training; NFC of the hidden layers and losses as it goes, and at its end."""
     generator = as_generator(seed, "adaptive slo")
@@ -150,26 +141,16 @@ def _claims(config: Config, runs: Runs, reading: str) -> list[Claim]:
         "every second, with deviations of .06 to .2 over three seeds)."
     )
     return [
-        at_least(
-            "all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
-            0.9, (min(b) for _, b in ends), reason=high, note=chaotic,
-        ),
-        at_most(
-            "all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
-            0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic,
-        ),
-        holds(
-            "layers are closer to each other than under gradient descent" + said, "figure 12",
-            (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic,
-        ),
-        holds(
-            "the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
-            (min(b) > max(a) for a, b in ends), note=against,
-        ),
-        holds(
-            "the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
-            (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against,
-        ),
+        at_least("all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
+                 0.9, (min(b) for _, b in ends), reason=high, note=chaotic),
+        at_most("all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
+                0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic),
+        holds("layers are closer to each other than under gradient descent" + said, "figure 12",
+              (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic),
+        holds("the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
+              (min(b) > max(a) for a, b in ends), note=against),
+        holds("the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
+              (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against),
     ]  # fmt: skip
 
 

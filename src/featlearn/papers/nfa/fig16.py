@@ -89,18 +89,12 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         "was not checked."
     )
     claims = (
-        about(
-            "Pearson correlation of the diagonals of NFM and AGOP", "figure 16", 0.91, table["pearson"], 0.1,
-            "another data set; a tenth", note=tried,
-        ),
-        about(
-            "the same with K's eigenvectors drawn at random", "figure 16", 0.04, table["corrupted"], 0.2,
-            "single rotations vary by .1 to .2", note=tried,
-        ),
-        holds(
-            "corruption takes away more than half of the correlation", "figure 16",
-            (b < a / 2 for a, b in zip(table["pearson"], table["corrupted"], strict=True)), note=tried,
-        ),
+        about("Pearson correlation of the diagonals of NFM and AGOP", "figure 16", 0.91, table["pearson"], 0.1,
+              "another data set; a tenth", note=tried),
+        about("the same with K's eigenvectors drawn at random", "figure 16", 0.04, table["corrupted"], 0.2,
+              "single rotations vary by .1 to .2", note=tried),
+        holds("corruption takes away more than half of the correlation", "figure 16",
+              (b < a / 2 for a, b in zip(table["pearson"], table["corrupted"], strict=True)), note=tried),
     )  # fmt: skip
     return Result(claims, {"by seed": table}, {"figure 16": _figure(outcomes[0].values)}, standing)
 

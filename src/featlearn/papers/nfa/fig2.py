@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from featlearn.datasets import image_task, one_hot_labels
 from featlearn.models import mlp
-from featlearn.papers._figures import label, label_outer, panels
+from featlearn.papers._figures import PALETTE, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.layer_trajectories import (
@@ -27,7 +27,6 @@ from featlearn.papers.nfa.layer_trajectories import (
     moves,
     watch_layers,
 )
-from featlearn.plots import PALETTE
 from featlearn.training import fit
 
 # Learning rate and whether pixels are standardized; the paper's rates, which has no digits.

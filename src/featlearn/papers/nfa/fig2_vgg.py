@@ -79,10 +79,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         return float(gaps[4:].mean()) > float(gaps[:4].mean())
 
     claims = (
-        holds(
-            "C-NFC is above UC-NFC in every convolution at the end", "figure 2C",
-            (min(final_gaps(v)) > 0 for v in found),
-        ),
+        holds("C-NFC is above UC-NFC in every convolution at the end", "figure 2C",
+              (min(final_gaps(v)) > 0 for v in found)),
         mostly_above("figure 2C", found),
         holds("the gap is larger in the deeper half of the layers", "figure 2C, section 3", map(deeper, found)),
         larger_early("figure 2C, section 3", found),

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import reversing_task
 from featlearn.datasets.alignment_reversing import Reading
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 from featlearn.theory import predict_quadratic
 
 _READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
@@ -110,23 +109,15 @@ def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Cla
         else "With directions left out that have no data, nothing disturbs the alignment."
     )
     return [
-        at_most(
-            f"largest gap of predicted and observed, mean over data ({reading})", "figure 3", 0.05,
-            [float(np.abs(predicted.mean(0) - observed.mean(0)).max())],
-            reason="'closely matches' in words; a twentieth is asked for", note=why,
-        ),
-        at_most(
-            f"observed rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
-            observed.min(1), reason="'low correlation' in words; a half is asked for", note=why,
-        ),
-        at_most(
-            f"predicted rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
-            predicted.min(1), reason="as above", note=why,
-        ),
-        holds(
-            f"rho is lower at the smallest balance than at 1, predicted and observed ({reading})", "section 4.4",
-            (bool(p[0] < p[-1] and o[0] < o[-1]) for p, o in zip(predicted, observed, strict=True)),
-        ),
+        at_most(f"largest gap of predicted and observed, mean over data ({reading})", "figure 3", 0.05,
+                [float(np.abs(predicted.mean(0) - observed.mean(0)).max())],
+                reason="'closely matches' in words; a twentieth is asked for", note=why),
+        at_most(f"observed rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+                observed.min(1), reason="'low correlation' in words; a half is asked for", note=why),
+        at_most(f"predicted rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+                predicted.min(1), reason="as above", note=why),
+        holds(f"rho is lower at the smallest balance than at 1, predicted and observed ({reading})", "section 4.4",
+              (bool(p[0] < p[-1] and o[0] < o[-1]) for p, o in zip(predicted, observed, strict=True))),
     ]  # fmt: skip
 
 

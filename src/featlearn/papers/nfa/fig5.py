@@ -53,15 +53,11 @@ def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
             note="The paper's first measurement is taken for early. At step 20, which was looked at first, the largest "
             "ratio is .29 on average and the claim fails: early is very early.",
         ),
-        holds(
-            "it becomes relevant later: above a half in the first layer at the end, at every scale", "appendix D",
-            (all(ratios(scale, -1)[i][0] > 0.5 for scale in config.scales) for i in range(len(config.seeds))),
-        ),
-        holds(
-            f"at the end it is smaller from scale {large:g} than from {small:g}, in both layers", "appendix D",
-            (all(x < y for x, y in zip(a, b, strict=True))
-             for a, b in zip(ratios(large, -1), ratios(small, -1), strict=True)),
-        ),
+        holds("it becomes relevant later: above a half in the first layer at the end, at every scale", "appendix D",
+              (all(ratios(scale, -1)[i][0] > 0.5 for scale in config.scales) for i in range(len(config.seeds)))),
+        holds(f"at the end it is smaller from scale {large:g} than from {small:g}, in both layers", "appendix D",
+              (all(x < y for x, y in zip(a, b, strict=True))
+               for a, b in zip(ratios(large, -1), ratios(small, -1), strict=True))),
         *(
             at_most(
                 f"layer {layer + 1} from scale {large:g}: ratio at the end is not significant", "appendix D", 0.5,

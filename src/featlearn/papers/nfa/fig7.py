@@ -15,10 +15,9 @@ from torch import nn
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import RegressionTask, chain_monomial_task, high_rank_task
 from featlearn.models import mlp, subtract_initial
-from featlearn.papers._figures import label_outer, panels
+from featlearn.papers._figures import PALETTE, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE
 from featlearn.theory import early_alignment, predict_depth
 
 _ACTIVATIONS = ("quadratic", "relu")
@@ -116,11 +115,9 @@ def _claims(config: Config, curves: Curves) -> list[Claim]:
     claims: list[Claim] = []
     for target in _TARGETS:
         claims += [
-            holds(
-                f"quadratic, {target}: the prediction is closer at width {wide} than at {narrow}", "figure 7",
-                (a < b for a, b in zip(
-                    gaps("quadratic", target, wide), gaps("quadratic", target, narrow), strict=True)),
-            ),
+            holds(f"quadratic, {target}: the prediction is closer at width {wide} than at {narrow}", "figure 7",
+                  (a < b for a, b in zip(
+                      gaps("quadratic", target, wide), gaps("quadratic", target, narrow), strict=True))),
             holds(
                 f"ReLU, {target}: captured to a lesser extent than quadratic, at width {wide}", "figure 7, appendix E",
                 (a > b for a, b in zip(gaps("relu", target, wide), gaps("quadratic", target, wide), strict=True)),
@@ -131,11 +128,9 @@ def _claims(config: Config, curves: Curves) -> list[Claim]:
         for activation in _ACTIVATIONS:
             predicted, observed = curves[activation, target, wide]
             claims += [
-                holds(
-                    f"{activation}, {target}: predicted and observed dip at intermediate decays", "appendix E",
-                    (a and b for a, b in zip(dips(predicted), dips(observed), strict=True)),
-                    note="decays up to 4; a decay of 0 and an infinite one make a projector",
-                ),
+                holds(f"{activation}, {target}: predicted and observed dip at intermediate decays", "appendix E",
+                      (a and b for a, b in zip(dips(predicted), dips(observed), strict=True)),
+                      note="decays up to 4; a decay of 0 and an infinite one make a projector"),
                 at_least(
                     f"{activation}, {target}: correlation over decays of predicted and observed, width {wide}",
                     "figure 7", 0.8, (float(np.corrcoef(a, b)[0, 1]) for a, b in zip(predicted, observed, strict=True)),

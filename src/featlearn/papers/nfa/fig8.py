@@ -10,11 +10,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from featlearn.papers._figures import draw_band, label_outer, panels
+from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.nfa.gaussian_training import GAUSSIAN_OVER, SPECTRA, GaussianConfig, watch_training
-from featlearn.plots import PALETTE
 
 _FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
@@ -73,27 +72,21 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
 
     return [
         *(
-            holds(
-                f"layer {i + 1}: C-NFC varies less with the initial scale than UC-NFC", where + ", appendix H",
-                (range_over_scales("centered_nfc", i, s) < range_over_scales("nfc", i, s) for s in seeds),
-                note="" if i == 0 else "only the first layer's scale is varied; both move little in the second",
-            )
+            holds(f"layer {i + 1}: C-NFC varies less with the initial scale than UC-NFC", where + ", appendix H",
+                  (range_over_scales("centered_nfc", i, s) < range_over_scales("nfc", i, s) for s in seeds),
+                  note="" if i == 0 else "only the first layer's scale is varied; both move little in the second")
             for i in (0, 1)
         ),
-        holds(
-            f"UC-NFC of both layers rises through training, from scale {small:g}", where,
-            (all(layers(s, small)) for s in seeds),
-        ),
+        holds(f"UC-NFC of both layers rises through training, from scale {small:g}", where,
+              (all(layers(s, small)) for s in seeds)),
         at_least(
             f"first layer: UC-NFC at the end, from scale {small:g}, is high", where, 0.9,
             (float(curve("nfc", small, s)[-1, 0]) for s in seeds), reason="'high' in words; nine tenths is asked for",
         ),
-        holds(
-            f"test loss from scale {small:g} is lower than from {large:g}", where + ", appendix H",
-            (float(curve("test_loss", small, s)[-1]) < float(curve("test_loss", large, s)[-1]) for s in seeds),
-            note="With a decaying spectrum a small first layer has not fitted the training points after 800 steps at "
-            "this rate (training losses in the table); isotropic data show it clearly.",
-        ),
+        holds(f"test loss from scale {small:g} is lower than from {large:g}", where + ", appendix H",
+              (float(curve("test_loss", small, s)[-1]) < float(curve("test_loss", large, s)[-1]) for s in seeds),
+              note="With a decaying spectrum a small first layer has not fitted the training points after 800 steps at "
+              "this rate (training losses in the table); isotropic data show it clearly."),
     ]  # fmt: skip
 
 

@@ -15,9 +15,8 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
 from featlearn.features import probe
 from featlearn.models import mlp
-from featlearn.papers._figures import draw_band
+from featlearn.papers._figures import PALETTE, draw_band
 from featlearn.papers.experiment import Outcomes, Values
-from featlearn.plots import PALETTE
 from featlearn.training import fit
 
 LAYERS = ("0", "2")

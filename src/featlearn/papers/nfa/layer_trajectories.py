@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from featlearn.features import probe
-from featlearn.papers._figures import draw_band, label_outer, panels
+from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
 from featlearn.papers.experiment import Values
-from featlearn.plots import PALETTE
 from featlearn.plots.style import as_array
 
 NUMBERS = ("nfc", "centered_nfc", "weight_change_relative")

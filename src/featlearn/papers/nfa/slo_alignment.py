@@ -104,10 +104,7 @@ class SLOAlignment:
             upper, lower = fig.subfigures(2, 1, height_ratios=[1.08, 1.0], hspace=0.06)  # type: ignore[misc]  # an array
             axes = upper.subplots(1, 4)
             for ax, name, title in zip(
-                axes[:3],
-                ("nfc", "centered_nfc", "centered_ratio"),
-                ("UC-NFC", "C-NFC", "C/UC ratio"),
-                strict=True,
+                axes[:3], ("nfc", "centered_nfc", "centered_ratio"), ("UC-NFC", "C-NFC", "C/UC ratio"), strict=True
             ):
                 self._draw_number(ax, name, title)
             axes[0].legend(loc="lower left")
@@ -125,7 +122,9 @@ class SLOAlignment:
             ax.plot([run.scale for run in runs], values, color=color, marker=marker, label=method, clip_on=False)
         ax.set_xscale("log")
         ax.invert_xaxis()  # as in the paper: feature learning grows to the right
-        ax.set(ylim=(0, 1.04), title=title, xlabel="initial scale of the first layer")
+        ax.set_ylim(0, 1.04)
+        ax.set_title(title)
+        ax.set_xlabel("initial scale of the first layer")
         ax.grid()
 
     def _draw_losses(self, ax: Axes) -> None:
@@ -136,7 +135,9 @@ class SLOAlignment:
                 ax.plot(run.history.step, run.history.loss, color=color, linestyle=line, linewidth=1.1)
         for i, scale in enumerate(scales[: len(_LINES)]):
             ax.plot([], [], color="#4D4D4D", linestyle=_LINES[i], linewidth=1.1, label=f"scale {scale:g}")
-        ax.set(yscale="log", title="training loss", xlabel="step")
+        ax.set_yscale("log")
+        ax.set_title("training loss")
+        ax.set_xlabel("step")
         ax.grid()
         ax.legend(loc="lower left", fontsize=7, handlelength=2.4, labelspacing=0.25, borderaxespad=0.2)
 

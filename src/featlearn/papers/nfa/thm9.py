@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from featlearn._utils.rng import as_generator
-from featlearn.papers._figures import GRAY, draw_lines, label, panels
+from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.plots import PALETTE
 from featlearn.theory import derivative_correlation, sphere_alignment
 
 _ACTIVATIONS = {
@@ -111,25 +110,19 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
     smooth = [name for name in _ACTIVATIONS if name != "relu"]
     claims = [
-        at_most(
-            f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps(name, largest),
-            reason="rho tends to 1: a ten-thousandth is asked for at the largest d",
-        )
+        at_most(f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps(name, largest),
+                reason="rho tends to 1: a ten-thousandth is asked for at the largest d")
         for name in smooth
     ] + [holds(f"1 - rho falls with every larger d, {name}", "theorem 9", falls(name)) for name in _ACTIVATIONS] + [
-        at_least(
-            f"fall of 1 - rho from d = {smallest} to {largest}, {name}: factor", "theorem 9", 50.0,
-            (a / b for a, b in zip(gaps(name, smallest), gaps(name, largest), strict=True)),
-            reason="more than in proportion to d",
-        )
+        at_least(f"fall of 1 - rho from d = {smallest} to {largest}, {name}: factor", "theorem 9", 50.0,
+                 (a / b for a, b in zip(gaps(name, smallest), gaps(name, largest), strict=True)),
+                 reason="more than in proportion to d")
         for name in smooth
     ] + [
-        holds(
-            f"networks of width {config.widths[-1]} are as aligned as the limit, to half of their 1 - rho",
-            "theorem 9, width to infinity",
-            (abs(v["gap_at_width"][-1] / v["gap"] - 1) < 0.5 for v in drawn),
-            note=f"d = {config.width_at}, erf, other points drawn than for the limit",
-        ),
+        holds(f"networks of width {config.widths[-1]} are as aligned as the limit, to half of their 1 - rho",
+              "theorem 9, width to infinity",
+              (abs(v["gap_at_width"][-1] / v["gap"] - 1) < 0.5 for v in drawn),
+              note=f"d = {config.width_at}, erf, other points drawn than for the limit"),
     ]  # fmt: skip
     mean = limits.drop(columns="seed").groupby(["activation", "d"], sort=False).mean().reset_index()
     return Result(

@@ -73,16 +73,12 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     last = outcomes.values_by("ratio")[config.ratios[-1]]
     where = "figure 10(c)"
     claims = (
-        holds(
-            "with many samples SGD at a rate that grows with n/d does better than lazy training", where,
-            [found["growing"] < found["lazy"] for found in last],
-        ),
+        holds("with many samples SGD at a rate that grows with n/d does better than lazy training", where,
+              [found["growing"] < found["lazy"] for found in last]),
         holds("SGD at a constant rate does not", where, [found["sgd"] >= found["lazy"] for found in last]),
         holds("nor does gradient descent", where, [found["gd"] >= found["lazy"] for found in last]),
-        holds(
-            "lazy training stays above the kernel lower bound", where,
-            [found["lazy"] >= found["bound"] for _, found in outcomes],
-        ),
+        holds("lazy training stays above the kernel lower bound", where,
+              [found["lazy"] >= found["bound"] for _, found in outcomes]),
     )  # fmt: skip
     table = outcomes.table({"n/d": "ratio"}, "seed")
     return Result(

@@ -14,11 +14,10 @@ from torch import nn
 from featlearn.datasets import TeacherTask
 from featlearn.errors import FeatlearnError
 from featlearn.kernels import ck, kernel_target_alignment
-from featlearn.papers._figures import label, label_outer, panels
+from featlearn.papers._figures import PALETTE, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.table1 import Config, case_points
-from featlearn.plots import PALETTE
 from featlearn.spectra import power_law
 from featlearn.training.two_layer import hidden_weight, spectral_case
 
@@ -77,10 +76,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     ]
     claims = _claims(by_case) if {1, 4} <= set(by_case) else []
     claims.append(
-        holds(
-            "the kernel target alignment of CK ends above where it began", "figure 3(a)",
-            [found["KTA"][-1] > found["KTA"][0] for _, found in outcomes],
-        )
+        holds("the kernel target alignment of CK ends above where it began", "figure 3(a)",
+              [found["KTA"][-1] > found["KTA"][0] for _, found in outcomes])
     )  # fmt: skip
     return Result(
         claims, {"at the end": pd.DataFrame(rows)}, {"figures 3a, 8 and 17a": _figure(by_case)},
@@ -92,25 +89,17 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _claims(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     tails = by_case[4]
     return [
-        holds(
-            "case 4: alpha falls as the tail grows heavy", "figure 17(a)",
-            [one["alpha"][-1] < one["alpha"][0] for one in tails],
-        ),
-        holds(
-            "case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
-            [_early(one["step"], one["alpha"]) > 0.5 for one in tails],
-        ),
-        holds(
-            "case 4: the alignment is larger than in the other cases", "figure 3(a)",
-            [
-                all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
-                for i, one in enumerate(tails)
-            ],
-        ),
-        holds(
-            "weights move much less in case 1 than in case 4", "figure 8",
-            [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)],
-        ),
+        holds("case 4: alpha falls as the tail grows heavy", "figure 17(a)",
+              [one["alpha"][-1] < one["alpha"][0] for one in tails]),
+        holds("case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
+              [_early(one["step"], one["alpha"]) > 0.5 for one in tails]),
+        holds("case 4: the alignment is larger than in the other cases", "figure 3(a)",
+              [
+                  all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
+                  for i, one in enumerate(tails)
+              ]),
+        holds("weights move much less in case 1 than in case 4", "figure 8",
+              [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)]),
     ]  # fmt: skip
 
 

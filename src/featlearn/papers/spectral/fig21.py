@@ -26,7 +26,7 @@ _WORDS = {
 }
 _NOTES = {
     "figure 26": "a step of Adam moves the spectrum of W by about the rate times sqrt(h d), against a bulk of sqrt h + "
-    "sqrt d: below the size of the paper a rate of .002 does less",
+    "sqrt d: below the size of the paper a rate of .002 does less"
 }
 
 
@@ -134,11 +134,9 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _claims(name: str, found: Sequence[Values]) -> list[Claim]:
     errors = [one["test_error"] for one in found]
     claims = [
-        about(
-            f"test error, {_WORDS[name]}", name, PUBLISHED[name], errors, 0.04,
-            "lazy training of the same network varies by .017 over seeds, and at half size is .01 to .02 worse",
-            _NOTES.get(name, ""),
-        )
+        about(f"test error, {_WORDS[name]}", name, PUBLISHED[name], errors, 0.04,
+              "lazy training of the same network varies by .017 over seeds, and at half size is .01 to .02 worse",
+              _NOTES.get(name, ""))
     ]  # fmt: skip
     if name == "figure 21":
         kept = [one["phase W"] == "invariant bulk" for one in found]
@@ -146,24 +144,16 @@ def _claims(name: str, found: Sequence[Values]) -> list[Claim]:
     if name in ("figure 22", "figure 24"):
         after = "figure 23" if name == "figure 22" else "figure 25"
         claims += [
-            holds(
-                f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
-                note="here " + ", ".join(one["phase W"] for one in found),
-            ),
-            holds(
-                f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
-                [one["alignment W"] < 0.5 for one in found],
-            ),
+            holds(f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
+                  note="here " + ", ".join(one["phase W"] for one in found)),
+            holds(f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
+                  [one["alignment W"] < 0.5 for one in found]),
         ]  # fmt: skip
     if name == "figure 26":
         claims += [
-            holds(
-                f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
-                note=_NOTES[name],
-            ),
-            holds(
-                f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
-                [one["alignment W"] > 0.5 for one in found], note=_NOTES[name],
-            ),
+            holds(f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
+                  note=_NOTES[name]),
+            holds(f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
+                  [one["alignment W"] > 0.5 for one in found], note=_NOTES[name]),
         ]  # fmt: skip
     return claims

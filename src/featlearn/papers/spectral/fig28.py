@@ -64,22 +64,16 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         ),
         exponent("|CK_3 - CK_0|_F", -1.0, "CK frobenius", "figure 28(b), lemma 5.1"),
         exponent("|NTK_3 - NTK_0|", -1.0, "NTK operator", "figure 28(c)"),
-        holds(
-            "|NTK_3 - NTK_0|_F falls more slowly than 1/n", "section B.2",
-            [float(np.mean(slow)) - 2 * standard_error(slow) > -1],
-        ),
-        at_most(
-            "exponent of n in the change of outputs, a bound", "after lemma B.2", -0.5, outputs,
-            0.1 + 2 * standard_error(outputs), reason, note="C / sqrt n is met, and far from sharp: about 1/n",
-        ),
+        holds("|NTK_3 - NTK_0|_F falls more slowly than 1/n", "section B.2",
+              [float(np.mean(slow)) - 2 * standard_error(slow) > -1]),
+        at_most("exponent of n in the change of outputs, a bound", "after lemma B.2", -0.5, outputs,
+                0.1 + 2 * standard_error(outputs), reason, note="C / sqrt n is met, and far from sharp: about 1/n"),
     ]  # fmt: skip
     if "tanh" in rows:
         smooth = growth(rows["tanh"], "NTK frobenius")
         claims.append(
-            holds(
-                "with a bounded second derivative (tanh) |NTK_3 - NTK_0|_F falls at least like 1/n", "lemma 5.1",
-                [float(np.mean(smooth)) <= -1 + 2 * standard_error(smooth)],
-            )
+            holds("with a bounded second derivative (tanh) |NTK_3 - NTK_0|_F falls at least like 1/n", "lemma 5.1",
+                  [float(np.mean(smooth)) <= -1 + 2 * standard_error(smooth)])
         )  # fmt: skip
     table = outcomes.table("activation", "n")
     mean = table.groupby(["activation", "n"], sort=False).mean().reset_index()

@@ -86,11 +86,9 @@ def _claims(readout: str, found: Sequence[Values]) -> list[Claim]:
         about(f"test error, {told}", "figure 29", 0.44724, [one["test_error"] for one in found], 0.05, reason, note),
         about(f"R2, {told}", "figure 29", 0.55964, [one["r2"] for one in found], 0.05, reason, note),
         *(
-            holds(
-                f"the bulk of {name} does not change, {told}", "figure 29, corollary 5.3",
-                [one[f"phase {name}"] == "invariant bulk" for one in found],
-                note="here " + ", ".join(sorted({one[f"phase {name}"] for one in found})),
-            )
+            holds(f"the bulk of {name} does not change, {told}", "figure 29, corollary 5.3",
+                  [one[f"phase {name}"] == "invariant bulk" for one in found],
+                  note="here " + ", ".join(sorted({one[f"phase {name}"] for one in found})))
             for name in MATRICES
         ),
     ]  # fmt: skip

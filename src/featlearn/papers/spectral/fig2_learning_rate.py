@@ -15,10 +15,9 @@ from torch import nn
 
 from featlearn.datasets import TeacherTask
 from featlearn.kernels import ck
-from featlearn.papers._figures import BLACK, draw_lines, label, panels
+from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import Claim, holds
 from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
-from featlearn.plots import MARKERS, PALETTE
 from featlearn.spectra import Law, marchenko_pastur, spikes
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Size, SpectralEvolution, new_student, student_sizes, train_student
@@ -206,30 +205,20 @@ def _sgd_claims(by_seed: Sequence[Sequence[Outcome]]) -> list[Claim]:
     thresholds = [[o.point["rate"] for o in one if o.values["beta.u1"] > _STRONG][:1] for one in found]
     told = ", ".join(f"{t[0]:g}" if t else "none" for t in thresholds)
     return [
-        holds(
-            "at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
-            [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest],
-        ),
-        holds(
-            "at large rates one does, and points at the feature", "figure 2(b), (d)",
-            [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest],
-        ),
-        holds(
-            "there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
-            note=f"first rate with alignment above {_STRONG:g}, by seed: {told}",
-        ),
+        holds("at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
+              [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest]),
+        holds("at large rates one does, and points at the feature", "figure 2(b), (d)",
+              [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest]),
+        holds("there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
+              note=f"first rate with alignment above {_STRONG:g}, by seed: {told}"),
         holds(
             "with the spike the leading vectors of CK and NTK align with the labels", "figure 2(d)",
             [min(v["y.v1 CK"], v["y.v1 NTK"]) > _STRONG > lo["y.v1 CK"] for v, lo in zip(highest, lowest, strict=True)],
         ),
-        holds(
-            "the largest eigenvalue of CK grows with it", "figure 2(c)",
-            [v["lambda1 CK"] > 1.2 * lo["lambda1 CK"] for v, lo in zip(highest, lowest, strict=True)],
-        ),
-        holds(
-            "beyond the threshold the loss first rises, then falls (catapult)", "figure 18",
-            [v["largest loss"] > 2 * v["first loss"] > 100 * v["train loss"] for v in highest],
-        ),
+        holds("the largest eigenvalue of CK grows with it", "figure 2(c)",
+              [v["lambda1 CK"] > 1.2 * lo["lambda1 CK"] for v, lo in zip(highest, lowest, strict=True)]),
+        holds("beyond the threshold the loss first rises, then falls (catapult)", "figure 18",
+              [v["largest loss"] > 2 * v["first loss"] > 100 * v["train loss"] for v in highest]),
     ]  # fmt: skip
 
 
@@ -242,10 +231,8 @@ def _gd_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     )
     told += "; test error by rate: " + ", ".join(f"{o.point['rate']:g} {o.values['test error']:.3f}" for o in alive)
     return [
-        holds(
-            "gradient descent gives no heavy tail at any rate", "figure 19",
-            [o.values["phase"] != "heavy tail" for o in alive],
-        ),
+        holds("gradient descent gives no heavy tail at any rate", "figure 19",
+              [o.values["phase"] != "heavy tail" for o in alive]),
         holds(
             "at the largest rate that converges it gives an outlier that aligns with the feature", "figure 19(e), (f)",
             [bool(last.values["spike"]) and last.values["beta.u1"] > _STRONG], note=told,

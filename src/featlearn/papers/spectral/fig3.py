@@ -18,11 +18,10 @@ from featlearn.datasets import TeacherTask, teacher_task
 from featlearn.kernels import ck
 from featlearn.linalg import principal_angles
 from featlearn.models import ntk_mlp
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
-from featlearn.plots import PALETTE
 from featlearn.spectra import phase, weight_eigenvalues
 from featlearn.training.two_layer import draw_student, hidden_weight, squared_error, watched_fit
 
@@ -176,18 +175,14 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> 
     groups = list(zip(*(by_method[method] for method in _METHODS), strict=True))
     return [
         *claims,
-        holds(
-            "Adam generalizes better than SGD, and SGD better than GD", "figure 17",
-            [gd["test_error"] > sgd["test_error"] > adam["test_error"] for gd, sgd, adam in groups],
-        ),
+        holds("Adam generalizes better than SGD, and SGD better than GD", "figure 17",
+              [gd["test_error"] > sgd["test_error"] > adam["test_error"] for gd, sgd, adam in groups]),
         holds(
             "GD leaves the spectrum as it is", "section A.4", [f["phase"] == "invariant bulk" for f in by_method["GD"]]
         ),
-        holds(
-            "Adam gives spikes or a heavy tail", "figure 17(c)",
-            [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
-            note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell",
-        ),
+        holds("Adam gives spikes or a heavy tail", "figure 17(c)",
+              [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
+              note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell"),
         not_tried("test error of figure 20's Adam", "figure 20", 0.01681, "its setting is not told"),
         not_tried("test error after SGD with a heavy tail", "figure 3(d)", 1.47504, "its setting is not told"),
     ]  # fmt: skip
@@ -198,16 +193,12 @@ def _angle_claims(groups: Sequence[tuple[Mapping[str, Any], ...]]) -> list[Claim
         return float(found["watched"]["angle 1"][-1])
 
     return [
-        holds(
-            "the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
-            [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
-            note="degrees at the end by seed, GD, SGD, Adam: "
-            + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups),
-        ),
-        holds(
-            "with GD the angles stay where they were", "figure 17(b)",
-            [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups],
-        ),
+        holds("the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
+              [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
+              note="degrees at the end by seed, GD, SGD, Adam: "
+              + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups)),
+        holds("with GD the angles stay where they were", "figure 17(b)",
+              [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups]),
     ]  # fmt: skip
 
 

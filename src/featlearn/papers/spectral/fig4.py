@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from featlearn.datasets import image_task
 from featlearn.kernels import ntk
 from featlearn.models import small_cnn
-from featlearn.papers._figures import draw_band, label, panels
+from featlearn.papers._figures import PALETTE, draw_band, label, panels
 from featlearn.papers.claim import Claim, about, at_most, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
-from featlearn.plots import PALETTE
 from featlearn.spectra import ks_distance, phase
 from featlearn.training import fit
 
@@ -175,11 +174,9 @@ def _accuracy_claims(
     error = (0.16 * 0.84 / config.n_test) ** 0.5
     reason = f"two standard errors of a share of {config.n_test} test images, here and in the paper, whose test set"
     claims = [
-        about(
-            f"test accuracy by {method}", "figure 4", published, [one["accuracy"] for one in by_method[method]],
-            2 * 2**0.5 * error, reason + " is not told",
-            "The number of training images, the classes and the epochs are not told.",
-        )
+        about(f"test accuracy by {method}", "figure 4", published, [one["accuracy"] for one in by_method[method]],
+              2 * 2**0.5 * error, reason + " is not told",
+              "The number of training images, the classes and the epochs are not told.")
         for method, published in _PUBLISHED.items()
     ]  # fmt: skip
     ordered = [gd["accuracy"] < sgd["accuracy"] < adam["accuracy"] for gd, sgd, adam in groups]
@@ -192,40 +189,28 @@ def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence
 
     median = "The same divided by the median of the spectrum, so that a common factor is no tail."
     return [
-        at_most(
-            "distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
-            [one["distance"] for one in by_method["GD"]],
-            reason="'invariant' in words; of a tenth, as `phase` asks of bulks: nowhere may more eigenvalues cross",
-            note="Kolmogorov-Smirnov, of whole spectra, not rescaled. Added after `phase` had been looked at.",
-        ),
+        at_most("distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
+                [one["distance"] for one in by_method["GD"]],
+                reason="'invariant' in words; of a tenth, as `phase` asks of bulks: nowhere may more eigenvalues cross",
+                note="Kolmogorov-Smirnov, of whole spectra, not rescaled. Added after `phase` had been looked at."),
         holds(
             "the NTK's spectrum by GD is an invariant bulk", "figure 4(a)",
             [one["phase"] == "invariant bulk" for one in by_method["GD"]],
             note="By the rule of `phase`, made for bulks without spikes: here the start has spikes and a heavy tail of "
             "its own, and where a spike of the start has grown by a tenth, the rule may call it a new one.",
         ),
-        holds(
-            "the upper end of the NTK's spectrum grows more by SGD than by GD", "figure 4(b)",
-            [sgd["tail_growth"] > gd["tail_growth"] for gd, sgd, _ in groups],
-            note="The sum of the largest tenth of the eigenvalues over its start: the end of the Q-Q plot.",
-        ),
-        holds(
-            "it grows most by Adam", "figure 4(c)",
-            [adam["tail_growth"] > max(gd["tail_growth"], sgd["tail_growth"]) for gd, sgd, adam in groups],
-        ),
-        holds(
-            "the tail by SGD is heavier than by GD", "figure 4(b)",
-            [relative(sgd) > relative(gd) for gd, sgd, _ in groups], note=median,
-        ),
-        holds(
-            "the tail by Adam is the heaviest", "figure 4(c)",
-            [relative(adam) > max(relative(gd), relative(sgd)) for gd, sgd, adam in groups], note=median,
-        ),
-        holds(
-            "the first spike of the NTK is larger than at the start", "section 6",
-            [min(one["top_ratio"] for one in group) > 1 for group in groups],
-            note="True with a small readout at the start; with a standard normal one it falls.",
-        ),
+        holds("the upper end of the NTK's spectrum grows more by SGD than by GD", "figure 4(b)",
+              [sgd["tail_growth"] > gd["tail_growth"] for gd, sgd, _ in groups],
+              note="The sum of the largest tenth of the eigenvalues over its start: the end of the Q-Q plot."),
+        holds("it grows most by Adam", "figure 4(c)",
+              [adam["tail_growth"] > max(gd["tail_growth"], sgd["tail_growth"]) for gd, sgd, adam in groups]),
+        holds("the tail by SGD is heavier than by GD", "figure 4(b)",
+              [relative(sgd) > relative(gd) for gd, sgd, _ in groups], note=median),
+        holds("the tail by Adam is the heaviest", "figure 4(c)",
+              [relative(adam) > max(relative(gd), relative(sgd)) for gd, sgd, adam in groups], note=median),
+        holds("the first spike of the NTK is larger than at the start", "section 6",
+              [min(one["top_ratio"] for one in group) > 1 for group in groups],
+              note="True with a small readout at the start; with a standard normal one it falls."),
     ]  # fmt: skip
 
 

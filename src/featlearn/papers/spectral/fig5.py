@@ -18,11 +18,10 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import ClassificationTask, DataNotPresent, sentence_task
 from featlearn.kernels import ck
 from featlearn.models.mlp import linear_layer
-from featlearn.papers._figures import label, panels
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import spectra_grid
-from featlearn.plots import PALETTE
 from featlearn.spectra import empirical_edge, tail_evidence
 from featlearn.training import fit
 
@@ -235,16 +234,12 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 def _start_claims(found: Sequence[Values]) -> list[Claim]:
     return [
-        holds(
-            "the CK of the pretrained model is heavy-tailed", "section 6, figure 7",
-            [one["heavy"] == 1 for one in found],
-            note="By `tail_evidence`, which on seed 0 at the quick size finds a power law (exponent 2.7 over 28 "
-            "eigenvalues), but objects that only the largest eigenvalue makes the tail heavy.",
-        ),
-        holds(
-            "it has several spikes", "section 6, figure 7", [one["spikes"] > 1 for one in found],
-            note="Beyond the edge of the bulk, by `empirical_edge`.",
-        ),
+        holds("the CK of the pretrained model is heavy-tailed", "section 6, figure 7",
+              [one["heavy"] == 1 for one in found],
+              note="By `tail_evidence`, which on seed 0 at the quick size finds a power law (exponent 2.7 over 28 "
+              "eigenvalues), but objects that only the largest eigenvalue makes the tail heavy."),
+        holds("it has several spikes", "section 6, figure 7", [one["spikes"] > 1 for one in found],
+              note="Beyond the edge of the bulk, by `empirical_edge`."),
     ]  # fmt: skip
 
 
@@ -259,15 +254,11 @@ def _training_claims(config: Config, found: Sequence[Values]) -> list[Claim]:
             note=f"{note} Not safe: in a trial with the same sentences and rate, and another draw of head and batches, "
             "it rose from the first epoch on (993, 1400, 2271, 4115) and fell in the fourth.",
         ),
-        holds(
-            "the bulk shrinks at first and then extends", "figure 7, appendix A.1",
-            [falls_then_rises(one["bulk"]) for one in watched],
-            note="The sum of the smaller nine tenths of the eigenvalues.",
-        ),
-        holds(
-            "the first eigenvector is more aligned with the labels after fine-tuning", "figure 5(b)",
-            [one["alignment 1"][-1] > one["alignment 1"][0] for one in watched],
-        ),
+        holds("the bulk shrinks at first and then extends", "figure 7, appendix A.1",
+              [falls_then_rises(one["bulk"]) for one in watched],
+              note="The sum of the smaller nine tenths of the eigenvalues."),
+        holds("the first eigenvector is more aligned with the labels after fine-tuning", "figure 5(b)",
+              [one["alignment 1"][-1] > one["alignment 1"][0] for one in watched]),
         about("training accuracy", "figure 5", 0.959, [one["train"][-1] for one in watched], 0.025, reason, note),
         about("test accuracy", "figure 5", 0.84, [one["test"][-1] for one in watched], 0.046, reason, note),
     ]  # fmt: skip

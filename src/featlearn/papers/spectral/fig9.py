@@ -200,10 +200,8 @@ def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
                 claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows, note=note))
             continue
         claims.append(
-            at_most(
-                f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
-                "a tenth is what the finite sizes bend; twice the standard error over trials",
-            )
+            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
+                    "a tenth is what the finite sizes bend; twice the standard error over trials")
         )  # fmt: skip
     if both and figure == "figure 32":
         claims.append(

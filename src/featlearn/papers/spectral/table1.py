@@ -129,10 +129,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     claims = [claim for case, found in by_case.items() for claim in _case_claims(case, found)]
     lazy = [found["lazy_error"] for found in by_case[config.cases[0]]]  # the cases share data and network
     claims.append(
-        about(
-            "test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
-            "seven seeds at full size are .272 to .321, with a deviation of .017",
-        )
+        about("test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
+              "seven seeds at full size are .272 to .321, with a deviation of .017")
     )  # fmt: skip
     if {1, 3, 4} <= set(by_case):
         claims += _order(by_case)
@@ -147,7 +145,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _case_claims(case: int, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _case_claims(case: int, found: Sequence[Values]) -> list[Claim]:
     published = PUBLISHED_CASES[case]
     reason = "tau^2 = .04 is what the mean of the teacher's norm term adds, which the paper may or may not count"
     expected = _PHASES[published.spectra]
@@ -155,54 +153,36 @@ def _case_claims(case: int, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     claims = [
         about(f"test error of case {case}", "table 1", published.test_error, errors, 0.04, reason),
         about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.04, reason),
-        holds(
-            f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
-            [one["phase W"] == expected for one in found],
-        ),
+        holds(f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
+              [one["phase W"] == expected for one in found]),
     ]  # fmt: skip
     if case in (1, 2):
-        claims.append(
-            holds(
-                f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
-                [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found],
-            )
-        )  # fmt: skip
-        claims.append(
-            holds(
-                f"case {case}: the leading direction of W stays away from the feature", "figure 11",
-                [one["alignment W"] < 0.2 for one in found],
-            )
-        )  # fmt: skip
+        claims += [
+            holds(f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
+                  [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found]),
+            holds(f"case {case}: the leading direction of W stays away from the feature", "figure 11",
+                  [one["alignment W"] < 0.2 for one in found]),
+        ]  # fmt: skip
     if case == 3:
         claims += [
             holds("case 3: CK has an outlier", "figure 1(b)", [one["phase CK"] == "bulk + spikes" for one in found]),
-            holds(
-                "case 3: the leading direction of W aligns with the feature", "figure 2(a)",
-                [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found],
-            ),
-            holds(
-                "case 3: leading vectors of CK and NTK align with the labels", "figure 15",
-                [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found],
-            ),
+            holds("case 3: the leading direction of W aligns with the feature", "figure 2(a)",
+                  [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found]),
+            holds("case 3: leading vectors of CK and NTK align with the labels", "figure 15",
+                  [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found]),
         ]  # fmt: skip
     return claims
 
 
-def _order(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     groups = list(zip(by_case[1], by_case[3], by_case[4], strict=True))
     return [
-        holds(
-            "cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
-            [max(c["test_error"], d["test_error"]) < a["lazy_error"] < a["test_error"] for a, c, d in groups],
-        ),
-        holds(
-            "weights leave their start further from case 1 to case 3 to case 4", "figure 8",
-            [a["change W"] < c["change W"] < d["change W"] for a, c, d in groups],
-        ),
-        holds(
-            "the kernel target alignment is largest in case 4", "figure 3(a)",
-            [d["kta"] > max(a["kta"], c["kta"]) for a, c, d in groups],
-        ),
+        holds("cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
+              [max(c["test_error"], d["test_error"]) < a["lazy_error"] < a["test_error"] for a, c, d in groups]),
+        holds("weights leave their start further from case 1 to case 3 to case 4", "figure 8",
+              [a["change W"] < c["change W"] < d["change W"] for a, c, d in groups]),
+        holds("the kernel target alignment is largest in case 4", "figure 3(a)",
+              [d["kta"] > max(a["kta"], c["kta"]) for a, c, d in groups]),
     ]  # fmt: skip
 
 
