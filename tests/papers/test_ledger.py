@@ -116,6 +116,46 @@ def test_a_damaged_ledger_is_told(tmp_path: Path) -> None:
             read_records(tmp_path / "ledger.json")
 
 
+def test_the_file_can_be_shown_without_the_experiments(tmp_path: Path) -> None:
+    missing = reproduction("nfa-fig2", result=None, trouble="put it there", missing_data=True)
+    write_ledger([reproduction("nfa-fig1", GOOD, BAD, LEFT), missing], tmp_path)
+    ledger = json.loads((tmp_path / "ledger.json").read_text())
+    assert ledger["schema_version"] == 3
+    first, second = ledger["experiments"]
+    assert first["paper_title"] == "Feature learning as alignment (NFA)"
+    assert first["covers"] == [f"figure | 1 {SCRIPT}"]
+    assert first["stale"] is False
+    shown = ("text", "published_text", "measured_text", "tolerance_text", "verdict")
+    assert [tuple(claim[name] for name in shown) for claim in first["claims"]] == [
+        ("a number", "0.93", "0.93 ± 0.014", "0.03", "reproduced"),
+        ("a statement", "holds", "1 of 2", "", "differs"),
+        ("more", "2", "–", "", "not tried at this size"),
+    ]
+    assert second["trouble"] == "put it there"
+    write_ledger([reproduction("nfa-fig1", GOOD, stale=1)], tmp_path)
+    first = json.loads((tmp_path / "ledger.json").read_text())["experiments"][0]
+    assert first["stale"] is True
+    assert [claim["verdict"] for claim in first["claims"]] == ["stale"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_ledgers_of_earlier_versions_can_be_read(version: int, tmp_path: Path) -> None:
+    file = tmp_path / "ledger.json"
+    write_ledger([reproduction("nfa-fig1", GOOD, BAD)], tmp_path)
+    before = read_records(file)
+    ledger = json.loads(file.read_text()) | {"schema_version": version}
+    for record in ledger["experiments"]:
+        for name in ("paper_title", "stale", *(["source"] if version == 1 else [])):
+            del record[name]
+        for claim in record["claims"]:
+            for name in ("published_text", "measured_text", "tolerance_text"):
+                del claim[name]
+    file.write_text(json.dumps(ledger))
+    (record,) = read_records(file)
+    assert record.claims == before[0].claims
+    assert record.source == ("" if version == 1 else before[0].source)
+
+
 def test_the_ledger_as_markdown() -> None:
     text = markdown_ledger([record_of(reproduction("nfa-fig1", GOOD, BAD))])
     rows = [line for line in text.splitlines() if line.startswith("| a ")]

@@ -9,8 +9,8 @@ import torch
 
 from featlearn.features import probe
 from featlearn.models import mlp
+from featlearn.papers._figures import diagonal_image
 from featlearn.papers.nfa.fig3 import average_moments
-from featlearn.papers.nfa.figures import diagonal_image
 from featlearn.papers.nfa.gaussian_training import watch_training
 from featlearn.papers.nfa.layer_trajectories import measurement_steps, share_above, watch_layers
 from featlearn.theory import readout_moments

@@ -11,7 +11,7 @@ from featlearn.papers import ChainAlignment, chain_alignment
 
 @pytest.fixture(scope="module")
 def result() -> ChainAlignment:
-    return chain_alignment(seed=0)
+    return chain_alignment(generator=0)
 
 
 def test_a_trained_network_is_aligned_and_corruption_undoes_it(result: ChainAlignment) -> None:
@@ -54,7 +54,7 @@ def test_the_picture_names_its_matrices(result: ChainAlignment) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_over_seeds(seed: int) -> None:
-    result = chain_alignment(seed=seed)
+    result = chain_alignment(generator=seed)
     assert 0.91 <= result.after["0"].nfc <= 0.975
     assert 0.5 <= result.mean_corrupted_nfc <= 0.72
     assert 5.2 <= result.spread <= 6.5

@@ -15,7 +15,7 @@ LAW = fl.spectra.marchenko_pastur(750, 500)
 
 @pytest.fixture(scope="module", params=(0, 1, 2))
 def cases(request):
-    return {case: spectral_case(case, seed=request.param) for case in (1, 2, 3, 4)}
+    return {case: spectral_case(case, generator=request.param) for case in (1, 2, 3, 4)}
 
 
 @pytest.fixture(scope="module", params=(0, 1, 2))
@@ -95,7 +95,7 @@ def test_the_spike_appears_between_rates_16_and_18(transition):
 
 def test_the_half_loss_as_printed_gives_no_spike():
     """Equation (2) halves the mean square; with it a rate of 22 does less than 20 does in case 3."""
-    result = spectral_case(3, lr=22.0, loss="half_mse", stop_loss=0.5e-5, seed=0)
+    result = spectral_case(3, lr=22.0, loss="half_mse", stop_loss=0.5e-5, generator=0)
     assert result.history.stopped == "loss"
     assert spikes(result) == 0
     assert result.weights.alignment[1] < 0.15  # .04

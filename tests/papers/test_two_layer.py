@@ -21,7 +21,7 @@ N, H, D = 60, 45, 30
 
 @pytest.fixture(scope="module")
 def student():
-    return new_student(N, H, D, n_test=40, seed=3, dtype=torch.float64)
+    return new_student(N, H, D, n_test=40, generator=3, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_lazy_error_is_that_of_the_linearised_network_trained_to_the_end(stu
 def test_wide_networks_at_small_rates_end_at_the_lazy_prediction():
     gaps = []
     for h in (20, 1500):
-        start = new_student(20, h, 10, noise=0.1, n_test=200, seed=0, dtype=torch.float64)
+        start = new_student(20, h, 10, noise=0.1, n_test=200, generator=0, dtype=torch.float64)
         result = train_student(start, lr=1.0, steps=4000, stop_loss=1e-9)
         assert result.history.stopped == "loss"
         gaps.append(abs(result.test_error / result.lazy_error - 1))
@@ -107,14 +107,14 @@ def test_several_trainings_start_from_one_student(student, evolution):
 
 
 def test_the_span_of_several_directions_counts():
-    start = new_student(40, 30, 12, k=12, n_test=5, seed=0)
+    start = new_student(40, 30, 12, k=12, n_test=5, generator=0)
     # Twelve orthonormal directions in twelve dimensions: everything lies in their span.
     assert train_student(start, lr=1.0, steps=1).weights.alignment == pytest.approx((1.0, 1.0))
 
 
 def test_cases_of_a_seed_share_data_and_network():
     size = (64, 48, 32)
-    cases = {case: spectral_case(case, size, seed=1, epochs=2) for case in (1, 2, 3, 4)}
+    cases = {case: spectral_case(case, size, generator=1, epochs=2) for case in (1, 2, 3, 4)}
     for result in cases.values():
         assert torch.equal(result.weights.initial, cases[1].weights.initial)
         assert torch.equal(result.task.y, cases[1].task.y)
@@ -128,7 +128,7 @@ def test_cases_of_a_seed_share_data_and_network():
     assert frame.loc[3, "published error"] == 0.23791
     assert frame.loc[3, "error"] == cases[3].test_error
     # The centered norm term takes the constant off: the labels are the same without it.
-    off = spectral_case(1, size, seed=1, steps=1, center_norm=False)
+    off = spectral_case(1, size, generator=1, steps=1, center_norm=False)
     assert float((off.task.y - cases[1].task.y).mean()) == pytest.approx(0.2, abs=1e-5)
 
 
@@ -145,7 +145,7 @@ def test_transition_over_rates():
     assert table.loc[1e6].drop("spike").isna().all()
     assert found.law.edges[1] == pytest.approx((1 + math.sqrt(32 / 48)) ** 2)
     assert 1.0 not in found.spiked()
-    same = spectral_case(3, (64, 48, 32), seed=0, lr=8.0, epochs=3)
+    same = spectral_case(3, (64, 48, 32), generator=0, lr=8.0, epochs=3)
     assert same.test_error == fast.test_error
 
 

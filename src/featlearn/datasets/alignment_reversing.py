@@ -14,7 +14,7 @@ from featlearn.errors import InputError
 
 __all__ = ["ReversingTask", "reversing_task"]
 
-Diagnosis = Literal["consistent", "pseudo-inverse"]
+Reading = Literal["consistent", "pseudo-inverse"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class ReversingTask:
     second: Tensor
     n_first: int
     balance: float
-    reading: Diagnosis
+    reading: Reading
 
 
 def reversing_task(
@@ -45,7 +45,7 @@ def reversing_task(
     n: int = 1024,
     d: int = 1024,
     *,
-    reading: Diagnosis = "consistent",
+    reading: Reading = "consistent",
     spread: float = 0.5,
     noise: float = 0.01,
     offset: float = 1e-5,

@@ -1,4 +1,4 @@
-"""Experiments of the papers, a file a table or figure."""
+"""Experiments of the papers: one file per table or figure."""
 
 from featlearn.cli.wine import WineFeatures, wine_features
 from featlearn.papers.adaptive.sec3_estimator import AdaptiveComparison, adaptive_comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
@@ -10,8 +11,6 @@ from typing import Literal
 
 from featlearn._utils.formatting import short_number
 from featlearn.errors import InputError
-
-__all__ = ["VERDICTS", "Claim", "about", "at_least", "at_most", "holds", "not_tried"]
 
 Verdict = Literal["reproduced", "differs", "stale", "not tried at this size", "data not present"]
 VERDICTS: tuple[Verdict, ...] = ("reproduced", "differs", "stale", "not tried at this size", "data not present")
@@ -50,7 +49,7 @@ class Claim:
 
     @property
     def mean(self) -> float:
-        """Over seeds; NaN if nothing was measured."""
+        """Mean over seeds; NaN if nothing was measured."""
         return fmean(self.measured) if self.measured else math.nan
 
     @property
@@ -77,7 +76,7 @@ class Claim:
 
     @property
     def published_text(self) -> str:
-        """The paper's side, for people."""
+        """Published number for readers."""
         if self.relation == "holds":
             return "holds" if self.published == 1 else f"in {self.published:.0%} of seeds"
         sign = {"about": "", "at least": "≥ ", "at most": "≤ "}[self.relation]
@@ -85,7 +84,7 @@ class Claim:
 
     @property
     def measured_text(self) -> str:
-        """Our side: mean and deviation over seeds."""
+        """Mean and deviation over seeds for readers."""
         if self.missing:
             return "–"
         if self.relation == "holds":
@@ -93,52 +92,73 @@ class Claim:
         spread = f" ± {short_number(self.spread, 2)}" if len(self.measured) > 1 else ""
         return short_number(self.mean) + spread
 
+    @property
+    def tolerance_text(self) -> str:
+        """Tolerance for readers; empty if there is none."""
+        return f"{self.tolerance:.2g}" if self.tolerance else ""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Statement, place, published and measured number, tolerance and verdict for readers."""
+        return (self.text, self.where, self.published_text, self.measured_text, self.tolerance_text, self.verdict)
+
     def remark(self, note: str) -> Claim:
-        """The same claim with a note."""
+        """Return the same claim with a note."""
         return replace(self, note=note)
 
 
 def about(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float, reason: str, note: str = ""
 ) -> Claim:
-    """The mean over seeds is the published number, within a tolerance."""
-    return Claim(text, where, "about", published, _numbers(text, measured), _checked(text, tolerance), reason, note)
+    """Claim that the mean over seeds is the published number, within a tolerance."""
+    return _compared("about", text, where, published, measured, tolerance, reason, note)
 
 
 def at_least(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float = 0.0, reason: str = "",
     note: str = "",
 ) -> Claim:  # fmt: skip
-    """The mean over seeds is no smaller than the published number."""
-    return Claim(text, where, "at least", published, _numbers(text, measured), _checked(text, tolerance), reason, note)
+    """Claim that the mean over seeds is no smaller than the published number."""
+    return _compared("at least", text, where, published, measured, tolerance, reason, note)
 
 
 def at_most(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float = 0.0, reason: str = "",
     note: str = "",
 ) -> Claim:  # fmt: skip
-    """The mean over seeds is no larger than the published number."""
-    return Claim(text, where, "at most", published, _numbers(text, measured), _checked(text, tolerance), reason, note)
+    """Claim that the mean over seeds is no larger than the published number."""
+    return _compared("at most", text, where, published, measured, tolerance, reason, note)
 
 
 def holds(text: str, where: str, seeds: Iterable[bool], share: float = 1.0, reason: str = "", note: str = "") -> Claim:
-    """A statement in words is true on at least a share of the seeds."""
-    return Claim(text, where, "holds", share, _numbers(text, map(float, seeds)), 0.0, reason, note)
+    """Claim that a statement in words is true on at least a share of the seeds."""
+    return _compared("holds", text, where, share, map(float, seeds), 0.0, reason, note)
 
 
 def not_tried(text: str, where: str, published: float, note: str, relation: Relation = "about") -> Claim:
-    """Part of the paper's experiment that this size leaves out."""
+    """Return a claim on a part of the paper's experiment that this size leaves out."""
     return Claim(text, where, relation, published, note=note, missing="not tried at this size")
 
 
-def _numbers(text: str, measured: Iterable[float]) -> tuple[float, ...]:
-    found = tuple(float(value) for value in measured)
-    if not found:
+def verdict_counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
+    """Return how many claims have each verdict, in the order of `VERDICTS`, without verdicts that none has."""
+    counts = Counter(claim.verdict for claim in claims)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+
+
+def _compared(
+    relation: Relation,
+    text: str,
+    where: str,
+    published: float,
+    measured: Iterable[float],
+    tolerance: float,
+    reason: str,
+    note: str,
+) -> Claim:
+    numbers = tuple(float(value) for value in measured)
+    if not numbers:
         raise InputError(f"the claim {text!r} has no measurement: use not_tried where nothing was measured")
-    return found
-
-
-def _checked(text: str, tolerance: float) -> float:
     if not (tolerance >= 0 and math.isfinite(tolerance)):
         raise InputError(f"the tolerance of {text!r} must be a number of at least 0, got {tolerance!r}")
-    return tolerance
+    return Claim(text, where, relation, published, numbers, tolerance, reason, note)

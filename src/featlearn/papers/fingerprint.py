@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["code_without_words", "source_fingerprint", "versions"]
-
 _ROOT = __name__.partition(".")[0]
 _FOLDER = Path(__file__).resolve().parents[1]
 # Packages that draw or show what was measured: they change no number. Experiments are covered by `Experiment.key`,

@@ -11,27 +11,30 @@ from collections.abc import Iterable
 from functools import cache
 
 from featlearn.errors import InputError
-from featlearn.papers.experiment import PAPERS, Experiment
+from featlearn.papers.experiment import PAPERS, Experiment, registered
 
 __all__ = ["all_experiments", "find_experiments"]
 
 
 @cache
 def all_experiments() -> dict[str, Experiment]:
-    """Every experiment by its name, paper by paper; the papers' packages list them."""
-    found: dict[str, Experiment] = {}
+    """Return every experiment by name: papers in the order of `PAPERS`, modules in that of a package's `MODULES`."""
+    result = {}
     for paper in PAPERS:
         package = importlib.import_module(f"featlearn.papers.{paper}")
-        found |= {experiment.name: experiment for experiment in package.EXPERIMENTS}
-    return found
+        for name in package.MODULES:
+            module = importlib.import_module(f"{package.__name__}.{name}")
+            experiment = registered(module.__name__)
+            result[experiment.name] = experiment
+    return result
 
 
 def find_experiments(names: Iterable[str] = (), paper: str | None = None) -> list[Experiment]:
-    """Experiments by name, or all of a paper; without either, or with "all", all there are.
+    """Return experiments by name, or all of a paper; without either, or with "all", all there are.
 
     Args:
-        names: As ``"nfa-fig4"``.
-        paper: One of `PAPERS`.
+        names: Names, such as ``"nfa-fig4"``.
+        paper: Key of `PAPERS`.
     """
     known = all_experiments()
     if paper is not None and paper not in PAPERS:

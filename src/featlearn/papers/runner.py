@@ -27,7 +27,7 @@ __all__ = ["Reproduction", "reproduce", "reproductions"]
 BACKENDS = ("loky", "threading", "ray")
 
 Measured = tuple[int, Mapping[str, Any], float]
-"""The place of a point, what it gave, and its seconds."""
+"""Index of a point, its measured values, and its seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +35,12 @@ class Reproduction:
     """An experiment that was run, or could not be.
 
     Attributes:
-        experiment: Which.
-        scale: At which scale.
+        experiment: The experiment.
+        scale: Scale that it was run at.
         settings: Its configuration.
-        result: What it says; None if there is none.
-        seconds: Of work, points done before included.
-        points: How many points there are, and how many of them are done.
+        result: Its result; None if there is none.
+        seconds: Seconds of work, points done before included.
+        points: Number of points, and number of those that are done.
         trouble: Why there is no result, in a sentence.
         missing_data: Whether that is because a data set is not there.
         stale: Number of points that were measured with another version of the source, and kept.
@@ -58,10 +58,9 @@ class Reproduction:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Those of the result, stale ones if any point is; without data, one that says so."""
+        """Claims of the result, stale ones if any point is; without data, one that says so."""
         if self.result is not None:
-            claims = self.result.claims
-            return tuple(replace(claim, stale=True) for claim in claims) if self.stale else claims
+            return tuple(replace(claim, stale=claim.stale or self.stale > 0) for claim in self.result.claims)
         if not self.missing_data:
             return ()
         where = ", ".join(self.experiment.covers)
@@ -94,11 +93,11 @@ def reproductions(
     written beside, and are not compared.
 
     Args:
-        names: As ``"nfa-fig4"``; none, or ``"all"``, is all.
+        names: Names of experiments, such as ``"nfa-fig4"``. Default, or ``"all"``: all experiments.
         scale: ``"smoke"``, ``"quick"`` or ``"full"``.
-        paper: Those of one paper only: ``"nfa"``, ``"fact"``, ``"adaptive"`` or ``"spectral"``.
-        folder: For what was measured: a run (see `featlearn.runs`) an experiment and scale.
-        n_jobs: Points at a time; -1 is one a core.
+        paper: Key of a paper, to run its experiments only: ``"nfa"``, ``"fact"``, ``"adaptive"`` or ``"spectral"``.
+        folder: Folder for measurements: one run (see `featlearn.runs`) per experiment and scale.
+        n_jobs: Number of points measured at a time; -1 uses all cores.
         backend: ``"loky"`` (processes), ``"threading"``, or ``"ray"``: the cluster that ray is connected to, or a
             local one.
         device: "cpu"; anything else is refused.
@@ -157,9 +156,9 @@ def _reproduce(
             for index, file in enumerate(files):
                 if not file.exists():
                     continue
-                found, took, fresh = _load(file, source)
+                kept, took, fresh = _load(file, source)
                 if fresh or keep_stale:
-                    values[index] = found
+                    values[index] = kept
                     seconds += took
                     stale += not fresh
             told(experiment.name, len(values), len(points))
@@ -172,7 +171,7 @@ def _reproduce(
                 seconds += took
                 told(experiment.name, len(values), len(points))
             outcomes = [Outcome(point, values[i]) for i, point in enumerate(points)]
-            result = experiment.conclude(config, outcomes)
+            result = experiment.result(config, outcomes)
     except DataNotPresent as error:
         count = (len(points), len(values))
         return Reproduction(experiment, scale, settings, None, seconds, count, str(error), True, stale)
@@ -216,7 +215,7 @@ def _measured(
 def _on_a_cluster(
     experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int
 ) -> Iterator[Measured]:
-    """As they come: joblib's own backend for ray gives everything at the end, when a kill would lose it."""
+    """Yield points as they come: joblib's backend for ray gives everything at the end, when a kill would lose it."""
     try:
         import ray
     except ImportError as error:
@@ -240,10 +239,10 @@ def _on_a_cluster(
 
 def _unwrapped(ray: Any, reference: Any) -> Measured:
     try:
-        found: Measured = ray.get(reference)
+        measured: Measured = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        raise error.cause from error  # the point's own trouble, as it would be without a cluster
-    return found
+        raise error.cause from error  # the point's own error, as it would be without a cluster
+    return measured
 
 
 def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None) -> Measured:

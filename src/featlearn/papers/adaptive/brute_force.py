@@ -11,8 +11,6 @@ from torch import Tensor
 
 from featlearn._utils.rng import as_generator
 
-__all__ = ["explicit_kernel", "least_objective"]
-
 Factors = Mapping[str, tuple[Tensor, Tensor]]
 """``(M_out, M_in)`` of each matrix."""
 

@@ -13,12 +13,10 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from featlearn.kernels import kernel_target_alignment, label_kernel
-from featlearn.papers.adaptive.image_networks import TARGETS, ImageConfig, adapted_kernels, image_points
+from featlearn.papers._figures import BLACK, PALETTE, draw_matrix, label, panels
+from featlearn.papers.adaptive.image_networks import IMAGE_OVER, TARGETS, ImageConfig, adapted_kernels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT"]
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:
@@ -64,12 +62,21 @@ def _combined(kernel: Tensor, parts: Sequence[Tensor]) -> float:
     return float(fitted.norm() / wanted.norm())
 
 
-def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "adaptive-fig1",
+    "A harder target aligns the kernel more, and where it is hard",
+    covers=("figure 1", "figure 3"),
+    smoke=ImageConfig(data="digits", n=40, width=12, steps=60, points=3, seeds=(0,)),
+    quick=ImageConfig(n=300, points=10),
+    full=ImageConfig(),
+    measure=_measure,
+    over=IMAGE_OVER,
+    data=("mnist",),
+)
+def _conclude(config: ImageConfig, outcomes: Outcomes) -> Result:
     columns = ("initial", "adapted", "cosine with both", "explained", "growth near 0", "rank correlation", "accuracy",
                "loss", "path error")  # fmt: skip
-    table = pd.DataFrame(
-        [{"target": p["target"], "seed": p["seed"]} | {n: found[n] for n in columns} for p, found in outcomes]
-    )
+    table = outcomes.table("target", "seed", values=columns)
     linear, binary = (table[table["target"] == target].reset_index(drop=True) for target in TARGETS)
     paper = config.data == "mnist" and config.n == 500
     share = "accuracy of the sign of y in telling the classes"
@@ -95,80 +102,49 @@ def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
         holds("and grows with the residual that is left of the linear fit", "figure 3", binary["rank correlation"] > 0,
               note="rank correlation " + ", ".join(f"{v:.2f}" for v in binary["rank correlation"])),
     ]  # fmt: skip
-    kernels = {p["target"]: found for p, found in outcomes if p["seed"] == config.seeds[0]}
+    first = {target: values[0] for target, values in outcomes.values_by("target").items()}
     return Result(
-        tuple(claims),
+        claims,
         {"by target and seed": table},
-        {"figure 1": _kernels(kernels), "figure 3": _difficulty(kernels["binary"])},
+        {"figure 1": _kernels(first), "figure 3": _difficulty(first["binary"])},
         f"{config.n} images of {config.data}, digits 2 and 3, {config.points} points on the path. Each image has mean "
         "0 and length 1, and weights are N(0, 2/k_in): with images of unit variance, as printed, the initial kernel "
         "would be near 1,000 and a rate of .1 would diverge, while the paper's colors end at 4 for the initial kernel "
-        "and at 10 for the adapted one. SGD in batches of 50 for 1,000 steps. The paper prints its cosines "
-        "in the figure only.",
+        "and at 10 for the adapted one. SGD in batches of 50 for 1,000 steps. The paper prints its cosines in the "
+        "figure only.",
     )
 
 
-def _kernels(found: Mapping[str, Mapping[str, Any]]) -> Figure:
-    with style():
-        fig = new_figure(8.6, 4.9)
-        axes = fig.subplots(2, 3)
-        for row, (target, values) in zip(axes, found.items(), strict=True):
-            label = np.outer(values["target"], values["target"])
-            pictures = (
-                ("initial kernel $K_0$", values["kernels"]["initial"], f"cosine with labels {values['initial']:.2f}"),
-                ("adapted kernel $K$", values["kernels"]["adapted"], f"cosine with labels {values['adapted']:.2f}"),
-                ("label kernel", label, f"{target} targets"),
-            )
-            for ax, (title, matrix, line) in zip(row, pictures, strict=True):
-                m = np.asarray(matrix)
-                size = float(np.quantile(abs(m), 0.995))
-                shown = ax.imshow(m, vmin=-size, vmax=size, cmap="RdBu_r", interpolation="antialiased")
-                ax.set_title(f"{title}\n{line}", fontsize=9)
-                ax.set_xticks([])
-                ax.set_yticks([])
-                ax.spines[:].set_visible(True)
-                fig.colorbar(shown, ax=ax, shrink=0.85)
-            row[0].set_ylabel(f"{target} targets\nrows in order of y")
+def _kernels(by_target: Mapping[str, Values]) -> Figure:
+    fig, axes = panels(8.6, 4.9, 2, 3, grid=False)
+    for row, (target, values) in zip(axes, by_target.items(), strict=True):
+        kernels = values["kernels"]
+        pictures = (
+            ("initial kernel $K_0$", kernels["initial"], f"cosine with labels {values['initial']:.2f}"),
+            ("adapted kernel $K$", kernels["adapted"], f"cosine with labels {values['adapted']:.2f}"),
+            ("label kernel", np.outer(values["target"], values["target"]), f"{target} targets"),
+        )
+        for ax, (title, matrix, text) in zip(row, pictures, strict=True):
+            size = float(np.quantile(abs(np.asarray(matrix)), 0.995))
+            image = draw_matrix(ax, matrix, largest=size, interpolation="antialiased")
+            ax.set_title(f"{title}\n{text}", fontsize=9)
+            fig.colorbar(image, ax=ax, shrink=0.85)
+        row[0].set_ylabel(f"{target} targets\nrows in order of y")
     return fig
 
 
-def _difficulty(values: Mapping[str, Any]) -> Figure:
-    y, residual = np.asarray(values["y"]), np.asarray(values["residual"])
-    with style():
-        fig = new_figure(8.0, 2.8)
-        left, right = fig.subplots(1, 2)
-        left.plot(y, np.asarray(values["target"]), color=PALETTE[2], label="target sign(y)")
-        left.plot(y, y, color="#1A1A1A", linestyle=":", label="linear fit y")
-        left.set_xlabel("y")
-        left.legend(loc="upper left")
-        right.plot(y, residual, color=PALETTE[1], linestyle="--", label="residual")
-        right.set_xlabel("y")
-        right.set_ylabel("sign(y) − αy")
-        right.spines["right"].set_visible(True)
-        beside = right.twinx()
-        beside.plot(
-            y, np.asarray(values["diagonal"]) / np.asarray(values["first diagonal"]), linestyle="", marker="x",
-            markersize=3, color=PALETTE[4], label="kernel",
-        )  # fmt: skip
-        beside.set_ylabel("K(x, x) / $K_0$(x, x)")
-        lines = [*right.get_lines(), *beside.get_lines()]
-        right.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
-        for ax in (left, right):
-            ax.grid()
+def _difficulty(values: Values) -> Figure:
+    y, grown = np.asarray(values["y"]), np.asarray(values["diagonal"]) / np.asarray(values["first diagonal"])
+    fig, ((left, right),) = panels(8.0, 2.8, 1, 2)
+    left.plot(y, np.asarray(values["target"]), color=PALETTE[2], label="target sign(y)")
+    left.plot(y, y, color=BLACK, linestyle=":", label="linear fit y")
+    label(left, "y", legend="upper left")
+    right.plot(y, np.asarray(values["residual"]), color=PALETTE[1], linestyle="--", label="residual")
+    label(right, "y", "sign(y) − αy")
+    right.spines["right"].set_visible(True)
+    beside = right.twinx()
+    beside.plot(y, grown, linestyle="", marker="x", markersize=3, color=PALETTE[4], label="kernel")
+    beside.set_ylabel("K(x, x) / $K_0$(x, x)")
+    lines = [*right.get_lines(), *beside.get_lines()]
+    right.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-fig1",
-    title="A harder target aligns the kernel more, and where it is hard",
-    covers=("figure 1", "figure 3"),
-    scales={
-        "smoke": ImageConfig(data="digits", n=40, width=12, steps=60, points=3, seeds=(0,)),
-        "quick": ImageConfig(n=300, points=10),
-        "full": ImageConfig(),
-    },
-    points=image_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("mnist",),
-)

@@ -12,11 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.adaptive import PENALTIES, penalty_curves
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT", "Config", "searched"]
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 Array = NDArray[np.float64]
 SIDES = {"square": ("square",), "absolute": ("absolute",), "square and absolute": ("square", "absolute")}
@@ -35,10 +33,6 @@ class Config:
     largest: float = 5.0
     places: int = 41
     grid: int = 1500
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    return [{"largest": config.largest, "places": config.places, "grid": config.grid}]
 
 
 def searched(sides: Sequence[str], v: Array, grid: int) -> Array:
@@ -71,7 +65,17 @@ def _measure(largest: float, places: int, grid: int) -> Mapping[str, Any]:
     return found
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "adaptive-fig2",
+    "Effective penalties are sub-quadratic",
+    covers=("figure 2", "proposition 3"),
+    smoke=Config(places=11, grid=400),
+    quick=Config(),
+    full=Config(places=81, grid=3000),
+    measure=_measure,
+    over={},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     found = outcomes[0].values
     table = pd.DataFrame([{"penalty": name} | dict(found[name]) for name in SIDES])
     claims = (
@@ -88,34 +92,16 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         claims,
         {"curves": table},
         {"figure 2": _figure(found)},
-        "The third curve is the effective form of the joint penalty. Its tail, and that of the absolute "
-        "value, are slower "
-        "than |v|: powers of 1/2 and 2/3.",
+        "The third curve is the effective form of the joint penalty. Its tail, and that of the absolute value, are "
+        "slower than |v|: powers of 1/2 and 2/3.",
     )
 
 
-def _figure(found: Mapping[str, Any]) -> Figure:
-    v = np.asarray(found["v"])
-    with style():
-        fig = new_figure(4.4, 3.0)
-        ax = fig.subplots()
-        for name, color, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
-            ax.plot(v, np.asarray(found["curves"][name]), color=color, linestyle=line, label=LABELS[name])
-        ax.set_xlim(0, v.max())
-        ax.set_ylim(0, 1.15 * float(np.asarray(found["curves"]["square"])[-1]))
-        ax.set_xlabel("v")
-        ax.set_ylabel("effective penalty $\\tilde{\\omega}(v)$")
-        ax.grid()
-        ax.legend(loc="lower right")
+def _figure(values: Values) -> Figure:
+    v, curves = np.asarray(values["v"]), values["curves"]
+    fig, ((ax,),) = panels(4.4, 3.0)
+    for name, color, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
+        ax.plot(v, np.asarray(curves[name]), color=color, linestyle=line, label=LABELS[name])
+    ax.set(xlim=(0, v.max()), ylim=(0, 1.15 * float(np.asarray(curves["square"])[-1])))
+    label(ax, "v", "effective penalty $\\tilde{\\omega}(v)$", legend="lower right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-fig2",
-    title="Effective penalties are sub-quadratic",
-    covers=("figure 2", "proposition 3"),
-    scales={"smoke": Config(places=11, grid=400), "quick": Config(), "full": Config(places=81, grid=3000)},
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +13,6 @@ from featlearn.datasets import image_task
 from featlearn.kernels import average_ntk, ntk
 from featlearn.models import mlp
 from featlearn.training import fit
-
-__all__ = ["TARGETS", "AdaptedKernels", "ImageConfig", "adapted_kernels", "image_points"]
 
 TARGETS = ("linear", "binary")
 
@@ -32,14 +29,7 @@ class ImageConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def image_points(config: ImageConfig) -> list[dict[str, Any]]:
-    """Arguments of `adapted_kernels`, both targets for every seed."""
-    shared = {"data": config.data, "n": config.n, "width": config.width, "steps": config.steps}
-    return [
-        shared | {"points": config.points, "target": target, "seed": seed}
-        for seed in config.seeds
-        for target in TARGETS
-    ]
+IMAGE_OVER = {"seed": "seeds", "target": TARGETS}
 
 
 @dataclass(frozen=True, eq=False)

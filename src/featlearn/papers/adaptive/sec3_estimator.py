@@ -23,11 +23,9 @@ from featlearn.errors import InputError
 from featlearn.kernels import LazyRegressor
 from featlearn.models import mlp
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.plots import PALETTE, new_figure, style
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "METHODS", "TASKS", "AdaptiveComparison", "Config", "adaptive_comparison"]
 
 Array = NDArray[np.float64]
 Split = tuple[Array, Array, Array, Array]
@@ -164,27 +162,29 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"steps": config.steps, "width": config.width}
-    return [shared | {"task": task, "seed": seed} for task in config.tasks for seed in config.seeds]
-
-
 def _measure(task: str, seed: int, steps: int, width: int) -> Mapping[str, Any]:
     scores = adaptive_comparison([task], [seed], steps, width).scores
     return {str(method): float(r2) for method, r2 in zip(scores["method"], scores["R2"], strict=True)}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    found = AdaptiveComparison(
-        pd.DataFrame(
-            [
-                {"task": point["task"], "seed": point["seed"], "method": method, "R2": values[method]}
-                for point, values in outcomes
-                for method in METHODS
-            ]
-        )
-    )
-    wide = found.scores.pivot(index=["task", "seed"], columns="method", values="R2").loc[list(config.tasks)]
+@experiment(
+    "adaptive-features",
+    "Adaptive features against lazy ones and trained networks",
+    covers=("section 3 (as an estimator)",),
+    smoke=Config(tasks=("digits 3, 8",), steps=50, width=8, seeds=(0,)),
+    quick=Config(),
+    full=Config(seeds=tuple(range(10))),
+    measure=_measure,
+    over={"task": "tasks", "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    rows = [
+        {"task": point["task"], "seed": point["seed"], "method": method, "R2": values[method]}
+        for point, values in outcomes
+        for method in METHODS
+    ]
+    result = AdaptiveComparison(pd.DataFrame(rows))
+    wide = result.scores.pivot(index=["task", "seed"], columns="method", values="R2").loc[list(config.tasks)]
     means = wide.groupby("task", sort=False).mean()
     claims = (
         holds("adaptive features learn structure that the fixed ones do not: better than lazy regression",
@@ -198,22 +198,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         claims,
         {"R^2 on test rows": wide.reset_index()},
-        {"comparison": found.plot()},
+        {"comparison": result.plot()},
         f"Networks of {config.width} ReLUs: their tangent features fixed, adapted (penalty (z - 1)^2), and the "
         "networks themselves trained by Adam. The paper has the model and no such experiment.",
     )
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-features",
-    title="Adaptive features against lazy ones and trained networks",
-    covers=("section 3 (as an estimator)",),
-    scales={
-        "smoke": Config(tasks=("digits 3, 8",), steps=50, width=8, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(seeds=tuple(range(10))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

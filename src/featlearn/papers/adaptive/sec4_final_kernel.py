@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.linalg import cosine, pearson
-from featlearn.papers.adaptive.image_networks import ImageConfig, adapted_kernels, image_points
+from featlearn.papers._figures import draw_proportional, label, panels
+from featlearn.papers.adaptive.image_networks import IMAGE_OVER, ImageConfig, adapted_kernels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT"]
+from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
 
 
 def _measure(**point: Any) -> Mapping[str, Any]:
@@ -37,11 +34,20 @@ def _measure(**point: Any) -> Mapping[str, Any]:
     }
 
 
-def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "adaptive-final",
+    "The final tangent kernel is the average one, re-scaled",
+    covers=("section 4 (average against final features)",),
+    smoke=ImageConfig("digits", n=30, width=12, steps=60, points=3, seeds=(0,)),
+    quick=ImageConfig("digits", n=200, points=20),
+    full=ImageConfig(n=300, points=20),
+    measure=_measure,
+    over=IMAGE_OVER,
+    data=("mnist",),
+)
+def _conclude(config: ImageConfig, outcomes: Outcomes) -> Result:
     columns = ("cosine", "Pearson", "initial cosine", "scale", "trace")
-    table = pd.DataFrame(
-        [{"target": p["target"], "seed": p["seed"]} | {n: found[n] for n in columns} for p, found in outcomes]
-    )
+    table = outcomes.table("target", "seed", values=columns)
     claims = (
         at_least("cosine of the final with the average tangent kernel", "discussion", 0.95, table["cosine"], 0.0,
                  "'closely resembles a re-scaled version', without a number"),
@@ -53,38 +59,16 @@ def _conclude(config: ImageConfig, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         claims,
         {"by target and seed": table},
-        {"average against final": _figure(outcomes)},
+        {"average against final": _figure(outcomes[:2])},
         f"{config.n} images of {config.data}, the networks of figure 1 in all else.",
     )
 
 
 def _figure(outcomes: Sequence[Outcome]) -> Figure:
-    with style():
-        fig = new_figure(6.6, 3.1)
-        for ax, (point, found) in zip(fig.subplots(1, 2), outcomes[:2], strict=True):
-            x, y = np.asarray(found["average"]), np.asarray(found["final"])
-            ax.scatter(x, y, s=6, color=PALETTE[0], alpha=0.35, linewidth=0)
-            ends = np.array([min(0.0, x.min()), x.max()])
-            ax.plot(ends, found["scale"] * ends, color=PALETTE[1], label=f"{found['scale']:.2f} times")
-            ax.set_title(f"{point['target']} targets, cosine {found['cosine']:.3f}")
-            ax.set_xlabel("average tangent kernel")
-            ax.set_ylabel("final tangent kernel")
-            ax.grid()
-            ax.legend(loc="upper left")
+    fig, (axes,) = panels(6.6, 3.1, 1, 2)
+    for ax, (point, values) in zip(axes, outcomes, strict=True):
+        text = f"{values['scale']:.2f} times"
+        draw_proportional(ax, values["average"], values["final"], values["scale"], text, size=6)
+        title = f"{point['target']} targets, cosine {values['cosine']:.3f}"
+        label(ax, "average tangent kernel", "final tangent kernel", title)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-final",
-    title="The final tangent kernel is the average one, re-scaled",
-    covers=("section 4 (average against final features)",),
-    scales={
-        "smoke": ImageConfig("digits", n=30, width=12, steps=60, points=3, seeds=(0,)),
-        "quick": ImageConfig("digits", n=200, points=20),
-        "full": ImageConfig(n=300, points=20),
-    },
-    points=image_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("mnist",),
-)

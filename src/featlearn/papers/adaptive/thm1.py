@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,10 @@ from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.adaptive import adapt
+from featlearn.papers._figures import PALETTE, draw_lines, label, panels
 from featlearn.papers.adaptive.brute_force import least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT", "Config"]
+from featlearn.papers.experiment import Outcomes, Result, experiment
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,6 @@ class Config:
     sizes: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
     restarts: int = 6
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"n": config.n, "features": config.features, "restarts": config.restarts}
-    return [shared | {"size": size, "seed": seed} for seed in config.seeds for size in config.sizes]
 
 
 def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]:
@@ -73,8 +66,18 @@ def _stretch(v: float) -> float:
     return float(max(root.real for root in roots if abs(root.imag) < 1e-9))
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    table = pd.DataFrame([{"size": p["size"], "seed": p["seed"]} | dict(found) for p, found in outcomes])
+@experiment(
+    "adaptive-thm1",
+    "Features without structure: predictions stay, the kernel aligns",
+    covers=("theorem 1",),
+    smoke=Config(n=2, features=3, sizes=(0.5, 2.0), restarts=1, seeds=(0,)),
+    quick=Config(),
+    full=Config(n=4, features=6, restarts=12, seeds=(0, 1, 2, 3, 4)),
+    measure=_measure,
+    over={"seed": "seeds", "size": "sizes"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    table = outcomes.table("size", "seed")
     ordered = [
         bool((rows.sort_values("norm")["s"].diff().dropna() > 0).all()) for _, rows in table.groupby("seed", sort=False)
     ]
@@ -95,46 +98,20 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         claims,
         {"by size of the labels": table},
-        {"theorem 1": _figure(config, table)},
+        {"theorem 1": _figure(table)},
         f"{config.n} labels, {config.features} features, the penalty (z - 1)^2 on every singular value of M.",
     )
 
 
-def _figure(config: Config, table: pd.DataFrame) -> Figure:
-    with style():
-        fig = new_figure(6.6, 2.8)
-        left, right = fig.subplots(1, 2)
-        v = np.geomspace(table["norm"].min() / 1.5, table["norm"].max() * 1.5, 100)
-        left.plot(v, [_stretch(x) for x in v], color="#999999", label="$s^4 - s^3 = |\\beta|^2$")
-        left.plot(table["norm"], table["s"], linestyle="", marker="o", markersize=4, color=PALETTE[0], label="problems")
-        left.set_xscale("log")
-        left.set_xlabel("$|\\hat\\beta|$")
-        left.set_ylabel("stretch s")
-        names = ("objective", "brute force")
-        for name, color, marker in zip(names, PALETTE, MARKERS, strict=False):
-            label = "solver" if name == "objective" else name
-            right.plot(table["formula"], (table[name] / table["formula"] - 1).abs().clip(lower=1e-16), linestyle="",
-                       marker=marker, markersize=4, color=color, label=label)  # fmt: skip
-        right.set_xscale("log")
-        right.set_yscale("log")
-        right.set_xlabel("objective by the theorem")
-        right.set_ylabel("relative gap")
-        for ax in (left, right):
-            ax.grid()
-            ax.legend()
+def _figure(table: pd.DataFrame) -> Figure:
+    fig, ((left, right),) = panels(6.6, 2.8, 1, 2)
+    v = np.geomspace(table["norm"].min() / 1.5, table["norm"].max() * 1.5, 100)
+    left.plot(v, [_stretch(x) for x in v], color="#999999", label="$s^4 - s^3 = |\\beta|^2$")
+    left.plot(table["norm"], table["s"], linestyle="", marker="o", markersize=4, color=PALETTE[0], label="problems")
+    label(left, "$|\\hat\\beta|$", "stretch s", log="x", legend="best")
+    formula = table["formula"]
+    names = {"solver": "objective", "brute force": "brute force"}
+    gaps = {text: (table[name] / formula - 1).abs().clip(lower=1e-16) for text, name in names.items()}
+    draw_lines(right, formula, gaps, marked=True, linestyle="", markersize=4)
+    label(right, "objective by the theorem", "relative gap", log="xy", legend="best")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-thm1",
-    title="Features without structure: predictions stay, the kernel aligns",
-    covers=("theorem 1",),
-    scales={
-        "smoke": Config(n=2, features=3, sizes=(0.5, 2.0), restarts=1, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(n=4, features=6, restarts=12, seeds=(0, 1, 2, 3, 4)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,10 @@ from torch import Tensor
 from featlearn._utils.rng import as_generator
 from featlearn.adaptive import AdaptiveSolution, adapt, effective_joint_penalty, effective_penalty
 from featlearn.adaptive.transforms import Kronecker
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.adaptive.brute_force import explicit_kernel, least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT", "Config", "kernel_of_pairs"]
+from featlearn.papers.experiment import Outcomes, Result, experiment
 
 LAST = "last"
 
@@ -33,11 +31,6 @@ class Config:
     sizes: tuple[float, ...] = (1.0, 3.0, 10.0)
     restarts: int = 8
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"n": config.n, "restarts": config.restarts}
-    return [shared | {"size": size, "seed": seed} for seed in config.seeds for size in config.sizes]
 
 
 def _bases(transform: Kronecker) -> list[tuple[Tensor, Tensor]]:
@@ -106,8 +99,18 @@ def _measure(n: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    table = pd.DataFrame([{"size": p["size"], "seed": p["seed"]} | dict(found) for p, found in outcomes])
+@experiment(
+    "adaptive-thm2",
+    "Features with structure: solver against brute force",
+    covers=("theorem 2",),
+    smoke=Config(sizes=(3.0,), restarts=1, seeds=(0,)),
+    quick=Config(),
+    full=Config(restarts=20, seeds=(0, 1, 2, 3, 4)),
+    measure=_measure,
+    over={"seed": "seeds", "size": "sizes"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    table = outcomes.table("size", "seed")
     claims = (
         about("objective of the solver over brute force's", "theorem 2", 1.0, table["objective"] / table["brute force"],
               1e-4, "both descend from several starts; the problem is not convex"),
@@ -130,39 +133,15 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    with style():
-        fig = new_figure(6.8, 2.8)
-        left, right = fig.subplots(1, 2)
-        ends = np.array([table["brute force"].min() / 1.3, table["brute force"].max() * 1.3])
-        left.plot(ends, ends, color="#999999", linewidth=0.8)
-        left.plot(table["brute force"], table["objective"], linestyle="", marker="o", markersize=4, color=PALETTE[0])
-        left.set_xscale("log")
-        left.set_yscale("log")
-        left.set_xlabel("least objective by brute force")
-        left.set_ylabel("objective of the solver")
-        for name, color, marker in zip(("printed", "all pairs"), (PALETTE[1], PALETTE[0]), MARKERS, strict=False):
-            right.plot(table["size"], table[name].clip(lower=1e-17), linestyle="", marker=marker, markersize=5,
-                       color=color, label=f"{name}")  # fmt: skip
-        right.set_xscale("log")
-        right.set_yscale("log")
-        right.set_xlabel("size of the labels")
-        right.set_ylabel("relative error of the kernel")
-        right.legend(title="sum over", loc="center right")
-        for ax in (left, right):
-            ax.grid()
+    fig, ((left, right),) = panels(6.8, 2.8, 1, 2)
+    brute = table["brute force"]
+    ends = np.array([brute.min() / 1.3, brute.max() * 1.3])
+    left.plot(ends, ends, color="#999999", linewidth=0.8)
+    left.plot(brute, table["objective"], linestyle="", marker="o", markersize=4, color=PALETTE[0])
+    label(left, "least objective by brute force", "objective of the solver", log="xy")
+    for name, color, marker in zip(("printed", "all pairs"), (PALETTE[1], PALETTE[0]), MARKERS, strict=False):
+        look = {"linestyle": "", "marker": marker, "markersize": 5, "color": color, "label": name}
+        right.plot(table["size"], table[name].clip(lower=1e-17), **look)
+    label(right, "size of the labels", "relative error of the kernel", log="xy")
+    right.legend(title="sum over", loc="center right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="adaptive-thm2",
-    title="Features with structure: solver against brute force",
-    covers=("theorem 2",),
-    scales={
-        "smoke": Config(sizes=(3.0,), restarts=1, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(restarts=20, seeds=(0, 1, 2, 3, 4)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -12,15 +12,16 @@ import torch
 from matplotlib.figure import Figure
 
 from featlearn.datasets import parity_task
+from featlearn.papers._figures import MARKERS, PALETTE, draw_matrix, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.fact.rfm_runs import Watched, watched
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
 from featlearn.rfm.kernels import make_kernel
 
-__all__ = ["EXPERIMENT", "Config"]
-
 UPDATES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM"}
+
+Runs = Mapping[tuple[int, int, int, str], Sequence[Values]]
+"""Values of all seeds by k, d, n and update."""
 
 
 @dataclass(frozen=True)
@@ -65,38 +66,49 @@ def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: 
     return found | {"metric": (early if n_iter > 5 else last).metric, "support": support}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-fig1",
+    "Sparse parities: a jump in accuracy, and the support in M",
+    covers=("figure 1", "figure 5"),
+    smoke=Config(cases=((2, 30, 200, 3, 1),), test=200),
+    quick=Config(cases=((2, 50, 500, 60, 3), (3, 50, 3000, 5, 3))),
+    full=Config(cases=((2, 50, 500, 60, 5), (3, 50, 5000, 5, 3), (4, 30, 10000, 5, 3))),
+    measure=_measure,
+    points=_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = []
-    for point, found in outcomes:
-        after = min(5, point["n_iter"])
-        known = next((i for i, share in enumerate(found["test"]) if share > 0.99), None)
+    for point, values in outcomes:
+        test = values["test"]
+        end = min(5, point["n_iter"], len(test) - 1)
+        solved = first_above(test)
         rows.append(
             {name: point[name] for name in ("k", "d", "n", "update", "seed")}
             | {
-                "test at start": found["test"][0],
-                "test at the end": found["test"][min(after, len(found["test"]) - 1)],
-                "solved at iteration": np.nan if known is None else known,
-                "support found": found["found"][min(after, len(found["found"]) - 1)],
-                "share of M on the support": found["share"][min(after, len(found["share"]) - 1)],
-                "least test after solving": np.nan if known is None else min(found["test"][known:]),
-                "iterations done": len(found["test"]) - 1,
+                "test at start": test[0],
+                "test at the end": test[end],
+                "solved at iteration": np.nan if solved is None else solved,
+                "support found": values["found"][end],
+                "share of M on the support": values["share"][end],
+                "least test after solving": np.nan if solved is None else min(test[solved:]),
+                "iterations done": len(test) - 1,
                 "iterations asked": point["n_iter"],
             }
         )
     table = pd.DataFrame(rows)
+    runs = outcomes.values_by("k", "d", "n", "update")
     return Result(
         _claims(config, table),
         {"by task and seed": table},
-        {"figure 1": _curves(config, outcomes), "figure 5": _matrices(config, outcomes)},
+        {"figure 1": _curves(config, runs), "figure 5": _matrices(config, runs)},
         "Kernel exp(-(r/5)^2), labels 0 and 1, rows of +-1/sqrt(d), no intercept, in float64. Decisive and not told in "
         "the paper: M is rescaled to the trace d after every update, and 1e-8 is added to the diagonal of K. Figure 1 "
-        "says {0, 1}^50 where the text says +-1/sqrt(d). The matrices are M after the fifth update, which is "
-        "the fourth "
-        "iteration's square root of the AGOP or of FACT M^T, up to its scale.",
+        "says {0, 1}^50 where the text says +-1/sqrt(d). The matrices are M after the fifth update, which is the "
+        "fourth iteration's square root of the AGOP or of FACT M^T, up to its scale.",
     )
 
 
-def _claims(config: Config, table: pd.DataFrame) -> tuple[Claim, ...]:
+def _claims(config: Config, table: pd.DataFrame) -> list[Claim]:
     by_update = {update: table[table["update"] == update] for update in UPDATES}
     ours = by_update["fact-geometric"]
     claims = [
@@ -127,69 +139,35 @@ def _claims(config: Config, table: pd.DataFrame) -> tuple[Claim, ...]:
             not_tried("parity of four coordinates is learned in a jump", "figure 1", 1.0,
                       "d = 50 with 25,000 or 50,000 rows; d = 30 with 10,000 stands in at full", "holds")
         )  # fmt: skip
-    return tuple(claims)
+    return claims
 
 
-def _curves(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    """Test accuracy over iterations, a panel a task."""
-    with style():
-        fig = new_figure(1.0 + 2.4 * len(config.cases), 2.6)
-        axes = np.atleast_1d(fig.subplots(1, len(config.cases), sharey=True))
-        for ax, (k, d, n, n_iter, _) in zip(axes, config.cases, strict=True):
-            for (update, name), color, marker in zip(UPDATES.items(), PALETTE, MARKERS, strict=False):
-                label: str | None = name
-                for point, found in outcomes:
-                    if (point["k"], point["d"], point["n"], point["update"]) == (k, d, n, update):
-                        shown = found["test"][: 11 if n_iter > 10 else None]
-                        size = 6.0 if marker == MARKERS[0] else 3.0  # both are seen where they coincide
-                        ax.plot(shown, color=color, marker=marker, markersize=size, label=label, clip_on=False)
-                        label = None
-            ax.axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
-            ax.set_title(f"k = {k}, d = {d}, n = {n:,}")
-            ax.set_xlabel("update")
-            ax.set_ylim(0.45, 1.01)
-            ax.xaxis.get_major_locator().set_params(integer=True)
-            ax.grid()
-        axes[0].set_ylabel("test accuracy")
-        axes[-1].legend(loc="lower right")
+def _curves(config: Config, runs: Runs) -> Figure:
+    """Draw the test accuracy over iterations, one panel per task."""
+    fig, (axes,) = panels(1.0 + 2.4 * len(config.cases), 2.6, 1, len(config.cases), sharey=True)
+    for ax, (k, d, n, n_iter, _) in zip(axes, config.cases, strict=True):
+        # Markers of two sizes: both are seen where they coincide.
+        for (update, name), color, marker, size in zip(UPDATES.items(), PALETTE, MARKERS, (6.0, 3.0), strict=False):
+            for i, values in enumerate(runs[k, d, n, update]):
+                shown = values["test"][: 11 if n_iter > 10 else None]
+                ax.plot(shown, color=color, marker=marker, markersize=size, label=None if i else name, clip_on=False)
+        ax.axhline(0.5, color="#999999", linewidth=0.8, linestyle=":")
+        label(ax, "update", title=f"k = {k}, d = {d}, n = {n:,}", ylim=(0.45, 1.01))
+        ax.xaxis.get_major_locator().set_params(integer=True)
+    axes[0].set_ylabel("test accuracy")
+    axes[-1].legend(loc="lower right")
     return fig
 
 
-def _matrices(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    """M of both methods, a column a task, of the first seed."""
-    with style():
-        fig = new_figure(0.7 + 2.2 * len(config.cases), 4.8)
-        axes = fig.subplots(2, len(config.cases), squeeze=False)
-        for column, (k, d, n, _, _) in enumerate(config.cases):
-            for row, (update, name) in enumerate(UPDATES.items()):
-                found = next(
-                    values for point, values in outcomes
-                    if (point["k"], point["d"], point["n"], point["update"], point["seed"]) == (k, d, n, update, 0)
-                )  # fmt: skip
-                ax = axes[row, column]
-                matrix = np.asarray(found["metric"])
-                ax.imshow(matrix / abs(matrix).max(), vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
-                ax.set_title(f"k = {k}" if row == 0 else "")
-                ax.set_xticks(list(found["support"]), [str(i) for i in found["support"]], fontsize=6)
-                ax.set_yticks([])
-                ax.spines[:].set_visible(True)
-                if column == 0:
-                    ax.set_ylabel(f"{name}\n" + ("$\\sqrt{FACT \\cdot M^T}$" if row == 0 else "$\\sqrt{AGOP}$"))
-                if row == 1:
-                    ax.set_xlabel("ticks: support")
+def _matrices(config: Config, runs: Runs) -> Figure:
+    """Draw M of both methods, one column per task, of the first seed."""
+    fig, axes = panels(0.7 + 2.2 * len(config.cases), 4.8, 2, len(config.cases), grid=False)
+    for column, (k, d, n, _, _) in zip(axes.T, config.cases, strict=True):
+        for ax, update in zip(column, UPDATES, strict=True):
+            values = runs[k, d, n, update][0]
+            draw_matrix(ax, values["metric"])
+            ax.set_xticks(list(values["support"]), [str(i) for i in values["support"]], fontsize=6)
+    formulas = ("$\\sqrt{FACT \\cdot M^T}$", "$\\sqrt{AGOP}$")
+    rows = [f"{name}\n{formula}" for name, formula in zip(UPDATES.values(), formulas, strict=True)]
+    label_outer(axes, "ticks: support", [f"k = {case[0]}" for case in config.cases], rows)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-fig1",
-    title="Sparse parities: a jump in accuracy, and the support in M",
-    covers=("figure 1", "figure 5"),
-    scales={
-        "smoke": Config(cases=((2, 30, 200, 3, 1),), test=200),
-        "quick": Config(cases=((2, 50, 500, 60, 3), (3, 50, 3000, 5, 3))),
-        "full": Config(cases=((2, 50, 500, 60, 5), (3, 50, 5000, 5, 3), (4, 30, 10000, 5, 3))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

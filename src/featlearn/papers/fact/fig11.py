@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -15,12 +14,10 @@ from torch import Tensor
 from featlearn.datasets import linear_task
 from featlearn.linalg import cosine, psd_power
 from featlearn.models import mlp
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.theory import balance
-
-__all__ = ["EXPERIMENT", "Config", "train_linear"]
 
 POWERS = tuple(float(s) for s in np.round(np.concatenate([np.arange(0.1, 1.0, 0.02), [1.0]]), 2))
 
@@ -36,15 +33,6 @@ class Config:
     lr: float = 0.04
     steps: int = 8_000
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"n": config.n, "width": config.width, "weight_decay": config.weight_decay, "lr": config.lr}
-    return [
-        shared | {"depth": depth, "steps": config.steps, "seed": seed}
-        for depth in config.depths
-        for seed in config.seeds
-    ]
 
 
 def train_linear(
@@ -101,16 +89,20 @@ def _measure(
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-fig11",
+    "Deep linear networks: the power 1/L",
+    covers=("figure 11", "appendix C"),
+    smoke=Config(depths=(2, 3), n=200, width=16, steps=500, seeds=(0,)),
+    quick=Config(),
+    full=Config(width=512, steps=12_000),
+    measure=_measure,
+    over={"depth": "depths", "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     columns = ("FACT", "AGOP at 1/L", "balance", "rank", "relgrad")
-    table = pd.DataFrame(
-        [
-            {"L": point["depth"], "seed": point["seed"]}
-            | {name: found[name] for name in columns}
-            | {"best power": POWERS[int(np.argmax(found["AGOP"]))]}
-            for point, found in outcomes
-        ]
-    )
+    table = outcomes.table({"L": "depth"}, "seed", values=columns)
+    table["best power"] = [POWERS[int(np.argmax(values["AGOP"]))] for values in outcomes.values]
     near = (table["best power"] - 1 / table["L"]).abs() <= 0.02
     claims = (
         at_least("cosine of FACT with the NFM, L = 2 to 5", "figure 11", 0.999, table["FACT"]),
@@ -124,41 +116,20 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         claims,
         {"by depth": table},
-        {"figure 11": _figure(config, outcomes)},
+        {"figure 11": _figure(outcomes)},
         f"Full batches at {config.lr:g} for {config.steps:,} steps and hidden layers of {config.width} (512 in the "
         "paper); the critical points are those of the paper's batches of 128 at .005, without their noise.",
     )
 
 
-def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    with style():
-        fig = new_figure(5.8, 3.0)
-        ax = fig.subplots()
-        for depth, color in zip(config.depths, PALETTE, strict=False):
-            found = [values for point, values in outcomes if point["depth"] == depth]
-            ax.plot(POWERS, np.mean([f["AGOP"] for f in found], axis=0), color=color, label=f"$AGOP^s$, L = {depth}")
-            best = float(np.mean([f["AGOP at 1/L"] for f in found]))
-            ax.plot(1 / depth, best, color=color, marker="o", markersize=5)
-            ax.axvline(1 / depth, color=color, linewidth=0.7, linestyle=":")
-        fact = float(np.mean([values["FACT"] for _, values in outcomes]))
-        ax.axhline(fact, color="#000000", linewidth=1.0, linestyle="--", label="FACT, all L")
-        ax.set_xlabel("power s of the AGOP  (dots: s = 1/L)")
-        ax.set_ylabel("cosine with $W_1^T W_1$")
-        ax.grid()
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+def _figure(outcomes: Outcomes) -> Figure:
+    fig, ((ax,),) = panels(5.8, 3.0)
+    for (depth, runs), color in zip(outcomes.values_by("depth").items(), PALETTE, strict=False):
+        ax.plot(POWERS, np.mean([v["AGOP"] for v in runs], axis=0), color=color, label=f"$AGOP^s$, L = {depth}")
+        ax.plot(1 / depth, float(np.mean([v["AGOP at 1/L"] for v in runs])), color=color, marker="o", markersize=5)
+        ax.axvline(1 / depth, color=color, linewidth=0.7, linestyle=":")
+    fact = float(np.mean([values["FACT"] for values in outcomes.values]))
+    ax.axhline(fact, color="#000000", linewidth=1.0, linestyle="--", label="FACT, all L")
+    label(ax, "power s of the AGOP  (dots: s = 1/L)", "cosine with $W_1^T W_1$")
+    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-fig11",
-    title="Deep linear networks: the power 1/L",
-    covers=("figure 11", "appendix C"),
-    scales={
-        "smoke": Config(depths=(2, 3), n=200, width=16, steps=500, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(width=512, steps=12_000),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,25 +10,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.fact.networks import (
     BACKWARD,
     FORWARD,
+    NAMES,
     correlations,
     decayed_network,
     decayed_report,
     image_data,
     network_for,
 )
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT", "Config"]
 
 SHOWN = 3
 """Layers whose course over training is drawn, as in figures 8 and 10."""
-
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,18 @@ def _measure(
     return {"course": course, "loss": history.final_loss, "steps": len(history.loss)}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-fig3",
+    "FACT, AGOP and eNFA in every layer, over training, forward and backward",
+    covers=("figure 3", "figure 8", "figure 9", "figure 10"),
+    smoke=Config(cases=(("digits", 150, 16, 1e-3, 4, 1),), looks=2, hidden=3),
+    quick=Config(cases=(("digits", 1500, 128, 1e-3, 200, 2), ("mnist", 1000, 128, 1e-3, 400, 2))),
+    full=Config(cases=(("mnist", 2000, 256, 1e-3, 200, 2), ("cifar10", 5000, 256, 1e-3, 80, 1))),
+    measure=_measure,
+    points=_points,
+    data=("mnist", "cifar10"),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = []
     for point, found in outcomes:
         for epoch, layers in found["course"].items():
@@ -106,17 +114,15 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         _claims(frame, ends),
         {"at the end of training": ends.reset_index(drop=True)},
         {
-            "figure 3": _by_depth(ends, tuple(FORWARD), "$W^T W$"),
-            "figure 9": _by_depth(ends, tuple(BACKWARD), "$W W^T$"),
-            "figure 8": _by_epoch(frame, tuple(FORWARD), "$W^T W$"),
-            "figure 10": _by_epoch(frame, tuple(BACKWARD), "$W W^T$"),
+            "figure 3": _by_depth(ends, list(FORWARD), "$W^T W$"),
+            "figure 9": _by_depth(ends, list(BACKWARD), "$W W^T$"),
+            "figure 8": _by_epoch(frame, list(FORWARD), "$W^T W$"),
+            "figure 10": _by_epoch(frame, list(BACKWARD), "$W W^T$"),
         },
         "Five hidden ReLU layers without biases, trained as for table 2; the paper trains on all images at width 1024 "
-        "(3072 for CIFAR-10) and a decay of 1e-4, five runs. Here fewer images, narrower layers and a decay "
-        "of 1e-3, whose "
-        "time constant of 1,000 steps the training outlasts. Pearson correlations; the readout, whose "
-        "matrices are small, "
-        "is left out.",
+        "(3072 for CIFAR-10) and a decay of 1e-4, five runs. Here fewer images, narrower layers and a decay of 1e-3, "
+        "whose time constant of 1,000 steps the training outlasts. Pearson correlations; the readout, whose matrices "
+        "are small, is left out.",
     )
 
 
@@ -151,7 +157,7 @@ def _titled(point: Mapping[str, Any]) -> str:
     return f"{NAMES[point['data']]}, {point['n']:,} images"
 
 
-def _lines(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+def _lines(names: list[str]) -> dict[str, dict[str, Any]]:
     """Roots and plain forms share a color; plain ones of AGOP and eNFA are dashed."""
     colors = [PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[2], PALETTE[3]]
     return {
@@ -161,59 +167,35 @@ def _lines(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _by_depth(ends: pd.DataFrame, names: tuple[str, ...], against: str) -> Figure:
+def _by_depth(ends: pd.DataFrame, names: list[str], against: str) -> Figure:
     cases = list(dict.fromkeys(ends["case"]))
-    with style():
-        fig = new_figure(1.7 + 2.9 * len(cases), 2.9)
-        axes = fig.subplots(1, len(cases), sharey=True, squeeze=False)[0]
-        for ax, case in zip(axes, cases, strict=True):
-            rows = ends[ends["case"] == case].groupby("layer")[list(names)]
-            middle, spread = rows.mean(), rows.std().fillna(0.0)
-            for name, look in _lines(names).items():
-                ax.plot(middle.index, middle[name], label=name, **look)
-                ax.fill_between(middle.index, middle[name] - spread[name], middle[name] + spread[name],
-                                color=look["color"], alpha=0.12, linewidth=0)  # fmt: skip
-            ax.set_title(case)
-            ax.set_xlabel("layer")
-            ax.set_xticks(list(middle.index))
-            ax.set_ylim(min(0.0, float(ends[list(names)].min().min())), 1.02)
-            ax.grid()
-        axes[0].set_ylabel(f"Pearson correlation with {against}")
-        axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+    fig, (axes,) = panels(1.7 + 2.9 * len(cases), 2.9, 1, len(cases), sharey=True)
+    for ax, case in zip(axes, cases, strict=True):
+        rows = ends[ends["case"] == case].groupby("layer")[names]
+        middle, spread = rows.mean(), rows.std().fillna(0.0)
+        low, high = middle - spread, middle + spread
+        for name, look in _lines(names).items():
+            ax.plot(middle.index, middle[name], label=name, **look)
+            ax.fill_between(middle.index, low[name], high[name], color=look["color"], alpha=0.12, linewidth=0)
+        lowest = min(0.0, float(ends[names].min().min()))
+        label(ax, "layer", title=case, xticks=list(middle.index), ylim=(lowest, 1.02))
+    axes[0].set_ylabel(f"Pearson correlation with {against}")
+    axes[-1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig
 
 
-def _by_epoch(frame: pd.DataFrame, names: tuple[str, ...], against: str) -> Figure:
+def _by_epoch(frame: pd.DataFrame, names: list[str], against: str) -> Figure:
     cases = list(dict.fromkeys(frame["case"]))
-    with style():
-        fig = new_figure(1.6 + 2.4 * SHOWN, 0.5 + 2.2 * len(cases))
-        axes = fig.subplots(len(cases), SHOWN, sharey=True, squeeze=False)
-        for line, case in zip(axes, cases, strict=True):
-            for layer, ax in enumerate(line, 1):
-                rows = frame[(frame["case"] == case) & (frame["layer"] == layer)]
-                middle = rows.groupby("epoch")[list(names)].mean()
-                for name, look in _lines(names).items():
-                    ax.plot(middle.index, middle[name], label=name, **look | {"markersize": 3})
-                ax.set_title(f"{case}, layer {layer}", fontsize=9)
-                ax.set_xlabel("epoch")
-                ax.set_ylim(min(-0.05, float(np.floor(10 * frame[list(names)].min().min()) / 10)), 1.02)
-                ax.grid()
-            line[0].set_ylabel(f"correlation with {against}")
-        axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+    fig, axes = panels(1.6 + 2.4 * SHOWN, 0.5 + 2.2 * len(cases), len(cases), SHOWN, sharey=True)
+    lowest = min(-0.05, float(np.floor(10 * frame[names].min().min()) / 10))
+    for line, case in zip(axes, cases, strict=True):
+        for layer, ax in enumerate(line, 1):
+            rows = frame[(frame["case"] == case) & (frame["layer"] == layer)]
+            middle = rows.groupby("epoch")[names].mean()
+            for name, look in _lines(names).items():
+                ax.plot(middle.index, middle[name], label=name, **look | {"markersize": 3})
+            ax.set_title(f"{case}, layer {layer}", fontsize=9)
+            ax.set(xlabel="epoch", ylim=(lowest, 1.02))
+        line[0].set_ylabel(f"correlation with {against}")
+    axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-fig3",
-    title="FACT, AGOP and eNFA in every layer, over training, forward and backward",
-    covers=("figure 3", "figure 8", "figure 9", "figure 10"),
-    scales={
-        "smoke": Config(cases=(("digits", 150, 16, 1e-3, 4, 1),), looks=2, hidden=3),
-        "quick": Config(cases=(("digits", 1500, 128, 1e-3, 200, 2), ("mnist", 1000, 128, 1e-3, 400, 2))),
-        "full": Config(cases=(("mnist", 2000, 256, 1e-3, 200, 2), ("cifar10", 5000, 256, 1e-3, 80, 1))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("mnist", "cifar10"),
-)

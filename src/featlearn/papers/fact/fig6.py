@@ -14,13 +14,11 @@ from torch import Tensor
 
 from featlearn.datasets import circulant_share, modular_task, one_hot_labels
 from featlearn.linalg import pearson
+from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.fact.rfm_runs import Watched, watched
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
 from featlearn.rfm.kernels import make_kernel
-
-__all__ = ["EXPERIMENT", "NAMES", "Config", "modular_iterations"]
 
 NAMES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM", "fact": "FACT-RFM without averaging"}
 
@@ -50,14 +48,6 @@ def modular_iterations(p: int, update: str, n_iter: int, seed: int) -> tuple[Ten
     return task.X, watched(make_kernel("quadratic"), update, train, judge, bandwidth=1.0, shift=shift, n_iter=n_iter)
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"p": config.p, "n_iter": config.n_iter, "update": update, "seed": seed}
-        for seed in config.seeds
-        for update in config.updates
-    ]
-
-
 def _measure(p: int, n_iter: int, update: str, seed: int) -> Mapping[str, Any]:
     train, test, circulant = [], [], []
     last: Watched | None = None
@@ -69,39 +59,47 @@ def _measure(p: int, n_iter: int, update: str, seed: int) -> Mapping[str, Any]:
     return {"train": train, "test": test, "circulant": circulant, "metric": last.metric}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-fig6",
+    "Modular addition: grokking with circulant features",
+    covers=("figure 6",),
+    smoke=Config(p=11, n_iter=6, seeds=(0,)),
+    quick=Config(p=31, n_iter=60),
+    full=Config(),
+    measure=_measure,
+    over={"seed": "seeds", "update": "updates"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = []
-    for point, found in outcomes:
-        solved = next((i for i, share in enumerate(found["test"]) if share > 0.99), None)
-        learned = next((i for i, share in enumerate(found["train"]) if share > 0.99), None)
+    for point, values in outcomes:
+        test, learned, solved = values["test"], first_above(values["train"]), first_above(values["test"])
         rows.append(
             {"update": point["update"], "seed": point["seed"]}
             | {
                 "train above .99 at": np.nan if learned is None else learned,
                 "test above .99 at": np.nan if solved is None else solved,
-                "test at first": found["test"][0],
-                "test when trained": np.nan if learned is None else found["test"][learned],
-                "test at last": found["test"][-1],
-                "best test": max(found["test"]),
-                "circulant share": found["circulant"][-1],
-                "iterations done": len(found["test"]) - 1,
+                "test at first": test[0],
+                "test when trained": np.nan if learned is None else test[learned],
+                "test at last": test[-1],
+                "best test": max(test),
+                "circulant share": values["circulant"][-1],
+                "iterations done": len(test) - 1,
             }
         )
     table = pd.DataFrame(rows)
+    runs = outcomes.values_by("update")
     return Result(
-        _claims(config, table, outcomes),
+        _claims(config, table, runs),
         {"by update and seed": table},
-        {"figure 6": _matrices(config, outcomes), "grokking": _curves(config, outcomes)},
-        f"Quadratic kernel (x^T M z)^2, one-hot targets without an intercept, a ridge of 1e-10, M rescaled to "
-        "the trace "
-        f"of I after every update; p = {config.p}, half of the pairs. Moduli below 61 leave too few pairs: of "
-        "23, 31 and "
-        "41, half of the pairs give a test accuracy of .5, .8 and .9, so that a smaller p shows the rise and the "
+        {"figure 6": _matrices(config, runs), "grokking": _curves(config, runs)},
+        "Quadratic kernel (x^T M z)^2, one-hot targets without an intercept, a ridge of 1e-10, M rescaled to the trace "
+        f"of I after every update; p = {config.p}, half of the pairs. Moduli below 61 leave too few pairs: of 23, 31 "
+        "and 41, half of the pairs give a test accuracy of .5, .8 and .9, so that a smaller p shows the rise and the "
         "circulance only. The circulant share is that of the variation of M's block between a and b.",
     )
 
 
-def _claims(config: Config, table: pd.DataFrame, outcomes: Sequence[Outcome]) -> tuple[Claim, ...]:
+def _claims(config: Config, table: pd.DataFrame, runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
     claims: list[Claim] = []
     for update in ("fact-geometric", "nfa"):
         rows = table[table["update"] == update]
@@ -120,11 +118,11 @@ def _claims(config: Config, table: pd.DataFrame, outcomes: Sequence[Outcome]) ->
             at_least(f"circulant share of the features of {NAMES[update]}", "figure 6", 0.9, rows["circulant share"],
                      0.0, "the paper calls them block circulant and gives no number; by chance the share is 1/(p + 1)"),
         ]  # fmt: skip
-    blocks = {
-        (point["update"], point["seed"]): np.asarray(values["metric"])[: config.p, config.p :]
-        for point, values in outcomes
-    }
-    alike = [pearson(blocks["fact-geometric", seed], blocks["nfa", seed]) for seed in config.seeds]
+    ours, theirs = (
+        [np.asarray(values["metric"])[: config.p, config.p :] for values in runs[update]]
+        for update in ("fact-geometric", "nfa")
+    )
+    alike = list(map(pearson, ours, theirs))
     claims.append(
         holds("FACT and AGOP learn distinct transforms from the same split", "section 4.3", [c < 0.9 for c in alike],
               note="Pearson correlation of the blocks between a and b: " + ", ".join(f"{c:.2f}" for c in alike))
@@ -138,64 +136,40 @@ def _claims(config: Config, table: pd.DataFrame, outcomes: Sequence[Outcome]) ->
                                                          for a, b in zip(plain, averaged, strict=True))
                   + "; with M rescaled at every update the plain form converges too, and sooner")
         )  # fmt: skip
-    return tuple(claims)
+    return claims
 
 
-def _matrices(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    """M of each update on the first split, without its diagonal, which hides the rest."""
+def _matrices(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+    """Draw M of each update on the first split, without its diagonal, which hides the rest."""
     titles = {"fact-geometric": "$\\sqrt{FACT \\cdot M^T}$", "nfa": "$\\sqrt{AGOP}$", "fact": "FACT, no averaging"}
-    first = [(point["update"], values) for point, values in outcomes if point["seed"] == config.seeds[0]]
-    with style():
-        fig = new_figure(2.9 * len(first), 3.1)
-        for ax, (update, found) in zip(fig.subplots(1, len(first), squeeze=False)[0], first, strict=True):
-            matrix = np.asarray(found["metric"]).copy()
-            np.fill_diagonal(matrix, 0.0)
-            blocks = matrix.reshape(2, config.p, 2, config.p)
-            matrix = (blocks - blocks.mean((1, 3), keepdims=True)).reshape(matrix.shape)
-            size = np.quantile(abs(matrix), 0.995)
-            ax.imshow(matrix, vmin=-size, vmax=size, cmap="RdBu_r", interpolation="nearest")
-            ax.set_title(f"{titles[update]}\ntest accuracy {found['test'][-1]:.0%}")
-            ax.set_xticks([config.p // 2, config.p + config.p // 2], ["a", "b"])
-            ax.set_yticks([config.p // 2, config.p + config.p // 2], ["a", "b"])
-            ax.tick_params(length=0)
-            ax.axhline(config.p - 0.5, color="#1A1A1A", linewidth=0.6)
-            ax.axvline(config.p - 0.5, color="#1A1A1A", linewidth=0.6)
-            ax.spines[:].set_visible(True)
+    fig, (axes,) = panels(2.9 * len(runs), 3.1, 1, len(runs), grid=False)
+    for ax, (update, found) in zip(axes, runs.items(), strict=True):
+        matrix = np.asarray(found[0]["metric"]).copy()
+        np.fill_diagonal(matrix, 0.0)
+        blocks = matrix.reshape(2, config.p, 2, config.p)
+        matrix = (blocks - blocks.mean((1, 3), keepdims=True)).reshape(matrix.shape)
+        draw_matrix(ax, matrix, largest=float(np.quantile(abs(matrix), 0.995)))
+        ax.set_title(f"{titles[update]}\ntest accuracy {found[0]['test'][-1]:.0%}")
+        ticks = [config.p // 2, config.p + config.p // 2]
+        ax.set_xticks(ticks, ["a", "b"])
+        ax.set_yticks(ticks, ["a", "b"])
+        ax.tick_params(length=0)
+        ax.axhline(config.p - 0.5, color=BLACK, linewidth=0.6)
+        ax.axvline(config.p - 0.5, color=BLACK, linewidth=0.6)
     return fig
 
 
-def _curves(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    """Accuracy of training and test, and circulance, over iterations."""
-    with style():
-        fig = new_figure(2.7 * len(config.updates), 2.6)
-        axes = fig.subplots(1, len(config.updates), sharey=True, squeeze=False)[0]
-        for ax, update in zip(axes, config.updates, strict=True):
-            for i, (name, label) in enumerate((("train", "train"), ("test", "test"), ("circulant", "circulant share"))):
-                for j, seed in enumerate(config.seeds):
-                    found = next(v for point, v in outcomes if (point["update"], point["seed"]) == (update, seed))
-                    ax.plot(
-                        found[name], color=PALETTE[i], linewidth=1.1, alpha=0.8, marker=MARKERS[i], markersize=2.5,
-                        markevery=max(1, config.n_iter // 12), label=label if j == 0 else None,
-                    )  # fmt: skip
-            ax.set_title(NAMES[update], fontsize=9)
-            ax.set_xlabel("update")
-            ax.set_ylim(-0.02, 1.03)
-            ax.grid()
-        axes[0].set_ylabel("share")
-        axes[-1].legend(loc="lower right")
+def _curves(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+    """Draw accuracy of training and test, and circulance, over iterations."""
+    names = {"train": "train", "test": "test", "circulant": "circulant share"}
+    fig, (axes,) = panels(2.7 * len(runs), 2.6, 1, len(runs), sharey=True)
+    for ax, (update, found) in zip(axes, runs.items(), strict=True):
+        for (name, text), color, marker in zip(names.items(), PALETTE, MARKERS, strict=False):
+            look = {"color": color, "linewidth": 1.1, "alpha": 0.8, "marker": marker, "markersize": 2.5}
+            for i, values in enumerate(found):
+                ax.plot(values[name], **look, markevery=max(1, config.n_iter // 12), label=None if i else text)
+        ax.set_title(NAMES[update], fontsize=9)
+        ax.set(xlabel="update", ylim=(-0.02, 1.03))
+    axes[0].set_ylabel("share")
+    axes[-1].legend(loc="lower right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-fig6",
-    title="Modular addition: grokking with circulant features",
-    covers=("figure 6",),
-    scales={
-        "smoke": Config(p=11, n_iter=6, seeds=(0,)),
-        "quick": Config(p=31, n_iter=60),
-        "full": Config(),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.linalg import cosine
+from featlearn.papers._figures import draw_proportional, label, panels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.fig6 import modular_iterations
-from featlearn.plots import PALETTE, new_figure, style
 from featlearn.rfm.feature_updates import agop, fact, root_of, transform
 from featlearn.rfm.kernels import make_kernel
-
-__all__ = ["EXPERIMENT", "Config"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,6 @@ class Config:
     n_iter: int = 50
     pairs: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"p": config.p, "n_iter": config.n_iter, "pairs": config.pairs}
-    return [shared | {"seed": seed} for seed in config.seeds]
 
 
 def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
@@ -65,9 +56,17 @@ def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    columns = ("slope", "R2", "uncentered R2", "AGOP and FACT M^T", "test")
-    table = pd.DataFrame([{"seed": point["seed"]} | {n: found[n] for n in columns} for point, found in outcomes])
+@experiment(
+    "fact-fig7",
+    "The factors of AGOP and FACT are nearly proportional",
+    covers=("figure 7", "proposition 5.1"),
+    smoke=Config(p=11, n_iter=5, pairs=200, seeds=(0,)),
+    quick=Config(p=31, n_iter=60),
+    full=Config(seeds=(0,)),
+    measure=_measure,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    table = outcomes.table("seed", values=("slope", "R2", "uncentered R2", "AGOP and FACT M^T", "test"))
     claims = (
         holds("a line through the origin fits tau against k'", "figure 7", table["R2"] > 0.5,
               note="the paper calls the fit good and gives no number: here more than half of tau's variance over all "
@@ -78,38 +77,15 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     return Result(
         claims,
         {"proportionality": table},
-        {"figure 7": _figure(outcomes[0], config)},
+        {"figure 7": _figure(outcomes[0].values, config)},
         f"Modular addition of p = {config.p}, after {config.n_iter} updates of FACT-RFM with geometric averaging.",
     )
 
 
-def _figure(outcome: Outcome, config: Config) -> Figure:
-    found = outcome.values
-    x, y = np.asarray(found["derivative"]), np.asarray(found["tau"])
-    with style():
-        fig = new_figure(4.0, 3.2)
-        ax = fig.subplots()
-        ax.scatter(x, y, s=7, color=PALETTE[0], alpha=0.35, linewidth=0)
-        ends = np.array([min(0.0, x.min()), x.max()])
-        ax.plot(ends, found["slope"] * ends, color=PALETTE[1], label=f"proportional fit, $R^2$ = {found['R2']:.2f}")
-        ax.set_xlabel("$k'(x_i^T M x_j)$")
-        ax.set_ylabel("$\\tau(x_i, M, x_j)$")
-        ax.set_title(f"{len(x):,} pairs of rows, p = {config.p}")
-        ax.grid()
-        ax.legend(loc="upper left")
+def _figure(values: Values, config: Config) -> Figure:
+    fig, ((ax,),) = panels(4.0, 3.2)
+    text = f"proportional fit, $R^2$ = {values['R2']:.2f}"
+    draw_proportional(ax, values["derivative"], values["tau"], values["slope"], text, size=7)
+    title = f"{len(values['tau']):,} pairs of rows, p = {config.p}"
+    label(ax, "$k'(x_i^T M x_j)$", "$\\tau(x_i, M, x_j)$", title)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-fig7",
-    title="The factors of AGOP and FACT are nearly proportional",
-    covers=("figure 7", "proposition 5.1"),
-    scales={
-        "smoke": Config(p=11, n_iter=5, pairs=200, seeds=(0,)),
-        "quick": Config(p=31, n_iter=60),
-        "full": Config(seeds=(0,)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

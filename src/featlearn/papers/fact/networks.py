@@ -15,8 +15,6 @@ from featlearn.features import LayerFeatures, Report, probe
 from featlearn.models import mlp
 from featlearn.training import History, fit
 
-__all__ = ["BACKWARD", "FORWARD", "correlations", "decayed_network", "decayed_report", "image_data", "network_for"]
-
 FORWARD = {
     "FACT": ("fact", 1.0),
     "symmetrized FACT": ("fact_symmetric", 1.0),
@@ -36,6 +34,10 @@ BACKWARD = {
     "beNFA": ("benfa", 1.0),
 }
 """Those to be compared with ``W W^T`` (appendix A)."""
+
+
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
+"""Names of data sets in titles."""
 
 
 def image_data(name: str, n: int, seed: int, standardize: Standardize | None = None) -> tuple[Tensor, Tensor]:

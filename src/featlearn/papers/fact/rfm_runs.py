@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +14,6 @@ from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.recursion import iterates
 from featlearn.rfm.training_rows import Problem
-
-__all__ = ["Watched", "rows_as_they_are", "watched"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,11 @@ def watched(
                 yield Watched(metric, shares[0], shares[1], fit)
         except SingularKernelError:
             return
+
+
+def first_above(shares: Sequence[float], level: float = 0.99) -> int | None:
+    """Return the first iteration whose share is above a level; None if there is none."""
+    return next((i for i, share in enumerate(shares) if share > level), None)
 
 
 def _classes(outputs: Tensor) -> Tensor:

@@ -13,17 +13,15 @@ from matplotlib.figure import Figure
 from sklearn.preprocessing import StandardScaler
 
 from featlearn.linalg import cosine, pearson
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.papers.fact.table3 import SMALL, some_tables
-from featlearn.plots import PALETTE, new_figure, style
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
-
-__all__ = ["EXPERIMENT", "Config"]
 
 UPDATES = {"fact": "FACT-RFM", "fact-geometric": "FACT-RFM, geometric"}
 
@@ -64,7 +62,18 @@ def _measure(names: Sequence[str], n_iter: int, shift: float) -> Mapping[str, An
     return found
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-agreement",
+    "Features of FACT-RFM and NFA-RFM are alike",
+    covers=("section 5 (agreement of M)",),
+    smoke=Config(names=("bundled-iris", "bundled-wine")),
+    quick=Config(names=SMALL[:60]),
+    full=Config(names=SMALL),
+    measure=_measure,
+    points=_points,
+    data=("uci121",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = [
         {"set": name, "n": values["n"], "d": values["d"]}
         | {f"{update}, update {t + 1}": value for update in UPDATES for t, value in enumerate(values[update])}
@@ -87,7 +96,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     claims.append(at_least("median cosine over sets, geometric form", "section 5", 0.9, [middle], 0.0,
                            "'highly correlated', without a number"))  # fmt: skip
     return Result(
-        tuple(claims),
+        claims,
         {"cosine of M with NFA-RFM's, by set": table},
         {"agreement": _figure(config, table)},
         "Laplace kernel of bandwidth 10 on standardized columns, 1 added to the diagonal of K, all rows of a set; each "
@@ -97,40 +106,16 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 
 def _figure(config: Config, table: pd.DataFrame) -> Figure:
-    with style():
-        fig = new_figure(6.4, 2.8)
-        left, right = fig.subplots(1, 2)
-        updates = np.arange(1, config.n_iter + 1)
-        for (update, name), color in zip(UPDATES.items(), PALETTE, strict=False):
-            values = table[[f"{update}, update {t}" for t in updates]].to_numpy()
-            low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-            left.plot(updates, middle, color=color, marker="o", markersize=4, label=name)
-            left.fill_between(updates, low, high, color=color, alpha=0.18, linewidth=0)
-            right.plot(np.sort(values[:, -1])[::-1], color=color, label=name)
-        left.set_xlabel("update")
-        left.set_ylabel("cosine with M of NFA-RFM")
-        left.set_title("median and quartiles over sets")
-        left.set_xticks(updates)
-        right.set_xlabel("sets, from the most alike to the least")
-        right.set_title(f"after {config.n_iter} updates")
-        for ax in (left, right):
-            ax.set_ylim(0, 1.03)
-            ax.grid()
-        left.legend(loc="lower left")
+    fig, ((left, right),) = panels(6.4, 2.8, 1, 2)
+    updates = np.arange(1, config.n_iter + 1)
+    for (update, name), color in zip(UPDATES.items(), PALETTE, strict=False):
+        values = table[[f"{update}, update {t}" for t in updates]].to_numpy()
+        low, middle, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
+        left.plot(updates, middle, color=color, marker="o", markersize=4, label=name)
+        left.fill_between(updates, low, high, color=color, alpha=0.18, linewidth=0)
+        right.plot(np.sort(values[:, -1])[::-1], color=color, label=name)
+    title = "median and quartiles over sets"
+    label(left, "update", "cosine with M of NFA-RFM", title, xticks=updates, ylim=(0, 1.03), legend="lower left")
+    title = f"after {config.n_iter} updates"
+    label(right, "sets, from the most alike to the least", title=title, ylim=(0, 1.03))
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-agreement",
-    title="Features of FACT-RFM and NFA-RFM are alike",
-    covers=("section 5 (agreement of M)",),
-    scales={
-        "smoke": Config(names=("bundled-iris", "bundled-wine")),
-        "quick": Config(names=SMALL[:60]),
-        "full": Config(names=SMALL),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("uci121",),
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,18 +11,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from featlearn.datasets.images import Standardize
+from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.fact.networks import (
-    correlations,
-    decayed_network,
-    decayed_report,
-    image_data,
-    network_for,
-)
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT", "Config"]
+from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.fact.networks import NAMES, correlations, decayed_network, decayed_report, image_data, network_for
 
 COMPARED = ("FACT", "symmetrized FACT", "√AGOP", "√eNFA")
 PUBLISHED = {
@@ -51,8 +43,6 @@ NEAR = 0.5
 """Relative gradient of a run near a critical point. ``|FACT - W^T W|`` is at most that times ``|W|^2``."""
 
 PAPER_EPOCHS = 200
-
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 
 
 @dataclass(frozen=True)
@@ -114,13 +104,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure(
-    data: str,
-    n: int,
-    width: int,
-    weight_decay: float,
-    epochs: int,
-    seed: int,
-    standardize: Standardize | None = None,
+    data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, standardize: Standardize | None = None
 ) -> Mapping[str, Any]:
     rows = image_data(data, n, seed, standardize)
     model = network_for(rows, width, 2, seed)
@@ -134,15 +118,36 @@ def _measure(
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-table2",
+    "FACT, AGOP and eNFA against the first layer of trained networks",
+    covers=("table 1", "table 2"),
+    smoke=Config((Case("digits", 120, 16, 1e-2, 10, seeds=1),)),
+    quick=Config((Case("digits", 1500, 256, 1e-3, 200), Case("mnist", 1000, 256, 1e-3, 200))),
+    full=Config(
+        (
+            Case("mnist", 1000, 1024, 1e-4, 200),
+            Case("mnist", 2000, 1024, 1e-4, 200),
+            Case("mnist", 5000, 1024, 1e-4, 200),
+            Case("mnist", 5000, 1024, 1e-4, 1000),
+            Case("mnist", 1000, 1024, 1e-3, 200),
+            Case("mnist", 2000, 1024, 1e-3, 200),
+            Case("mnist", 5000, 1024, 1e-3, 200),
+            Case("cifar10", 10000, 256, 1e-3, 100),
+            Case("cifar10", 10000, 256, 1e-3, 300, standardize="channels"),
+        )
+    ),
+    measure=_measure,
+    points=_points,
+    data=("mnist", "cifar10"),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     frame = pd.DataFrame(
         [dict(point) | dict(found["correlations"]) | {k: found[k] for k in ("relgrad", "loss", "steps")}
          for point, found in outcomes]
     )  # fmt: skip
-    claims: list[Claim] = []
     by_case = {case: _rows_of(frame, case) for case in config.cases}
-    for case, rows in by_case.items():
-        claims += _case_claims(case, rows)
+    claims = [claim for case, rows in by_case.items() for claim in _case_claims(case, rows)]
     tried = {case.column for case in config.cases if case.as_published}
     for column, numbers in PUBLISHED.items():
         if column not in tried:
@@ -162,23 +167,20 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             )
         )  # fmt: skip
     claims.append(
-        holds(
-            "√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
-            (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
-            reason="the paper has one run a column; a run in ten may be a draw",
-        )
+        holds("√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
+              (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
+              reason="the paper has one run a column; a run in ten may be a draw")
     )  # fmt: skip
     shown = frame.rename(columns={"data": "set", "weight_decay": "weight decay"})
     return Result(
-        tuple(claims),
+        claims,
         {"Pearson correlation with the first layer's W^T W, by seed": shown},
-        {"table 2": _figure(config, frame)},
+        {"table 2": _figure(by_case, float(frame[list(COMPARED)].min().min()))},
         "The networks have no biases, two hidden layers (three weight matrices) and pixels from 0 to 1; the paper says "
         "'depth 3' and PyTorch's initialization. FACT is exact at a critical point only. What weight decay has to "
-        "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 "
-        "epochs are "
-        "few for few images; relgrad is |grad + lambda W| / (lambda |W|) of the first layer, 0 at a critical point. "
-        "Other sets, widths and decays than the paper's stand in where a CPU cannot hold its own.",
+        "forget takes (1 - momentum)/(lr wd) steps, 10,000 at a decay of 1e-4 and 1,000 at 1e-3, so that 200 epochs "
+        "are few for few images; relgrad is |grad + lambda W| / (lambda |W|) of the first layer, 0 at a critical "
+        "point. Other sets, widths and decays than the paper's stand in where a CPU cannot hold its own.",
     )
 
 
@@ -202,14 +204,12 @@ def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:
             "then held against the other columns"
         )
         return [
-            about(
-                f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
-                "table 2", number, rows[name],
-                max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
-                "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
-                "images, the scale of pixels and biases, which it does not tell",
-                note=how + (guess if guessed else TRIED),
-            )
+            about(f"Pearson correlation of {name} with the NFM, {case.title}{' in place of 0.0001' if guessed else ''}",
+                  "table 2", number, rows[name],
+                  max(0.02, 2 * float(rows[name].std(ddof=1)) if len(rows) > 1 else 0.02),
+                  "one run in the paper: two standard deviations over seeds here, and at least .02 for the order of "
+                  "images, the scale of pixels and biases, which it does not tell",
+                  note=how + (guess if guessed else TRIED))
             for name, number in zip(COMPARED, published, strict=True)
         ]  # fmt: skip
     return [
@@ -229,62 +229,23 @@ def _titled(data: str, n: int, decay: float) -> str:
     return f"{NAMES[data]}, {n:,} images, decay {decay:g}"
 
 
-def _figure(config: Config, frame: pd.DataFrame) -> Figure:
-    """A group of points a case, and the published ones as bars behind them."""
-    with style():
-        fig = new_figure(max(4.6, 1.6 + 1.35 * len(config.cases)), 3.2)
-        ax = fig.subplots()
-        for i, case in enumerate(config.cases):
-            rows = _rows_of(frame, case)
-            published = PUBLISHED[case.column] if case.as_published else None
-            for j, name in enumerate(COMPARED):
-                x = i + 0.2 * (j - 1.5)
-                if published is not None:
-                    ax.hlines(published[j], x - 0.09, x + 0.09, color=PALETTE[j], linewidth=5, alpha=0.3)
-                ax.plot(
-                    np.full(len(rows), x), rows[name], linestyle="", marker=MARKERS[j], markersize=5,
-                    color=PALETTE[j], alpha=0.85, label=name if i == 0 else None,
-                )  # fmt: skip
-        ax.set_xticks(
-            range(len(config.cases)),
-            [
-                f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs:,} epochs"
-                + ("\nstandardized" if c.standardize else "")
-                for c in config.cases
-            ],
-        )
-        ax.set_xlim(-0.5, len(config.cases) - 0.5)
-        lowest = float(frame[list(COMPARED)].min().min())
-        ax.set_ylim(min(0.7, np.floor(lowest * 10) / 10), 1.01)
-        ax.set_ylabel("Pearson correlation with $W^T W$")
-        ax.grid(axis="y")
-        ax.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), handletextpad=0.2, columnspacing=1.2)
+def _figure(by_case: Mapping[Case, pd.DataFrame], lowest: float) -> Figure:
+    """Draw a group of points per case, and the published ones as bars behind them."""
+    fig, ((ax,),) = panels(max(4.6, 1.6 + 1.35 * len(by_case)), 3.2, grid="y")
+    for i, (case, rows) in enumerate(by_case.items()):
+        for j, name in enumerate(COMPARED):
+            x = i + 0.2 * (j - 1.5)
+            if case.as_published:
+                ax.hlines(PUBLISHED[case.column][j], x - 0.09, x + 0.09, color=PALETTE[j], linewidth=5, alpha=0.3)
+            look = {"linestyle": "", "marker": MARKERS[j], "markersize": 5, "color": PALETTE[j], "alpha": 0.85}
+            ax.plot(np.full(len(rows), x), rows[name], **look, label=None if i else name)
+    texts = [
+        f"{NAMES[c.data]}\n{c.n:,} images\nwidth {c.width}\ndecay {c.weight_decay:g}\n{c.epochs:,} epochs"
+        + ("\nstandardized" if c.standardize else "")
+        for c in by_case
+    ]
+    ax.set_xticks(range(len(by_case)), texts)
+    limits = (min(0.7, np.floor(lowest * 10) / 10), 1.01)
+    label(ax, y="Pearson correlation with $W^T W$", xlim=(-0.5, len(by_case) - 0.5), ylim=limits)
+    ax.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), handletextpad=0.2, columnspacing=1.2)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-table2",
-    title="FACT, AGOP and eNFA against the first layer of trained networks",
-    covers=("table 1", "table 2"),
-    scales={
-        "smoke": Config((Case("digits", 120, 16, 1e-2, 10, seeds=1),)),
-        "quick": Config((Case("digits", 1500, 256, 1e-3, 200), Case("mnist", 1000, 256, 1e-3, 200))),
-        "full": Config(
-            (
-                Case("mnist", 1000, 1024, 1e-4, 200),
-                Case("mnist", 2000, 1024, 1e-4, 200),
-                Case("mnist", 5000, 1024, 1e-4, 200),
-                Case("mnist", 5000, 1024, 1e-4, 1000),
-                Case("mnist", 1000, 1024, 1e-3, 200),
-                Case("mnist", 2000, 1024, 1e-3, 200),
-                Case("mnist", 5000, 1024, 1e-3, 200),
-                Case("cifar10", 10000, 256, 1e-3, 100),
-                Case("cifar10", 10000, 256, 1e-3, 300, standardize="channels"),
-            )
-        ),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("mnist", "cifar10"),
-)  # fmt: skip

@@ -24,17 +24,15 @@ from torch import Tensor
 
 from featlearn.datasets.uci import Split, UCITable, uci_tables
 from featlearn.errors import InputError
+from featlearn.papers._figures import BLACK, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Fit, Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
 from featlearn.rfm.training_rows import Problem
-
-__all__ = ["EXPERIMENT", "PROTOCOLS", "SMALL", "Config", "UCIAccuracy", "some_tables", "uci_accuracy"]
 
 PROTOCOLS = ("clean", "paper")
 _SHIFTS = (10.0, 1.0, 0.1, 0.01, 0.001)
@@ -221,7 +219,18 @@ def _measure(protocol: str, names: Sequence[str]) -> Mapping[str, Any]:
     return found
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "fact-table3",
+    "Tables of the UCI repository",
+    covers=("table 3",),
+    smoke=Config(names=("bundled-iris",)),
+    quick=Config(names=SMALL[:24]),
+    full=Config(names=SMALL, larger=MEDIUM),
+    measure=_measure,
+    points=_points,
+    data=("uci121",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = [
         {"protocol": point["protocol"], "set": name} | dict(accuracies)
         for point, found in outcomes
@@ -234,17 +243,14 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     summary["published"] = [number for _, number in METHODS.values()]
     summary = summary.reset_index(names="method")
     return Result(
-        tuple(_claims(config, frame, means)),
+        _claims(config, frame, means),
         {"mean accuracy": summary, "by set": frame.rename(columns=labels)},
         {"table 3": _figure(means)},
-        f"{config.count} sets of the archive, the smallest ones, of the paper's 120. Protocol 'paper': "
-        "M, ridge and "
+        f"{config.count} sets of the archive, the smallest ones, of the paper's 120. Protocol 'paper': M, ridge and "
         "iterate are learned on the tuning half of the whole set, which overlaps the test folds, so that accuracies of "
-        "machines with features come out too high. Protocol 'clean': everything is learned inside the "
-        "training rows of a "
-        "fold, a quarter of them held out to choose ridge and iterate. The leak is the difference between "
-        "the two, less "
-        "that of the Laplace kernel, which learns no M.",
+        "machines with features come out too high. Protocol 'clean': everything is learned inside the training rows "
+        "of a fold, a quarter of them held out to choose ridge and iterate. The leak is the difference between the "
+        "two, less that of the Laplace kernel, which learns no M.",
     )
 
 
@@ -287,37 +293,17 @@ def _with_error(gaps: pd.Series) -> str:
 
 
 def _figure(means: pd.DataFrame) -> Figure:
-    with style():
-        fig = new_figure(5.6, 3.0)
-        ax = fig.subplots()
-        for i, protocol in enumerate(means.index):
-            x = np.arange(len(METHODS)) + 0.26 * (i - (len(means) - 1) / 2)
-            ax.bar(x, means.loc[protocol], width=0.24, color=PALETTE[i], label=f"protocol {protocol}")
-        shown = ax.get_xlim()
-        for j, (_, number) in enumerate(METHODS.values()):
-            ax.hlines(number, j - 0.4, j + 0.4, color="#1A1A1A", linewidth=1.2, linestyle="--",
-                      label="published, 120 sets" if j == 0 else "_")  # fmt: skip
-        ax.set_xlim(*shown)
-        ax.set_xticks(range(len(METHODS)), [name.replace(" (", "\n(") for name, _ in METHODS.values()])
-        low = min(float(means.min().min()), 83.0)
-        ax.set_ylim(np.floor(low - 2), max(87.0, float(np.ceil(means.max().max() + 1))))
-        ax.set_ylabel("mean test accuracy (%)")
-        ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), columnspacing=1.2)
-        ax.grid(axis="y")
+    fig, ((ax,),) = panels(5.6, 3.0, grid="y")
+    for i, protocol in enumerate(means.index):
+        x = np.arange(len(METHODS)) + 0.26 * (i - (len(means) - 1) / 2)
+        ax.bar(x, means.loc[protocol], width=0.24, color=PALETTE[i], label=f"protocol {protocol}")
+    limits = ax.get_xlim()
+    for j, (_, number) in enumerate(METHODS.values()):
+        name = "_" if j else "published, 120 sets"
+        ax.hlines(number, j - 0.4, j + 0.4, color=BLACK, linewidth=1.2, linestyle="--", label=name)
+    ax.set_xticks(range(len(METHODS)), [name.replace(" (", "\n(") for name, _ in METHODS.values()])
+    low = np.floor(min(float(means.min().min()), 83.0) - 2)
+    high = max(87.0, float(np.ceil(means.max().max() + 1)))
+    label(ax, y="mean test accuracy (%)", xlim=limits, ylim=(low, high))
+    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), columnspacing=1.2)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="fact-table3",
-    title="Tables of the UCI repository",
-    covers=("table 3",),
-    scales={
-        "smoke": Config(names=("bundled-iris",)),
-        "quick": Config(names=SMALL[:24]),
-        "full": Config(names=SMALL, larger=MEDIUM),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("uci121",),
-)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,10 @@ from matplotlib.figure import Figure
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
+from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.theory import numerator_terms
-
-__all__ = ["EXPERIMENT", "Config"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,6 @@ class Config:
     widths: tuple[int, ...] = (32, 128, 512, 2048, 8192)
     networks: int = 40
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name not in ("seeds", "widths")}
-    return [shared | {"width": width, "seed": seed} for width in config.widths for seed in config.seeds]
 
 
 def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Mapping[str, Any]:
@@ -61,14 +54,22 @@ def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Mapping[st
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    table = pd.DataFrame(
-        [
-            {"width": p["width"], "seed": p["seed"], "mean term": v["mean"], "covariance term": v["covariance"]}
-            | {"mean term with E[P]^2": v["squared_mean"], "networks drawn": v["drawn"], "their error": v["error"]}
-            for p, v in outcomes
-        ]
-    )
+_COLUMNS = {"mean term": "mean", "covariance term": "covariance", "mean term with E[P]^2": "squared_mean"}
+_COLUMNS |= {"networks drawn": "drawn", "their error": "error"}
+
+
+@experiment(
+    "nfa-eq9",
+    "Mean and covariance terms of the numerator",
+    covers=("equation 9",),
+    smoke=Config(n=16, d=12, widths=(16, 64), networks=5, seeds=(0,)),
+    quick=Config(),
+    full=Config(n=256, d=256, widths=(32, 128, 512, 2048, 8192, 32768), networks=60, seeds=(0, 1, 2, 3)),
+    measure=_measure,
+    over={"width": "widths", "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    table = outcomes.table("width", "seed", values=_COLUMNS)
     widest = table[table.width == max(config.widths)]
     narrower, width = sorted(config.widths)[-2:]
     next_widest = table[table.width == narrower]
@@ -76,30 +77,22 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     slopes = np.log(ratios) / math.log(width / narrower)
     covariances = [table[table.seed == seed].sort_values("width")["covariance term"] for seed in config.seeds]
     claims = (
-        holds(
-            "the covariance term's share falls with every larger width", "equation (9), first version",
-            (values.is_monotonic_decreasing for values in covariances),
-        ),
-        at_most(
-            f"share of the covariance term at width {max(config.widths)}", "equation (9), first version",
-            0.05, widest["covariance term"], reason="it vanishes with the width: a twentieth is asked for",
-        ),
-        about(
-            f"power of the width with which the share falls, from width {narrower} to {width}",
-            "equation (9), first version",
-            -1.0, slopes, 0.1, "1/k is the order of what the moments of R add; terms of 1/k^2 bend the line",
-            note="a line through all widths from 128 on, looked at first, has -.87",
-        ),
+        holds("the covariance term's share falls with every larger width", "equation (9), first version",
+              (values.is_monotonic_decreasing for values in covariances)),
+        at_most(f"share of the covariance term at width {max(config.widths)}", "equation (9), first version",
+                0.05, widest["covariance term"], reason="it vanishes with the width: a twentieth is asked for"),
+        about(f"power of the width with which the share falls, from width {narrower} to {width}",
+              "equation (9), first version",
+              -1.0, slopes, 0.1, "1/k is the order of what the moments of R add; terms of 1/k^2 bend the line",
+              note="a line through all widths from 128 on, looked at first, has -.87"),
         at_most(
             f"what E[P]^2 in place of E[P^2] changes in the mean term at width {max(config.widths)}", "equation (9)",
             0.1, (widest["mean term"] - widest["mean term with E[P]^2"]).abs() / widest["mean term"],
             reason="3 Tr(B)/k is left, which is of order d/k times the inputs' size",
         ),
-        about(
-            f"numerator of networks drawn over the sum of both terms, at width {width}", "equation (9)",
-            1.0, widest["networks drawn"], 0.05,
-            "three standard errors of the mean over networks; the sum is by free probability, exact for large d",
-        ),
+        about(f"numerator of networks drawn over the sum of both terms, at width {width}", "equation (9)",
+              1.0, widest["networks drawn"], 0.05,
+              "three standard errors of the mean over networks; the sum is by free probability, exact for large d"),
     )  # fmt: skip
     mean = table.drop(columns="seed").groupby("width").mean().reset_index()
     return Result(
@@ -111,40 +104,17 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 
 def _figure(mean: pd.DataFrame) -> Figure:
-    with style():
-        fig = new_figure(8.0, 3.1)
-        left, right = fig.subplots(1, 2)
-        for name, color in zip(("mean term", "covariance term", "mean term with E[P]^2"), PALETTE, strict=False):
-            left.plot(mean.width, mean[name], marker="o", markersize=4, color=color, label=name.replace("^2", "²"))
-        left.errorbar(
-            mean.width, mean["networks drawn"], 2 * mean["their error"], color="#4D4D4D", marker="s", markersize=4,
-            linestyle="", label="networks drawn (total)", capsize=2,
-        )  # fmt: skip
-        left.set(xscale="log", xlabel="width k", ylabel="share of the numerator", ylim=(-0.03, None))
-        left.set_title("terms of the numerator")
-        left.legend(fontsize=7, loc="center right", bbox_to_anchor=(1.0, 0.34))
-        right.plot(mean.width, mean["covariance term"], marker="o", markersize=4, color=PALETTE[1], label="covariance")
-        first = mean.iloc[-1]
-        line = first["covariance term"] * first.width / mean.width
-        right.plot(mean.width, line, color="#4D4D4D", linestyle="--", label="1/k")
-        right.set(xscale="log", yscale="log", xlabel="width k", ylabel="share of the numerator")
-        right.set_title("the covariance term vanishes")
-        right.legend()
-        for ax in (left, right):
-            ax.grid()
+    fig, ((left, right),) = panels(8.0, 3.1, 1, 2)
+    terms = ("mean term", "covariance term", "mean term with E[P]^2")
+    draw_lines(left, mean.width, {name.replace("^2", "²"): mean[name] for name in terms}, marker="o", markersize=4)
+    left.errorbar(
+        mean.width, mean["networks drawn"], 2 * mean["their error"], color=GRAY, marker="s", markersize=4,
+        linestyle="", label="networks drawn (total)", capsize=2,
+    )  # fmt: skip
+    label(left, "width k", "share of the numerator", "terms of the numerator", log="x", ylim=(-0.03, None))
+    left.legend(fontsize=7, loc="center right", bbox_to_anchor=(1.0, 0.34))
+    right.plot(mean.width, mean["covariance term"], marker="o", markersize=4, color=PALETTE[1], label="covariance")
+    last = mean.iloc[-1]
+    right.plot(mean.width, last["covariance term"] * last.width / mean.width, color=GRAY, linestyle="--", label="1/k")
+    label(right, "width k", "share of the numerator", "the covariance term vanishes", log="xy", legend="best")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-eq9",
-    title="Mean and covariance terms of the numerator",
-    covers=("equation 9",),
-    scales={
-        "smoke": Config(n=16, d=12, widths=(16, 64), networks=5, seeds=(0,)),
-        "quick": Config(),
-        "full": Config(n=256, d=256, widths=(32, 128, 512, 2048, 8192, 32768), networks=60, seeds=(0, 1, 2, 3)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -18,17 +18,17 @@ from featlearn.features import probe
 from featlearn.models import mlp
 from featlearn.models.initialization import ScaleOf
 from featlearn.optim import AdaptiveSLO
+from featlearn.papers._figures import GRAY, PALETTE, draw_band, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.nfa.figures import draw_band
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _METHODS = ("GD", "adaptive SLO")
 _LAYERS = ("0", "2", "4")  # the readout has a single output: its NFC is 1 whatever it learns
 _READINGS = {"std": "weights times .1", "variance": "variance times .1"}
+
+Runs = Mapping[tuple[str, str, int], Values]
+"""Values by reading, method and seed."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +47,8 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
-    return [
-        shared | {"reading": reading, "method": method, "seed": seed}
-        for reading in _READINGS
-        for method in _METHODS
-        for seed in config.seeds
-    ]
-
-
 def _measure(
-    n: int,
-    d: int,
-    width: int,
-    steps: int,
-    every: int,
-    choose_every: int,
-    reading: ScaleOf,
-    method: str,
-    seed: int,
+    n: int, d: int, width: int, steps: int, every: int, choose_every: int, reading: ScaleOf, method: str, seed: int
 ) -> Mapping[str, Any]:
     """One training; NFC of the hidden layers and losses as it goes, and at its end."""
     generator = as_generator(seed, "adaptive slo")
@@ -110,19 +92,29 @@ def _late(values: Mapping[str, Any]) -> list[float]:
     return nfc[-max(len(nfc) // 10, 1) :].mean(0).tolist()
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    found = {(p["reading"], p["method"], p["seed"]): values for p, values in outcomes}
+@experiment(
+    "nfa-fig12",
+    "Adaptive speeds equalize the layers",
+    covers=("figure 12",),
+    smoke=Config(n=32, d=8, width=16, steps=12, every=4, seeds=(0,)),
+    quick=Config(every=20),
+    full=Config(seeds=tuple(range(4))),
+    measure=_measure,
+    over={"reading": _READINGS, "method": _METHODS, "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    runs = {(p["reading"], p["method"], p["seed"]): values for p, values in outcomes}
     rows = [
         {"scale": _READINGS[reading], "method": method, "seed": seed}
         | dict(zip(("layer 1", "layer 2", "layer 3"), _late(values), strict=True))
         | {"train loss": values["train_loss"], "test loss": values["test_loss"]}
-        for (reading, method, seed), values in found.items()
+        for (reading, method, seed), values in runs.items()
     ]
-    claims = [claim for reading in _READINGS for claim in _claims(config, found, reading)]
+    claims = [claim for reading in _READINGS for claim in _claims(config, runs, reading)]
     return Result(
-        tuple(claims),
+        claims,
         {"end of training": pd.DataFrame(rows)},
-        {"figure 12": _figure(config, found)},
+        {"figure 12": _figure(config, runs)},
         "'An initialization scale of 0.1' is read in both ways, of the weights and of their variance (first version). "
         "With the first, gradient descent at the printed rate stays on the plateau at the start for all 500 epochs, so "
         "that anything is better than it; with the second both methods learn. The readout, whose NFC is always 1, is "
@@ -131,9 +123,9 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _claims(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, Any]], reading: str) -> list[Claim]:
+def _claims(config: Config, runs: Runs, reading: str) -> list[Claim]:
     said = f" ({_READINGS[reading]})"
-    gd, slo = ([found[reading, method, seed] for seed in config.seeds] for method in _METHODS)
+    gd, slo = ([runs[reading, method, seed] for seed in config.seeds] for method in _METHODS)
     ends = [(_late(a), _late(b)) for a, b in zip(gd, slo, strict=True)]
     high = "'high' in words; nine tenths is asked for"
     against = (
@@ -149,70 +141,34 @@ def _claims(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, An
         "every second, with deviations of .06 to .2 over three seeds)."
     )
     return [
-        at_least(
-            "all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
-            0.9, (min(b) for _, b in ends), reason=high, note=chaotic,
-        ),
-        at_most(
-            "all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
-            0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic,
-        ),
-        holds(
-            "layers are closer to each other than under gradient descent" + said, "figure 12",
-            (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic,
-        ),
-        holds(
-            "the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
-            (min(b) > max(a) for a, b in ends), note=against,
-        ),
-        holds(
-            "the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
-            (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against,
-        ),
+        at_least("all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
+                 0.9, (min(b) for _, b in ends), reason=high, note=chaotic),
+        at_most("all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
+                0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic),
+        holds("layers are closer to each other than under gradient descent" + said, "figure 12",
+              (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic),
+        holds("the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
+              (min(b) > max(a) for a, b in ends), note=against),
+        holds("the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
+              (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against),
     ]  # fmt: skip
 
 
-def _figure(config: Config, found: Mapping[tuple[str, str, int], Mapping[str, Any]]) -> Figure:
-    with style():
-        fig = new_figure(10.4, 5.2)
-        axes = fig.subplots(len(_READINGS), 3, sharex=True)
-        for line, (reading, said) in zip(axes, _READINGS.items(), strict=True):
-            for method, dashes in zip(_METHODS, ("--", "-"), strict=True):
-                runs = [found[reading, method, seed] for seed in config.seeds]
-                steps = runs[0]["step"]
-                for i, color in enumerate(PALETTE[: len(_LAYERS)]):
-                    curves = [torch.as_tensor(run["nfc"])[:, i] for run in runs]
-                    label = f"layer {i + 1}" if method != "GD" else None
-                    draw_band(line[0], steps, curves, color, linestyle=dashes, label=label)
-                gray = "#4D4D4D"
-                every = range(len(runs[0]["losses"]))
-                draw_band(line[1], every, [run["losses"] for run in runs], gray, linestyle=dashes, label=method)
-                draw_band(line[2], steps, [run["test_losses"] for run in runs], gray, linestyle=dashes, label=method)
-            line[0].set(ylim=(0, 1.02), ylabel=said)
-            line[0].set_title("UC-NFC")
-            line[1].set_title("training loss")
-            line[1].set_yscale("log")
-            line[1].legend(loc="lower left")
-            line[2].set_title("test loss")
-            line[2].set_ylim(0, 1.6)
-            for ax in line:
-                ax.grid()
-        axes[-1][0].legend(loc="lower right")
-        for ax in axes[-1]:
-            ax.set_xlabel("epoch")
+def _figure(config: Config, runs: Runs) -> Figure:
+    fig, axes = panels(10.4, 5.2, len(_READINGS), 3, sharex=True)
+    for line, (reading, text) in zip(axes, _READINGS.items(), strict=True):
+        for method, dashes in zip(_METHODS, ("--", "-"), strict=True):
+            seeds = [runs[reading, method, seed] for seed in config.seeds]
+            steps, losses = seeds[0]["step"], [values["losses"] for values in seeds]
+            for i, color in enumerate(PALETTE[: len(_LAYERS)]):
+                curves = [torch.as_tensor(values["nfc"])[:, i] for values in seeds]
+                name = f"layer {i + 1}" if method != "GD" else None
+                draw_band(line[0], steps, curves, color, linestyle=dashes, label=name)
+            draw_band(line[1], range(len(losses[0])), losses, GRAY, linestyle=dashes, label=method)
+            draw_band(line[2], steps, [values["test_losses"] for values in seeds], GRAY, linestyle=dashes, label=method)
+        label(line[0], y=text, title="UC-NFC", ylim=(0, 1.02))
+        label(line[1], title="training loss", log="y", legend="lower left")
+        label(line[2], title="test loss", ylim=(0, 1.6))
+    axes[-1][0].legend(loc="lower right")
+    label_outer(axes, "epoch")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig12",
-    title="Adaptive speeds equalize the layers",
-    covers=("figure 12",),
-    scales={
-        "smoke": Config(n=32, d=8, width=16, steps=12, every=4, seeds=(0,)),
-        "quick": Config(every=20),
-        "full": Config(seeds=tuple(range(4))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

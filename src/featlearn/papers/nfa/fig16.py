@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
@@ -15,13 +14,10 @@ from featlearn.datasets import image_task
 from featlearn.features import probe
 from featlearn.linalg import corrupt, pearson
 from featlearn.models import mlp
+from featlearn.papers._figures import draw_diagonal, label, panels
 from featlearn.papers.claim import about, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.nfa.figures import diagonal_image
-from featlearn.plots import new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 
 @dataclass(frozen=True)
@@ -38,11 +34,6 @@ class Config:
     width: int = 128
     rotations: int = 10
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
-    return [shared | {"seed": seed} for seed in config.seeds]
 
 
 def _measure(
@@ -75,9 +66,18 @@ def _measure(
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    columns = ("pearson", "corrupted", "nfc", "train_loss", "accuracy")
-    table = pd.DataFrame([{"seed": p["seed"]} | {name: v[name] for name in columns} for p, v in outcomes])
+@experiment(
+    "nfa-fig16",
+    "Diagonals of NFM, AGOP and corrupted AGOP on images",
+    covers=("figure 16",),
+    smoke=Config("digits", (2, 3), 100, 4, 16, 3, (0,)),
+    quick=Config(),
+    full=Config(n=2000, epochs=500, rotations=20, seeds=tuple(range(5))),
+    measure=_measure,
+    data=("cifar10",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    table = outcomes.table("seed", values=("pearson", "corrupted", "nfc", "train_loss", "accuracy"))
     standing = (
         f"{config.name}, classes {config.classes[0]} and {config.classes[1]}, stands in for CelebA: the numbers are of "
         "other images, and only their contrast can be asked for."
@@ -89,53 +89,24 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         "was not checked."
     )
     claims = (
-        about(
-            "Pearson correlation of the diagonals of NFM and AGOP", "figure 16", 0.91, table["pearson"], 0.1,
-            "another data set; a tenth", note=tried,
-        ),
-        about(
-            "the same with K's eigenvectors drawn at random", "figure 16", 0.04, table["corrupted"], 0.2,
-            "single rotations vary by .1 to .2", note=tried,
-        ),
-        holds(
-            "corruption takes away more than half of the correlation", "figure 16",
-            (b < a / 2 for a, b in zip(table["pearson"], table["corrupted"], strict=True)), note=tried,
-        ),
+        about("Pearson correlation of the diagonals of NFM and AGOP", "figure 16", 0.91, table["pearson"], 0.1,
+              "another data set; a tenth", note=tried),
+        about("the same with K's eigenvectors drawn at random", "figure 16", 0.04, table["corrupted"], 0.2,
+              "single rotations vary by .1 to .2", note=tried),
+        holds("corruption takes away more than half of the correlation", "figure 16",
+              (b < a / 2 for a, b in zip(table["pearson"], table["corrupted"], strict=True)), note=tried),
     )  # fmt: skip
     return Result(claims, {"by seed": table}, {"figure 16": _figure(outcomes[0].values)}, standing)
 
 
-def _figure(values: Mapping[str, Any]) -> Figure:
-    said = {"nfm": "diagonal of NFM", "agop": "diagonal of AGOP", "corrupted": "diagonal of corrupted AGOP"}
-    lines = {
-        "nfm": "",
-        "agop": f"Pearson with NFM {values['pearson']:.2f}",
-        "corrupted": f"Pearson with NFM {values['corrupted']:.2f} (mean)",
+def _figure(values: Values) -> Figure:
+    texts = {
+        "nfm": ("diagonal of NFM", ""),
+        "agop": ("diagonal of AGOP", f"Pearson with NFM {values['pearson']:.2f}"),
+        "corrupted": ("diagonal of corrupted AGOP", f"Pearson with NFM {values['corrupted']:.2f} (mean)"),
     }
-    with style():
-        fig = new_figure(7.6, 2.9)
-        for ax, (name, title) in zip(fig.subplots(1, 3), said.items(), strict=True):
-            shape = tuple(int(side) for side in values["shape"])
-            picture = diagonal_image(values["pictures"][name], (shape[0], shape[1], shape[2]))
-            ax.imshow(picture, cmap="viridis", interpolation="nearest")
-            ax.set_title(title)
-            ax.set_xlabel(lines[name])
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(True)
+    fig, (axes,) = panels(7.6, 2.9, 1, 3, grid=False)
+    for ax, (name, (title, text)) in zip(axes, texts.items(), strict=True):
+        draw_diagonal(ax, values["pictures"][name], values["shape"])
+        label(ax, text, title=title)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig16",
-    title="Diagonals of NFM, AGOP and corrupted AGOP on images",
-    covers=("figure 16",),
-    scales={
-        "smoke": Config("digits", (2, 3), 100, 4, 16, 3, (0,)),
-        "quick": Config(),
-        "full": Config(n=2000, epochs=500, rotations=20, seeds=tuple(range(5))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("cifar10",),
-)

@@ -19,13 +19,11 @@ from featlearn.features import probe
 from featlearn.linalg import pearson
 from featlearn.models import mlp
 from featlearn.optim import SLO
+from featlearn.papers._figures import PALETTE, draw_band, draw_diagonal, label
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.nfa.figures import diagonal_image, draw_band
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.plots import new_figure
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _METHODS = ("GD", "SLO")
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC", "centered_ratio": "C/UC ratio"}
@@ -44,11 +42,6 @@ class Config:
     steps: int = 500
     every: int = 50
     seeds: tuple[int, ...] = (0, 1)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"name": config.name, "n": config.n, "width": config.width, "steps": config.steps, "every": config.every}
-    return [shared | {"method": method, "seed": seed} for method in _METHODS for seed in config.seeds]
 
 
 def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Mapping[str, Any]:
@@ -83,8 +76,19 @@ def _measure(name: str, n: int, width: int, steps: int, every: int, method: str,
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    runs = {method: [v for p, v in outcomes if p["method"] == method] for method in _METHODS}
+@experiment(
+    "nfa-fig17",
+    "Speed limited optimization on images",
+    covers=("figure 17",),
+    smoke=Config("digits", 64, 16, 8, 4, (0,)),
+    quick=Config(),
+    full=Config(n=4000, steps=3000, seeds=(0, 1, 2)),
+    measure=_measure,
+    over={"method": _METHODS, "seed": "seeds"},
+    data=("cifar10",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    runs = outcomes.values_by("method")
     note = f"{config.name}, {config.n} images and {config.steps} full batches, stands in for SVHN."
 
     def higher(name: str) -> list[bool]:
@@ -95,65 +99,36 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
             holds(f"first layer: {said} is higher with SLO at the end", "figure 17a", higher(name), note=note)
             for name, said in _NUMBERS.items()
         ),
-        at_least(
-            "SLO: C/UC ratio at the end is close to 1", "section 5.2, figure 17a", 0.9,
-            (v["centered_ratio"][-1] for v in runs["SLO"]),
-            reason="'close to 1', 'the same result holds for SVHN'; nine tenths is asked for", note=note,
-        ),
-        holds(
-            "diagonals of NFM and AGOP are more alike with SLO (Pearson)", "figure 17b and c",
-            (b["diagonals"] > a["diagonals"] for a, b in zip(runs["GD"], runs["SLO"], strict=True)), note=note,
-        ),
+        at_least("SLO: C/UC ratio at the end is close to 1", "section 5.2, figure 17a", 0.9,
+                 (v["centered_ratio"][-1] for v in runs["SLO"]),
+                 reason="'close to 1', 'the same result holds for SVHN'; nine tenths is asked for", note=note),
+        holds("diagonals of NFM and AGOP are more alike with SLO (Pearson)", "figure 17b and c",
+              (b["diagonals"] > a["diagonals"] for a, b in zip(runs["GD"], runs["SLO"], strict=True)), note=note),
     )  # fmt: skip
-    table = pd.DataFrame(
-        [
-            {"method": p["method"], "seed": p["seed"]}
-            | {said: v[name][-1] for name, said in _NUMBERS.items()}
-            | {"Pearson of diagonals": v["diagonals"], "train loss": v["loss"][-1]}
-            for p, v in outcomes
-        ]
-    )
-    return Result(claims, {"end of training": table}, {"figure 17": _figure(runs)}, note)
+    rows = [
+        {"method": p["method"], "seed": p["seed"]}
+        | {title: v[name][-1] for name, title in _NUMBERS.items()}
+        | {"Pearson of diagonals": v["diagonals"], "train loss": v["loss"][-1]}
+        for p, v in outcomes
+    ]
+    return Result(claims, {"end of training": pd.DataFrame(rows)}, {"figure 17": _figure(runs)}, note)
 
 
-def _figure(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    with style():
-        fig = new_figure(9.6, 5.0)
-        upper, lower = fig.subfigures(2, 1)  # type: ignore[misc]  # an array
-        axes = upper.subplots(1, 4)
-        for ax, (name, said) in zip(axes, {**_NUMBERS, "loss": "training loss"}.items(), strict=True):
-            for method, color in zip(_METHODS, PALETTE, strict=False):
-                found = runs[method]
-                draw_band(ax, found[0]["step"], [v[name] for v in found], color, label=method)
-            ax.set_title(said)
-            ax.set_xlabel("epoch")
-            ax.grid()
-            if name != "loss":
-                ax.set_ylim(0, 1.03)
-        axes[0].legend(loc="upper left")
-        pictures = [(method, name) for method in _METHODS for name in ("nfm", "agop")]
-        for ax, (method, name) in zip(lower.subplots(1, 4), pictures, strict=True):
-            values = runs[method][0]
-            shape = tuple(int(side) for side in values["shape"])
-            picture = diagonal_image(values["pictures"][name], (shape[0], shape[1], shape[2]))
-            ax.imshow(picture, cmap="viridis", interpolation="nearest")
-            ax.set_title(f"{method}: diagonal of {name.upper()}", fontsize=9)
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(True)
+def _figure(runs: Mapping[str, Sequence[Values]]) -> Figure:
+    fig = new_figure(9.6, 5.0)
+    upper, lower = fig.subfigures(2, 1)  # type: ignore[misc]  # an array
+    axes = upper.subplots(1, 4)
+    for ax, (name, title) in zip(axes, {**_NUMBERS, "loss": "training loss"}.items(), strict=True):
+        for method, color in zip(_METHODS, PALETTE, strict=False):
+            draw_band(ax, runs[method][0]["step"], [v[name] for v in runs[method]], color, label=method)
+        label(ax, "epoch", title=title)
+        if name != "loss":
+            ax.set_ylim(0, 1.03)
+        ax.grid()
+    axes[0].legend(loc="upper left")
+    pictures = [(method, name) for method in _METHODS for name in ("nfm", "agop")]
+    for ax, (method, name) in zip(lower.subplots(1, 4), pictures, strict=True):
+        values = runs[method][0]
+        draw_diagonal(ax, values["pictures"][name], values["shape"])
+        ax.set_title(f"{method}: diagonal of {name.upper()}", fontsize=9)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig17",
-    title="Speed limited optimization on images",
-    covers=("figure 17",),
-    scales={
-        "smoke": Config("digits", 64, 16, 8, 4, (0,)),
-        "quick": Config(),
-        "full": Config(n=4000, steps=3000, seeds=(0, 1, 2)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("cifar10",),
-)

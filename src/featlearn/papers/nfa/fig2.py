@@ -13,21 +13,21 @@ from matplotlib.figure import Figure
 
 from featlearn.datasets import image_task, one_hot_labels
 from featlearn.models import mlp
-from featlearn.papers.claim import Claim, at_least, at_most, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers._figures import PALETTE, label, label_outer, panels
+from featlearn.papers.claim import Claim, holds, not_tried
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.layer_trajectories import (
+    converges,
     draw_centered,
     final_gaps,
     gap_curves,
     losses_and_changes,
     measurement_steps,
-    share_above,
+    mostly_above,
+    moves,
     watch_layers,
 )
-from featlearn.plots import PALETTE, new_figure, style
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 # Learning rate and whether pixels are standardized; the paper's rates, which has no digits.
 _SETS = {"digits": (1.0, False), "mnist": (10.0, False), "cifar10": (0.2, True), "gtsrb": (0.1, True)}
@@ -80,8 +80,19 @@ def _measure(name: str, n: int, epochs: int, width: int, probed: int, measuremen
     return found | {"accuracy": float(right.double().mean())}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    runs = {name: [v for p, v in outcomes if p["name"] == name] for name, _, _ in config.sets}
+@experiment(
+    "nfa-fig2",
+    "Centered and uncentered NFC of fully connected networks on images",
+    covers=("figure 2 (A, B)", "figure 13", "figure 14"),
+    smoke=Config((("digits", 128, 4),), 16, 32, 3, (0,)),
+    quick=Config((("digits", 1400, 100), ("mnist", 2000, 50), ("cifar10", 1500, 100), ("gtsrb", 1500, 60))),
+    full=Config((("digits", 1400, 150), ("mnist", 20000, 50), ("cifar10", 10000, 150), ("gtsrb", 6500, 150))),
+    measure=_measure,
+    points=_points,
+    data=("mnist", "cifar10", "gtsrb"),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    runs = outcomes.values_by("name")
     table = pd.DataFrame(
         [
             {"set": p["name"], "seed": p["seed"], "test accuracy": v["accuracy"]}
@@ -102,83 +113,51 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _claims(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[Claim, ...]:
+def _claims(runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
     claims: list[Claim] = []
     few = "Some hundred to two thousand updates here, some ten thousand in the paper."
     for name, found in runs.items():
-        gaps = [gap_curves(v) for v in found]
+        gaps = [gap_curves(v).mean(1) for v in found]
+        changes = (float(torch.as_tensor(v["weight_change_relative"])[-1].mean()) for v in found)
         claims += [
             holds(f"{name}: C-NFC is above UC-NFC in every layer at the end", "figure 2B, figure 13",
                   (min(final_gaps(v)) > 0 for v in found)),
-            at_least(f"{name}: share of layers and times with C-NFC above UC-NFC", "figure 2A, figure 13", 0.9,
-                     map(share_above, found), reason="'consistently' in words; nine tenths are asked for"),
+            mostly_above("figure 2A, figure 13", found, f"{name}: "),
             holds(f"{name}: the gap is largest before the end (mean over layers)", "section 3",
-                  (float(g.mean(1)[:-1].max()) > float(g.mean(1)[-1]) for g in gaps),
-                  note="'especially holds at early times'"),
-            at_most(f"{name}: UC-NFC converges to C-NFC: mean gap at the end", "section 3", 0.1,
-                    (float(np.mean(final_gaps(v))) for v in found),
-                    reason="'converge at late times in most settings'; a tenth is asked for", note=few),
-            at_least(f"{name}: weights move significantly, mean change at the end", "figure 14", 0.1,
-                     (float(torch.as_tensor(v["weight_change_relative"])[-1].mean()) for v in found),
-                     reason="'significantly' in words; a tenth of their size is asked for", note=few),
+                  (float(g[:-1].max()) > float(g[-1]) for g in gaps), note="'especially holds at early times'"),
+            converges(found, f"{name}: ").remark(few),
+            moves(f"{name}: weights move significantly, mean change at the end", "figure 14", changes, few),
         ]  # fmt: skip
     claims += [
         not_tried(f"{name}: C-NFC is above UC-NFC in every layer at the end", "figure 13", 1.0, note, "holds")
         for name, note in [("SVHN, CIFAR-100, STL-10", "no files of these sets")]
         + [(name, "left out at this scale") for name in ("mnist", "cifar10", "gtsrb") if name not in runs]
     ]
-    return tuple(claims)
+    return claims
 
 
-def _summary(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    with style():
-        fig = new_figure(2.3 * len(runs) + 3.0, 2.9)
-        axes = fig.subplots(1, len(runs) + 1, squeeze=False)[0]
-        for ax, (name, found) in zip(axes, runs.items(), strict=False):
-            draw_centered(ax, found)
-            ax.set_title(f"A  {name}, mean over layers", fontsize=9)
-            ax.set_xlabel("step")
-        axes[0].legend(loc="lower right")
-        everything = [v for found in runs.values() for v in found]
-        places = np.arange(1, 6)
-        for name, label, color, shift in (
-            ("nfc", "UC-NFC", PALETTE[0], -0.18),
-            ("centered_nfc", "C-NFC", PALETTE[2], 0.18),
-        ):
-            ends = np.array([np.asarray(v[name])[-1] for v in everything])
-            axes[-1].bar(places + shift, ends.mean(0), 0.34, yerr=ends.std(0), color=color, label=label, capsize=2)
-        axes[-1].set(ylim=(0, 1.08), xlabel="layer", xticks=places)
-        axes[-1].set_title("B  end, mean over sets", fontsize=9)
+def _summary(runs: Mapping[str, Sequence[Values]]) -> Figure:
+    fig, (axes,) = panels(2.3 * len(runs) + 3.0, 2.9, 1, len(runs) + 1)
+    for ax, (name, found) in zip(axes, runs.items(), strict=False):
+        draw_centered(ax, found)
+        ax.set_title(f"A  {name}, mean over layers", fontsize=9)
+        ax.set_xlabel("step")
+    axes[0].legend(loc="lower right")
+    places, bars = np.arange(1, 6), axes[-1]
+    for name, text, color, shift in (("nfc", "UC-NFC", PALETTE[0], -0.18), ("centered_nfc", "C-NFC", PALETTE[2], 0.18)):
+        ends = np.array([np.asarray(v[name])[-1] for found in runs.values() for v in found])
+        bars.bar(places + shift, ends.mean(0), 0.34, yerr=ends.std(0), color=color, label=text, capsize=2)
+    label(bars, "layer", ylim=(0, 1.08), xticks=places)
+    bars.set_title("B  end, mean over sets", fontsize=9)
+    bars.grid(visible=False)
     return fig
 
 
-def _trajectories(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    with style():
-        fig = new_figure(10.0, 0.5 + 1.9 * len(runs))
-        axes = fig.subplots(len(runs), 5, squeeze=False, sharey=True, sharex="row")
-        for line, (name, found) in zip(axes, runs.items(), strict=True):
-            for i, ax in enumerate(line):
-                draw_centered(ax, found, i)
-            line[0].set_ylabel(name)
-        for i, ax in enumerate(axes[0]):
-            ax.set_title(f"layer {i + 1}")
-        for ax in axes[-1]:
-            ax.set_xlabel("step")
-        axes[0][-1].legend(loc="lower right")
+def _trajectories(runs: Mapping[str, Sequence[Values]]) -> Figure:
+    fig, axes = panels(10.0, 0.5 + 1.9 * len(runs), len(runs), 5, sharey=True, sharex="row")
+    for line, found in zip(axes, runs.values(), strict=True):
+        for i, ax in enumerate(line):
+            draw_centered(ax, found, i)
+    label_outer(axes, "step", [f"layer {i + 1}" for i in range(5)], runs)
+    axes[0][-1].legend(loc="lower right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig2",
-    title="Centered and uncentered NFC of fully connected networks on images",
-    covers=("figure 2 (A, B)", "figure 13", "figure 14"),
-    scales={
-        "smoke": Config((("digits", 128, 4),), 16, 32, 3, (0,)),
-        "quick": Config((("digits", 1400, 100), ("mnist", 2000, 50), ("cifar10", 1500, 100), ("gtsrb", 1500, 60))),
-        "full": Config((("digits", 1400, 150), ("mnist", 20000, 50), ("cifar10", 10000, 150), ("gtsrb", 6500, 150))),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("mnist", "cifar10", "gtsrb"),
-)

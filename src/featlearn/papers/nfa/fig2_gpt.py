@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
@@ -14,21 +13,21 @@ from torch.nn.functional import cross_entropy
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import CharacterTask, character_task
 from featlearn.models import gpt
-from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers._figures import label_outer, panels
+from featlearn.papers.claim import holds
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.layer_trajectories import (
+    converges,
     draw_centered,
-    final_gaps,
     final_table,
     gap_curves,
+    larger_early,
     losses_and_changes,
     measurement_steps,
-    share_above,
+    mostly_above,
+    moves,
     watch_layers,
 )
-from featlearn.plots import new_figure, style
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _BLOCKS = 3
 _PARTS = ("q", "k", "v")
@@ -47,11 +46,6 @@ class Config:
     probed: int = 8
     measurements: int = 12
     seeds: tuple[int, ...] = (0, 1)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
-    return [shared | {"seed": seed} for seed in config.seeds]
 
 
 def _measure(
@@ -85,36 +79,36 @@ def _counting() -> CharacterTask:
     return CharacterTask(text[:1500], text[1500:], "0123456789")
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    found = [v for _, v in outcomes]
+@experiment(
+    "nfa-fig2-gpt",
+    "Centered and uncentered NFC of attention layers",
+    covers=("figure 2 (D)", "figure 15 (B)"),
+    smoke=Config("counting", 12, 8, 4, 6, 4, 3, (0,)),
+    quick=Config(),
+    full=Config(width=192, length=128, batch=32, steps=2000, probed=16, measurements=20, seeds=(0, 1, 2)),
+    measure=_measure,
+    data=("text",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    found = outcomes.values
 
     def deeper(values: Any) -> bool:
         gaps = gap_curves(values).mean(0)
         return float(gaps[-3:].mean()) > float(gaps[:3].mean())
 
     claims = (
-        at_least(
-            "share of layers and times with C-NFC above UC-NFC", "figure 2D", 0.9, map(share_above, found),
-            reason="'consistently' in words; nine tenths are asked for",
-            note="late in training the two nearly coincide in most layers, and either may be above",
+        mostly_above("figure 2D", found).remark(
+            "late in training the two nearly coincide in most layers, and either may be above"
         ),
-        holds(
-            "the gap is larger at the first measurement than at the last (mean over layers)", "figure 2D, section 3",
-            (float(gap_curves(v)[0].mean()) > float(gap_curves(v)[-1].mean()) for v in found),
-            note="'especially at early times'",
-        ),
+        larger_early("figure 2D, section 3", found),
         holds("the gap is larger in the last block than in the first", "figure 2D, section 3", map(deeper, found)),
-        at_most(
-            "UC-NFC converges to C-NFC: mean gap at the end", "section 3", 0.1,
-            (float(np.mean(final_gaps(v))) for v in found),
-            reason="'converge at late times in most settings'; a tenth is asked for",
-        ),
-        at_least(
-            "weights move significantly: least change at the end", "figure 15B", 0.1,
+        converges(found),
+        moves(
+            "weights move significantly: least change at the end",
+            "figure 15B",
             (float(torch.as_tensor(v["weight_change_relative"])[-1].min()) for v in found),
-            reason="'significantly' in words; a tenth of their size is asked for",
         ),
-    )  # fmt: skip
+    )
     return Result(
         claims,
         {"end of training, mean over seeds": final_table(found, _NAMES)},
@@ -124,34 +118,10 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _figure(found: Sequence[Any]) -> Figure:
-    said = {"q": "query", "k": "key", "v": "value"}
-    with style():
-        fig = new_figure(8.0, 6.0)
-        axes = fig.subplots(_BLOCKS, len(_PARTS), sharex=True, sharey=True)
-        for block, line in enumerate(axes):
-            for i, (ax, part) in enumerate(zip(line, _PARTS, strict=True)):
-                draw_centered(ax, found, block * len(_PARTS) + i)
-                if block == 0:
-                    ax.set_title(said[part])
-            line[0].set_ylabel(f"block {block + 1}")
-        axes[0][0].legend(loc="lower right")
-        for ax in axes[-1]:
-            ax.set_xlabel("step")
+def _figure(runs: Sequence[Values]) -> Figure:
+    fig, axes = panels(8.0, 6.0, _BLOCKS, len(_PARTS), sharex=True, sharey=True)
+    for i, ax in enumerate(axes.flat):
+        draw_centered(ax, runs, i)
+    label_outer(axes, "step", ("query", "key", "value"), [f"block {block + 1}" for block in range(_BLOCKS)])
+    axes[0][0].legend(loc="lower right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig2-gpt",
-    title="Centered and uncentered NFC of attention layers",
-    covers=("figure 2 (D)", "figure 15 (B)"),
-    scales={
-        "smoke": Config("counting", 12, 8, 4, 6, 4, 3, (0,)),
-        "quick": Config(),
-        "full": Config(width=192, length=128, batch=32, steps=2000, probed=16, measurements=20, seeds=(0, 1, 2)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("text",),
-)

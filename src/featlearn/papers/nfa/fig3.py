@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,13 @@ from numpy.typing import NDArray
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import reversing_task
-from featlearn.datasets.alignment_reversing import Diagnosis
+from featlearn.datasets.alignment_reversing import Reading
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.theory import predict_quadratic
 
-__all__ = ["EXPERIMENT", "Config", "average_moments"]
-
-_READINGS: tuple[Diagnosis, ...] = ("consistent", "pseudo-inverse")
+_READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,6 @@ class Config:
     balances: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     moment_networks: int = 30
     seeds: tuple[int, ...] = tuple(range(10))
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {name: value for name, value in asdict(config).items() if name != "seeds"}
-    return [shared | {"reading": reading, "seed": seed} for reading in _READINGS for seed in config.seeds]
 
 
 def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]:
@@ -56,7 +49,7 @@ def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]
 
 
 def _measure(
-    size: int, balances: Sequence[float], moment_networks: int, reading: Diagnosis, seed: int
+    size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int
 ) -> Mapping[str, Any]:
     """Predicted and observed rho by balance, of one data seed; a single network is observed, whatever the data."""
     moments = average_moments(size, size, moment_networks, seed=0)
@@ -70,13 +63,20 @@ def _measure(
     return {"predicted": predicted, "exact": exact, "observed": observed}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "nfa-fig3",
+    "Alignment-reversing data, predicted and observed",
+    covers=("figure 3",),
+    smoke=Config(24, (0.1, 0.5, 1.0), 3, (0,)),
+    quick=Config(256, seeds=(0, 1, 2, 3)),
+    full=Config(),
+    measure=_measure,
+    over={"reading": _READINGS, "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     found = {
-        reading: {
-            name: np.array([v[name] for p, v in outcomes if p["reading"] == reading])
-            for name in ("predicted", "exact", "observed")
-        }
-        for reading in _READINGS
+        reading: {name: np.array([v[name] for v in values]) for name in ("predicted", "exact", "observed")}
+        for reading, values in outcomes.values_by("reading").items()
     }
     table = pd.DataFrame(
         [
@@ -89,7 +89,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         ]
     )
     return Result(
-        tuple(claim for reading in _READINGS for claim in _claims(reading, found[reading])),
+        [claim for reading, curves in found.items() for claim in _claims(reading, curves)],
         {"mean over data seeds": table},
         {"figure 3": _figure(config, found)},
         "The recipe of appendix G is ill-posed for n = d: the first kind has fewer rows than coordinates, and no "
@@ -109,61 +109,31 @@ def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Cla
         else "With directions left out that have no data, nothing disturbs the alignment."
     )
     return [
-        at_most(
-            f"largest gap of predicted and observed, mean over data ({reading})", "figure 3", 0.05,
-            [float(np.abs(predicted.mean(0) - observed.mean(0)).max())],
-            reason="'closely matches' in words; a twentieth is asked for", note=why,
-        ),
-        at_most(
-            f"observed rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
-            observed.min(1), reason="'low correlation' in words; a half is asked for", note=why,
-        ),
-        at_most(
-            f"predicted rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
-            predicted.min(1), reason="as above", note=why,
-        ),
-        holds(
-            f"rho is lower at the smallest balance than at 1, predicted and observed ({reading})", "section 4.4",
-            (bool(p[0] < p[-1] and o[0] < o[-1]) for p, o in zip(predicted, observed, strict=True)),
-        ),
+        at_most(f"largest gap of predicted and observed, mean over data ({reading})", "figure 3", 0.05,
+                [float(np.abs(predicted.mean(0) - observed.mean(0)).max())],
+                reason="'closely matches' in words; a twentieth is asked for", note=why),
+        at_most(f"observed rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+                observed.min(1), reason="'low correlation' in words; a half is asked for", note=why),
+        at_most(f"predicted rho where it is least, by data seed ({reading})", "figure 3, section 4.4", 0.5,
+                predicted.min(1), reason="as above", note=why),
+        holds(f"rho is lower at the smallest balance than at 1, predicted and observed ({reading})", "section 4.4",
+              (bool(p[0] < p[-1] and o[0] < o[-1]) for p, o in zip(predicted, observed, strict=True))),
     ]  # fmt: skip
 
 
-def _figure(config: Config, found: Mapping[Diagnosis, Mapping[str, NDArray[np.float64]]]) -> Figure:
-    with style():
-        fig = new_figure(8.8, 5.4)
-        axes = fig.subplots(2, 3)
-        for line, reading in zip(axes, _READINGS, strict=True):
-            curves = found[reading]
-            _over_balance(line[0], config, curves["predicted"], f"predicted ({reading})")
-            _over_balance(line[1], config, curves["observed"], f"observed ({reading})")
-            line[2].plot([0, 1], [0, 1], color="#B3B3B3", linewidth=1)
-            line[2].scatter(curves["predicted"].mean(0), curves["observed"].mean(0), s=14, color=PALETTE[0])
-            line[2].set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="predicted", ylabel="observed", aspect="equal")
-            line[2].set_title("a point a balance")
+def _figure(config: Config, found: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Figure:
+    fig, axes = panels(8.8, 5.4, 2, 3)
+    for (left, middle, right), (reading, curves) in zip(axes, found.items(), strict=True):
+        _over_balance(left, config, curves["predicted"], f"predicted ({reading})")
+        _over_balance(middle, config, curves["observed"], f"observed ({reading})")
+        right.plot([0, 1], [0, 1], color="#B3B3B3", linewidth=1)
+        right.scatter(curves["predicted"].mean(0), curves["observed"].mean(0), s=14, color=PALETTE[0])
+        label(right, "predicted", "observed", "a point a balance", xlim=(0, 1.03), ylim=(0, 1.03), aspect="equal")
+        right.grid(visible=False)
     return fig
 
 
 def _over_balance(ax: Axes, config: Config, curves: NDArray[np.float64], title: str) -> None:
-    for row in curves[:4]:  # four data seeds, as in the paper
-        ax.plot(config.balances, row, color=PALETTE[5], alpha=0.6, linewidth=1)
+    ax.plot(config.balances, curves[:4].T, color=PALETTE[5], alpha=0.6, linewidth=1)  # four data seeds, as in the paper
     ax.plot(config.balances, curves.mean(0), color=PALETTE[0], linewidth=2, label="mean over data")
-    ax.set(ylim=(0, 1.03), xlabel="balance $\\gamma$", ylabel="correlation of derivatives")
-    ax.set_title(title)
-    ax.legend(loc="lower right")
-    ax.grid()
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig3",
-    title="Alignment-reversing data, predicted and observed",
-    covers=("figure 3",),
-    scales={
-        "smoke": Config(24, (0.1, 0.5, 1.0), 3, (0,)),
-        "quick": Config(256, seeds=(0, 1, 2, 3)),
-        "full": Config(),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)
+    label(ax, "balance $\\gamma$", "correlation of derivatives", title, ylim=(0, 1.03), legend="lower right")

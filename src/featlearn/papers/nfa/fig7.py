@@ -15,12 +15,10 @@ from torch import nn
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import RegressionTask, chain_monomial_task, high_rank_task
 from featlearn.models import mlp, subtract_initial
+from featlearn.papers._figures import PALETTE, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.theory import early_alignment, predict_depth
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _ACTIVATIONS = ("quadratic", "relu")
 _TARGETS = {"low rank": "chain monomial", "high rank": "$\\Sigma_i (Qx)_i^2$"}
@@ -36,17 +34,6 @@ class Config:
     decays: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
     networks: int = 3
     seeds: tuple[int, ...] = (0, 1, 2)
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"n": config.n, "d": config.d, "decays": list(config.decays), "networks": config.networks}
-    return [
-        shared | {"activation": activation, "target": target, "width": width, "seed": seed}
-        for activation in _ACTIVATIONS
-        for target in _TARGETS
-        for width in config.widths
-        for seed in config.seeds
-    ]
 
 
 def _measure(
@@ -79,21 +66,25 @@ def _task(target: str, n: int, d: int, decay: float, seed: int) -> RegressionTas
     return high_rank_task(n, d, generator=seed, dtype=torch.float64, covariance=decay or None)
 
 
-Curves = Mapping[tuple[str, str, int], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+Curves = Mapping[tuple[str, str, int], Sequence[np.ndarray[Any, Any]]]
+"""Predicted and observed rho, ``(seeds, decays)``, by activation, target and width."""
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    curves: dict[tuple[str, str, int], tuple[Any, Any]] = {}
-    for activation in _ACTIVATIONS:
-        for target in _TARGETS:
-            for width in config.widths:
-                mine = [
-                    v for p, v in outcomes if (p["activation"], p["target"], p["width"]) == (activation, target, width)
-                ]
-                curves[activation, target, width] = (
-                    np.array([v["predicted"] for v in mine]),
-                    np.array([v["observed"] for v in mine]),
-                )
+@experiment(
+    "nfa-fig7",
+    "First-order prediction with depth",
+    covers=("figure 7",),
+    smoke=Config(16, 16, (16, 32), (0.0, 1.0, 3.0), 1, (0,)),
+    quick=Config(networks=2, decays=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)),
+    full=Config(networks=10, seeds=(0, 1, 2, 3, 4)),
+    measure=_measure,
+    over={"activation": _ACTIVATIONS, "target": _TARGETS, "width": "widths", "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    curves = {
+        key: [np.array([v[name] for v in values]) for name in ("predicted", "observed")]
+        for key, values in outcomes.values_by("activation", "target", "width").items()
+    }
     table = pd.DataFrame(
         [
             {"activation": a, "target": t, "width": w, "mean gap": float(np.abs(p - o).mean())}
@@ -111,7 +102,7 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _claims(config: Config, curves: Curves) -> tuple[Claim, ...]:
+def _claims(config: Config, curves: Curves) -> list[Claim]:
     narrow, wide = min(config.widths), max(config.widths)
 
     def gaps(activation: str, target: str, width: int) -> list[float]:
@@ -124,11 +115,9 @@ def _claims(config: Config, curves: Curves) -> tuple[Claim, ...]:
     claims: list[Claim] = []
     for target in _TARGETS:
         claims += [
-            holds(
-                f"quadratic, {target}: the prediction is closer at width {wide} than at {narrow}", "figure 7",
-                (a < b for a, b in zip(
-                    gaps("quadratic", target, wide), gaps("quadratic", target, narrow), strict=True)),
-            ),
+            holds(f"quadratic, {target}: the prediction is closer at width {wide} than at {narrow}", "figure 7",
+                  (a < b for a, b in zip(
+                      gaps("quadratic", target, wide), gaps("quadratic", target, narrow), strict=True))),
             holds(
                 f"ReLU, {target}: captured to a lesser extent than quadratic, at width {wide}", "figure 7, appendix E",
                 (a > b for a, b in zip(gaps("relu", target, wide), gaps("quadratic", target, wide), strict=True)),
@@ -139,56 +128,33 @@ def _claims(config: Config, curves: Curves) -> tuple[Claim, ...]:
         for activation in _ACTIVATIONS:
             predicted, observed = curves[activation, target, wide]
             claims += [
-                holds(
-                    f"{activation}, {target}: predicted and observed dip at intermediate decays", "appendix E",
-                    (a and b for a, b in zip(dips(predicted), dips(observed), strict=True)),
-                    note="decays up to 4; a decay of 0 and an infinite one make a projector",
-                ),
+                holds(f"{activation}, {target}: predicted and observed dip at intermediate decays", "appendix E",
+                      (a and b for a, b in zip(dips(predicted), dips(observed), strict=True)),
+                      note="decays up to 4; a decay of 0 and an infinite one make a projector"),
                 at_least(
                     f"{activation}, {target}: correlation over decays of predicted and observed, width {wide}",
                     "figure 7", 0.8, (float(np.corrcoef(a, b)[0, 1]) for a, b in zip(predicted, observed, strict=True)),
                     reason="'qualitatively captures' in words; .8 is asked for",
                 ),
             ]  # fmt: skip
-    return tuple(claims)
+    return claims
 
 
 def _figure(config: Config, curves: Curves) -> Figure:
-    with style():
-        fig = new_figure(8.6, 5.4)
-        axes = fig.subplots(2, 2, sharex=True)
-        for line, activation in zip(axes, _ACTIVATIONS, strict=True):
-            for ax, (target, formula) in zip(line, _TARGETS.items(), strict=True):
-                for width, dashes in zip(config.widths, ("--", "-"), strict=False):
-                    predicted, observed = curves[activation, target, width]
-                    ax.plot(
-                        config.decays, observed.mean(0), color=PALETTE[0], linestyle=dashes, marker="o", markersize=3,
-                        label=f"observed, k = {width}",
-                    )  # fmt: skip
-                    if activation == "quadratic" or width == config.widths[-1]:
-                        ax.plot(
-                            config.decays, predicted.mean(0), color=PALETTE[1], linestyle=dashes,
-                            label=f"predicted, k = {width}" if activation == "quadratic" else "predicted, infinite k",
-                        )  # fmt: skip
-                ax.set_title(f"{'ReLU' if activation == 'relu' else activation}, {target}: {formula}", fontsize=9)
-                ax.grid()
-            line[0].set_ylabel("correlation of derivatives")
-            line[0].legend(fontsize=7)
-        for ax in axes[-1]:
-            ax.set_xlabel("data decay rate $\\alpha$")
+    fig, axes = panels(8.6, 5.4, 2, 2, sharex=True)
+    places = [(activation, target) for activation in _ACTIVATIONS for target in _TARGETS]
+    for ax, (activation, target) in zip(axes.flat, places, strict=True):
+        quadratic = activation == "quadratic"
+        for width, dashes in zip(config.widths, ("--", "-"), strict=False):
+            predicted, observed = (values.mean(0) for values in curves[activation, target, width])
+            line = {"linestyle": dashes, "marker": "o", "markersize": 3, "label": f"observed, k = {width}"}
+            ax.plot(config.decays, observed, color=PALETTE[0], **line)
+            if quadratic or width == config.widths[-1]:
+                name = f"predicted, k = {width}" if quadratic else "predicted, infinite k"
+                ax.plot(config.decays, predicted, color=PALETTE[1], linestyle=dashes, label=name)
+        name = activation if quadratic else "ReLU"
+        ax.set_title(f"{name}, {target}: {_TARGETS[target]}", fontsize=9)
+    label_outer(axes, "data decay rate $\\alpha$", rows=["correlation of derivatives"] * 2)
+    for ax in axes[:, 0]:
+        ax.legend(fontsize=7)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig7",
-    title="First-order prediction with depth",
-    covers=("figure 7",),
-    scales={
-        "smoke": Config(16, 16, (16, 32), (0.0, 1.0, 3.0), 1, (0,)),
-        "quick": Config(networks=2, decays=(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)),
-        "full": Config(networks=10, seeds=(0, 1, 2, 3, 4)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -10,13 +10,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.nfa.figures import draw_band
-from featlearn.papers.nfa.gaussian_training import SPECTRA, GaussianConfig, gaussian_points, watch_training
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = ["EXPERIMENT"]
+from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.nfa.gaussian_training import GAUSSIAN_OVER, SPECTRA, GaussianConfig, watch_training
 
 _FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
@@ -29,11 +26,18 @@ def _measure(**point: Any) -> Mapping[str, Any]:
     return watch_training(**point, measure=tuple(_NUMBERS), watched=tuple(_NUMBERS))
 
 
-def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
-    runs = {
-        decay: {s: [v for p, v in outcomes if (p["decay"], p["scale"]) == (decay, s)] for s in config.scales}
-        for decay in config.decays
-    }
+@experiment(
+    "nfa-fig8",
+    "Correlations for three spectra of the data",
+    covers=("figure 8", "figure 9", "figure 10"),
+    smoke=GaussianConfig(32, 8, 16, 12, 6, (0.0, 1.0, 2.0), (1.0, 0.1), (0,)),
+    quick=GaussianConfig(every=25, decays=(0.0, 1.0, 2.0)),
+    full=GaussianConfig(decays=(0.0, 1.0, 2.0), scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
+    measure=_measure,
+    over=GAUSSIAN_OVER,
+)
+def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
+    runs = {decay: group.values_by("scale") for decay, group in outcomes.by("decay").items()}
     table = pd.DataFrame(
         [
             {"decay": p["decay"], "scale": p["scale"], "seed": p["seed"]}
@@ -43,9 +47,9 @@ def _conclude(config: GaussianConfig, outcomes: Sequence[Outcome]) -> Result:
         ]
     )
     return Result(
-        tuple(claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])),
+        [claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])],
         {"at the end": table.groupby(["decay", "scale"], sort=False).mean().drop(columns="seed").reset_index()},
-        {_FIGURES[decay]: _figure(config, decay, runs[decay]) for decay in config.decays},
+        {_FIGURES[decay]: _figure(decay, runs[decay]) for decay in config.decays},
         "Chain monomial; scales of the first layer. The paper names neither.",
     )
 
@@ -68,67 +72,35 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
 
     return [
         *(
-            holds(
-                f"layer {i + 1}: C-NFC varies less with the initial scale than UC-NFC", where + ", appendix H",
-                (range_over_scales("centered_nfc", i, s) < range_over_scales("nfc", i, s) for s in seeds),
-                note="" if i == 0 else "only the first layer's scale is varied; both move little in the second",
-            )
+            holds(f"layer {i + 1}: C-NFC varies less with the initial scale than UC-NFC", where + ", appendix H",
+                  (range_over_scales("centered_nfc", i, s) < range_over_scales("nfc", i, s) for s in seeds),
+                  note="" if i == 0 else "only the first layer's scale is varied; both move little in the second")
             for i in (0, 1)
         ),
-        holds(
-            f"UC-NFC of both layers rises through training, from scale {small:g}", where,
-            (all(layers(s, small)) for s in seeds),
-        ),
+        holds(f"UC-NFC of both layers rises through training, from scale {small:g}", where,
+              (all(layers(s, small)) for s in seeds)),
         at_least(
             f"first layer: UC-NFC at the end, from scale {small:g}, is high", where, 0.9,
             (float(curve("nfc", small, s)[-1, 0]) for s in seeds), reason="'high' in words; nine tenths is asked for",
         ),
-        holds(
-            f"test loss from scale {small:g} is lower than from {large:g}", where + ", appendix H",
-            (float(curve("test_loss", small, s)[-1]) < float(curve("test_loss", large, s)[-1]) for s in seeds),
-            note="With a decaying spectrum a small first layer has not fitted the training points after 800 steps at "
-            "this rate (training losses in the table); isotropic data show it clearly.",
-        ),
+        holds(f"test loss from scale {small:g} is lower than from {large:g}", where + ", appendix H",
+              (float(curve("test_loss", small, s)[-1]) < float(curve("test_loss", large, s)[-1]) for s in seeds),
+              note="With a decaying spectrum a small first layer has not fitted the training points after 800 steps at "
+              "this rate (training losses in the table); isotropic data show it clearly."),
     ]  # fmt: skip
 
 
-def _figure(config: GaussianConfig, decay: float, runs: Runs) -> Figure:
-    with style():
-        fig = new_figure(10.4, 4.8)
-        axes = fig.subplots(2, 4, sharex=True)
-        for layer, line in enumerate(axes):
-            for scale, color in zip(config.scales, PALETTE, strict=False):
-                found = runs[scale]
-                for ax, name in zip(line, (*_NUMBERS, *_LOSSES), strict=True):
-                    curves = [torch.as_tensor(v[name]) for v in found]
-                    if name in _LOSSES:
-                        curves = [values / values.max() for values in curves]
-                    else:
-                        curves = [values[:, layer] for values in curves]
-                    draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
-            for ax, said in zip(line, (*_NUMBERS.values(), *_LOSSES.values()), strict=True):
+def _figure(decay: float, runs: Runs) -> Figure:
+    titles = _NUMBERS | _LOSSES
+    fig, axes = panels(10.4, 4.8, 2, 4, sharex=True)
+    for layer, line in enumerate(axes):
+        for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
+            for ax, name in zip(line, titles, strict=True):
+                curves = [torch.as_tensor(values[name]) for values in found]
+                curves = [c / c.max() if name in _LOSSES else c[:, layer] for c in curves]
+                draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
                 ax.set_ylim(0, 1.03)
-                ax.grid()
-                if layer == 0:
-                    ax.set_title(said)
-            line[0].set_ylabel(f"layer {layer + 1}")
-        axes[0][2].legend(loc="upper right")
-        for ax in axes[-1]:
-            ax.set_xlabel("step")
-        fig.suptitle(SPECTRA[decay])
+    label_outer(axes, "step", titles.values(), ("layer 1", "layer 2"))
+    axes[0][2].legend(loc="upper right")
+    fig.suptitle(SPECTRA[decay])
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-fig8",
-    title="Correlations for three spectra of the data",
-    covers=("figure 8", "figure 9", "figure 10"),
-    scales={
-        "smoke": GaussianConfig(32, 8, 16, 12, 6, (0.0, 1.0, 2.0), (1.0, 0.1), (0,)),
-        "quick": GaussianConfig(every=25, decays=(0.0, 1.0, 2.0)),
-        "full": GaussianConfig(decays=(0.0, 1.0, 2.0), scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
-    },
-    points=gaussian_points,
-    measure=_measure,
-    conclude=_conclude,
-)

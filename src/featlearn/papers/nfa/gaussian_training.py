@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
+from matplotlib.axes import Axes
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
 from featlearn.features import probe
 from featlearn.models import mlp
+from featlearn.papers._figures import PALETTE, draw_band
+from featlearn.papers.experiment import Outcomes, Values
 from featlearn.training import fit
-
-__all__ = ["LAYERS", "SPECTRA", "GaussianConfig", "gaussian_points", "watch_training"]
 
 LAYERS = ("0", "2")
 _EARLY = (5, 10)  # measured whatever comes after: the paper measures every 5 steps
@@ -36,15 +38,33 @@ class GaussianConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def gaussian_points(config: GaussianConfig) -> list[dict[str, Any]]:
-    """A point for each spectrum, scale and seed."""
-    shared = {"n": config.n, "d": config.d, "width": config.width, "steps": config.steps, "every": config.every}
-    return [
-        shared | {"decay": decay, "scale": scale, "seed": seed}
-        for decay in config.decays
-        for scale in config.scales
-        for seed in config.seeds
+GAUSSIAN_OVER = {"decay": "decays", "scale": "scales", "seed": "seeds"}
+"""One point per spectrum, scale and seed."""
+
+
+def layer_table(outcomes: Outcomes, number: str, *columns: str) -> pd.DataFrame:
+    """Return a number of both layers at the second, a later and the last measurement, one row per point.
+
+    Args:
+        outcomes: Outcomes of `watch_training`.
+        number: Name of the number.
+        *columns: Arguments of the points to show beside it.
+    """
+    steps = outcomes[0].values["step"]
+    places = [(layer, place) for layer in (0, 1) for place in (1, len(steps) // 4, -1)]
+    rows = [
+        {name: point[name] for name in columns}
+        | {f"layer {i + 1}, step {steps[place]}": float(values[number][place][i]) for i, place in places}
+        for point, values in outcomes
     ]
+    return pd.DataFrame(rows)
+
+
+def draw_scales(ax: Axes, runs: Mapping[float, Sequence[Values]], number: str, layer: int) -> None:
+    """Draw a number of one layer over training, one band per initial scale; the first measurement is left out."""
+    for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
+        curves = [torch.as_tensor(values[number])[1:, layer] for values in found]
+        draw_band(ax, found[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
 
 
 def watch_training(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,13 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from featlearn.features import probe
-from featlearn.plots import PALETTE, new_figure, style
-
-__all__ = [
-    "NUMBERS",
-    "draw_centered",
-    "final_gaps",
-    "final_table",
-    "gap_curves",
-    "losses_and_changes",
-    "measurement_steps",
-    "share_above",
-    "watch_layers",
-]
+from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
+from featlearn.papers.claim import Claim, at_least, at_most, holds
+from featlearn.papers.experiment import Values
+from featlearn.plots.style import as_array
 
 NUMBERS = ("nfc", "centered_nfc", "weight_change_relative")
 _UNCENTERED, _CENTERED = PALETTE[0], PALETTE[2]  # blue and green, as in the paper
@@ -80,67 +70,80 @@ def watch_layers(
     return {name: values if name == "step" else torch.tensor(values) for name, values in found.items()}
 
 
-def gap_curves(values: Mapping[str, Any]) -> Tensor:
-    """C-NFC less UC-NFC, ``(steps, layers)``."""
+def gap_curves(values: Values) -> Tensor:
+    """Return C-NFC less UC-NFC, ``(steps, layers)``."""
     return torch.as_tensor(values["centered_nfc"]) - torch.as_tensor(values["nfc"])
 
 
-def final_gaps(values: Mapping[str, Any]) -> list[float]:
-    """C-NFC less UC-NFC of each layer at the end."""
-    found: list[float] = gap_curves(values)[-1].tolist()
-    return found
+def final_gaps(values: Values) -> list[float]:
+    """Return C-NFC less UC-NFC of each layer at the end."""
+    return [float(gap) for gap in gap_curves(values)[-1]]
 
 
-def final_table(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pd.DataFrame:
-    """Correlations and change of each layer at the end, means over runs."""
+def final_table(runs: Sequence[Values], names: Sequence[str]) -> pd.DataFrame:
+    """Return correlations and change of each layer at the end, means over runs."""
     columns = {"UC-NFC": "nfc", "C-NFC": "centered_nfc", "change": "weight_change_relative"}
     means = {title: np.mean([np.asarray(run[n])[-1] for run in runs], axis=0) for title, n in columns.items()}
     return pd.DataFrame({"layer": names, **means})
 
 
-def share_above(values: Mapping[str, Any]) -> float:
-    """Share of all layers and measurements where C-NFC is above UC-NFC."""
+def share_above(values: Values) -> float:
+    """Return the share of all layers and measurements where C-NFC is above UC-NFC."""
     return float((gap_curves(values) > 0).double().mean())
 
 
-def draw_centered(ax: Axes, runs: Sequence[Mapping[str, Any]], layer: int | None = None) -> None:
-    """UC-NFC and C-NFC over training, means over runs with their range; without a layer, means over layers."""
-    for name, color, label in (("nfc", _UNCENTERED, "UC-NFC"), ("centered_nfc", _CENTERED, "C-NFC")):
-        stack = np.stack([_chosen(run[name], layer) for run in runs])
-        steps = runs[0]["step"]
-        ax.plot(steps, stack.mean(0), color=color, label=label)
-        ax.fill_between(steps, stack.min(0), stack.max(0), color=color, alpha=0.15, linewidth=0)
+def mostly_above(where: str, runs: Sequence[Values], name: str = "") -> Claim:
+    """Claim that C-NFC is above UC-NFC in nearly all layers, nearly all the time."""
+    text, reason = (
+        "share of layers and times with C-NFC above UC-NFC",
+        "'consistently' in words; nine tenths are asked for",
+    )
+    return at_least(name + text, where, 0.9, map(share_above, runs), reason=reason)
+
+
+def larger_early(where: str, runs: Sequence[Values]) -> Claim:
+    """Claim that the gap between C-NFC and UC-NFC is larger at the start of training than at its end."""
+    text = "the gap is larger at the first measurement than at the last (mean over layers)"
+    gaps = [gap_curves(values).mean(1) for values in runs]
+    return holds(text, where, (float(gap[0]) > float(gap[-1]) for gap in gaps), note="'especially at early times'")
+
+
+def converges(runs: Sequence[Values], name: str = "") -> Claim:
+    """Claim that C-NFC and UC-NFC are close to each other at the end of training."""
+    gaps = [float(np.mean(final_gaps(values))) for values in runs]
+    reason = "'converge at late times in most settings'; a tenth is asked for"
+    return at_most(f"{name}UC-NFC converges to C-NFC: mean gap at the end", "section 3", 0.1, gaps, reason=reason)
+
+
+def moves(text: str, where: str, changes: Iterable[float], note: str = "") -> Claim:
+    """Claim that the weights change by a tenth of their size at least."""
+    reason = "'significantly' in words; a tenth of their size is asked for"
+    return at_least(text, where, 0.1, changes, reason=reason, note=note)
+
+
+def draw_centered(ax: Axes, runs: Sequence[Values], layer: int | None = None) -> None:
+    """Draw UC-NFC and C-NFC over training, means over runs with their range; without a layer, means over layers."""
+    for name, color, text in (("nfc", _UNCENTERED, "UC-NFC"), ("centered_nfc", _CENTERED, "C-NFC")):
+        curves = [as_array(run[name]) for run in runs]
+        curves = [curve.mean(1) if layer is None else curve[:, layer] for curve in curves]
+        draw_band(ax, runs[0]["step"], curves, color, label=text)
     ax.set_ylim(0, 1.03)
-    ax.grid()
 
 
-def _chosen(values: Any, layer: int | None) -> NDArray[np.float64]:
-    array: NDArray[np.float64] = np.asarray(torch.as_tensor(values).double().numpy())
-    return array.mean(1) if layer is None else array[:, layer]
-
-
-def losses_and_changes(runs: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str], title: str) -> Figure:
-    """Losses beside the relative changes of weights, ``|W - W0| / |W|``: a row a network or data set."""
-    with style():
-        fig = new_figure(7.4, 0.5 + 2.0 * len(runs))
-        axes = fig.subplots(len(runs), 2, squeeze=False)
-        # Told apart if they are few; from dark to light with depth if they are many.
-        many = colormaps["viridis"](np.linspace(0.0, 0.92, len(names)))
-        shades: Sequence[Any] = PALETTE if len(names) <= len(PALETTE) else list(many)
-        for (left, right), (name, found) in zip(axes, runs.items(), strict=True):
-            steps = found[0]["step"]
-            for run in found:
-                left.plot(steps, run["loss"], color=PALETTE[0], alpha=0.7, linewidth=1.2)
-            left.set_ylabel(name)
-            change = np.mean([np.asarray(run["weight_change_relative"]) for run in found], axis=0)
-            for i, layer in enumerate(names):
-                right.plot(steps, change[:, i], color=shades[i], label=layer, linewidth=1.2)
-            right.set_ylim(bottom=0)
-            for ax in (left, right):
-                ax.grid()
-        axes[0][0].set_title("training loss")
-        axes[0][1].set_title("$\\|W - W_0\\| \\, / \\, \\|W\\|$")
-        axes[0][1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, title_fontsize=7)
-        for ax in axes[-1]:
-            ax.set_xlabel("step")
+def losses_and_changes(runs: Mapping[str, Sequence[Values]], names: Sequence[str], title: str) -> Figure:
+    """Draw losses beside the relative changes of weights, ``|W - W0| / |W|``: one row per network or data set."""
+    fig, axes = panels(7.4, 0.5 + 2.0 * len(runs), len(runs), 2)
+    # Told apart if they are few; from dark to light with depth if they are many.
+    many = colormaps["viridis"](np.linspace(0.0, 0.92, len(names)))
+    shades: Sequence[Any] = PALETTE if len(names) <= len(PALETTE) else list(many)
+    for (left, right), found in zip(axes, runs.values(), strict=True):
+        steps = found[0]["step"]
+        for run in found:
+            left.plot(steps, run["loss"], color=PALETTE[0], alpha=0.7, linewidth=1.2)
+        change = np.mean([np.asarray(run["weight_change_relative"]) for run in found], axis=0)
+        for i, layer in enumerate(names):
+            right.plot(steps, change[:, i], color=shades[i], label=layer, linewidth=1.2)
+        right.set_ylim(bottom=0)
+    label_outer(axes, "step", ("training loss", "$\\|W - W_0\\| \\, / \\, \\|W\\|$"), runs)
+    axes[0][1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, title_fontsize=7)
     return fig

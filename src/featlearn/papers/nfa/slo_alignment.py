@@ -27,8 +27,6 @@ from featlearn.optim import SLO
 from featlearn.plots import MARKERS, PALETTE, new_figure, style
 from featlearn.training import History, fit
 
-__all__ = ["METHODS", "Method", "SLOAlignment", "SLORun", "slo_alignment"]
-
 Method = Literal["GD", "SLO"]
 
 METHODS: tuple[Method, ...] = ("GD", "SLO")
@@ -106,10 +104,7 @@ class SLOAlignment:
             upper, lower = fig.subfigures(2, 1, height_ratios=[1.08, 1.0], hspace=0.06)  # type: ignore[misc]  # an array
             axes = upper.subplots(1, 4)
             for ax, name, title in zip(
-                axes[:3],
-                ("nfc", "centered_nfc", "centered_ratio"),
-                ("UC-NFC", "C-NFC", "C/UC ratio"),
-                strict=True,
+                axes[:3], ("nfc", "centered_nfc", "centered_ratio"), ("UC-NFC", "C-NFC", "C/UC ratio"), strict=True
             ):
                 self._draw_number(ax, name, title)
             axes[0].legend(loc="lower left")

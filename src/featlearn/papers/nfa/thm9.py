@@ -14,12 +14,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from featlearn._utils.rng import as_generator
+from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import derivative_correlation, sphere_alignment
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _ACTIVATIONS = {
     "normal-integral": "$\\phi'$ = normal distribution function",
@@ -80,7 +78,17 @@ def _drawn(d: int, n: int, width: int, generator: torch.Generator) -> float:
     return derivative_correlation(x, x[:, 0], slopes @ slopes.mT / width)
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "nfa-thm9",
+    "Maximum centered NFC for data on the sphere",
+    covers=("theorem 9",),
+    smoke=Config((10, 20), 10, (16, 64), (0,)),
+    quick=Config((10, 20, 50, 100, 200)),
+    full=Config(seeds=(0, 1, 2, 3)),
+    measure=_measure,
+    points=_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     limits = pd.DataFrame(
         [
             {"activation": p["activation"], "d": p["d"], "n": v["n"], "seed": p["seed"]}
@@ -102,29 +110,23 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
     smooth = [name for name in _ACTIVATIONS if name != "relu"]
     claims = [
-        at_most(
-            f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps(name, largest),
-            reason="rho tends to 1: a ten-thousandth is asked for at the largest d",
-        )
+        at_most(f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps(name, largest),
+                reason="rho tends to 1: a ten-thousandth is asked for at the largest d")
         for name in smooth
     ] + [holds(f"1 - rho falls with every larger d, {name}", "theorem 9", falls(name)) for name in _ACTIVATIONS] + [
-        at_least(
-            f"fall of 1 - rho from d = {smallest} to {largest}, {name}: factor", "theorem 9", 50.0,
-            (a / b for a, b in zip(gaps(name, smallest), gaps(name, largest), strict=True)),
-            reason="more than in proportion to d",
-        )
+        at_least(f"fall of 1 - rho from d = {smallest} to {largest}, {name}: factor", "theorem 9", 50.0,
+                 (a / b for a, b in zip(gaps(name, smallest), gaps(name, largest), strict=True)),
+                 reason="more than in proportion to d")
         for name in smooth
     ] + [
-        holds(
-            f"networks of width {config.widths[-1]} are as aligned as the limit, to half of their 1 - rho",
-            "theorem 9, width to infinity",
-            (abs(v["gap_at_width"][-1] / v["gap"] - 1) < 0.5 for v in drawn),
-            note=f"d = {config.width_at}, erf, other points drawn than for the limit",
-        ),
+        holds(f"networks of width {config.widths[-1]} are as aligned as the limit, to half of their 1 - rho",
+              "theorem 9, width to infinity",
+              (abs(v["gap_at_width"][-1] / v["gap"] - 1) < 0.5 for v in drawn),
+              note=f"d = {config.width_at}, erf, other points drawn than for the limit"),
     ]  # fmt: skip
     mean = limits.drop(columns="seed").groupby(["activation", "d"], sort=False).mean().reset_index()
     return Result(
-        tuple(claims),
+        claims,
         {"mean over seeds": mean},
         {"theorem 9": _figure(config, mean, drawn)},
         "The theorem has no figure. Points are n = d^1.3 (the theorem has d log^3 d to d^2), labels x_1. Without "
@@ -132,39 +134,17 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _figure(config: Config, mean: pd.DataFrame, drawn: Sequence[Mapping[str, Any]]) -> Figure:
-    with style():
-        fig = new_figure(8.4, 3.2)
-        left, right = fig.subplots(1, 2)
-        for (name, label), color, marker in zip(_ACTIVATIONS.items(), PALETTE, MARKERS, strict=False):
-            rows = mean[mean.activation == name]
-            left.plot(rows.d, rows["1 - rho"], color=color, marker=marker, markersize=4, label=label)
-        left.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="1 - rho")
-        left.set_title("infinite width, $n = d^{1.3}$ points on the sphere")
-        left.legend(loc="lower left", fontsize=7)
-        gaps = np.array([values["gap_at_width"] for values in drawn])
-        right.plot(config.widths, gaps.T, color=PALETTE[0], alpha=0.3, linewidth=1)
-        right.plot(config.widths, gaps.mean(0), color=PALETTE[0], marker="o", markersize=4, label="networks drawn")
-        limit = float(np.mean([values["gap"] for values in drawn]))
-        right.axhline(limit, color="#4D4D4D", linestyle="--", label="infinite width")
-        right.set(xscale="log", yscale="log", xlabel="width k", ylabel="1 - rho")
-        right.set_title(f"finite width, erf, d = {config.width_at}")
-        right.legend(loc="upper right")
-        for ax in (left, right):
-            ax.grid()
+def _figure(config: Config, mean: pd.DataFrame, drawn: Sequence[Values]) -> Figure:
+    fig, ((left, right),) = panels(8.4, 3.2, 1, 2)
+    gaps = mean.pivot(index="d", columns="activation", values="1 - rho")
+    curves = {text: gaps[name] for name, text in _ACTIVATIONS.items()}
+    draw_lines(left, gaps.index, curves, marked=True, markersize=4)
+    label(left, "dimension d", "1 - rho", "infinite width, $n = d^{1.3}$ points on the sphere", log="xy")
+    left.legend(loc="lower left", fontsize=7)
+    at_width = np.array([values["gap_at_width"] for values in drawn])
+    right.plot(config.widths, at_width.T, color=PALETTE[0], alpha=0.3, linewidth=1)
+    right.plot(config.widths, at_width.mean(0), color=PALETTE[0], marker="o", markersize=4, label="networks drawn")
+    limit = float(np.mean([values["gap"] for values in drawn]))
+    right.axhline(limit, color=GRAY, linestyle="--", label="infinite width")
+    label(right, "width k", "1 - rho", f"finite width, erf, d = {config.width_at}", log="xy", legend="upper right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="nfa-thm9",
-    title="Maximum centered NFC for data on the sphere",
-    covers=("theorem 9",),
-    scales={
-        "smoke": Config((10, 20), 10, (16, 64), (0,)),
-        "quick": Config((10, 20, 50, 100, 200)),
-        "full": Config(seeds=(0, 1, 2, 3)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

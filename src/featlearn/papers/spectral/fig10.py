@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.figure import Figure
 
+from featlearn.papers._figures import BLACK, draw_lines, label, panels
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Student, new_student, train_student
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _METHODS = {
     "lazy": "lazy training",
@@ -40,16 +37,10 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"d": config.d, "constant": config.constant, "growing": config.growing}
-    shared |= {"steps": config.steps, "epochs": config.epochs}
-    return [{**shared, "ratio": ratio, "seed": seed} for seed in config.seeds for ratio in config.ratios]
-
-
 def _measure(
     d: int, ratio: float, constant: float, growing: float, steps: int, epochs: int, seed: int
 ) -> Mapping[str, Any]:
-    student = new_student(round(ratio * d), round(2.5 * d), d, tau=0.0, noise=0.3, seed=seed)
+    student = new_student(round(ratio * d), round(2.5 * d), d, tau=0.0, noise=0.3, generator=seed)
     sgd = {"batch_size": 32, "epochs": epochs}
     return {
         "lazy": student.lazy_error,
@@ -68,58 +59,49 @@ def _error(student: Student, seed: int, **training: Any) -> float:
         return math.nan
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    last = [found for point, found in outcomes if point["ratio"] == config.ratios[-1]]
+@experiment(
+    "spectral-fig10",
+    "When training beats the kernel of the start",
+    covers=("figure 10 (c)",),
+    smoke=Config(20, (1.0, 2.0), 1.0, 1.0, 5, 2, (0,)),
+    quick=Config(seeds=(0, 1)),
+    full=Config(400, (1.0, 2.0, 3.0, 4.0), seeds=(0, 1, 2)),
+    measure=_measure,
+    over={"seed": "seeds", "ratio": "ratios"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    last = outcomes.values_by("ratio")[config.ratios[-1]]
     where = "figure 10(c)"
     claims = (
-        holds(
-            "with many samples SGD at a rate that grows with n/d does better than lazy training", where,
-            [found["growing"] < found["lazy"] for found in last],
-        ),
+        holds("with many samples SGD at a rate that grows with n/d does better than lazy training", where,
+              [found["growing"] < found["lazy"] for found in last]),
         holds("SGD at a constant rate does not", where, [found["sgd"] >= found["lazy"] for found in last]),
         holds("nor does gradient descent", where, [found["gd"] >= found["lazy"] for found in last]),
-        holds(
-            "lazy training stays above the kernel lower bound", where,
-            [found["lazy"] >= found["bound"] for _, found in outcomes],
-        ),
+        holds("lazy training stays above the kernel lower bound", where,
+              [found["lazy"] >= found["bound"] for _, found in outcomes]),
     )  # fmt: skip
-    table = pd.DataFrame([{"n/d": p["ratio"], "seed": p["seed"], **found} for p, found in outcomes])
+    table = outcomes.table({"n/d": "ratio"}, "seed")
     return Result(
-        claims, {"test errors": table}, {"figure 10c": _figure(config, outcomes)},
+        claims, {"test errors": table}, {"figure 10c": _figure(outcomes)},
         f"d = {config.d}. The rate grows like {config.growing:g} n/d; beyond about 20 training diverges at this size, "
         "so that n/d ends where it does. The bound is |P_{>1} f*|^2 of the teacher's Hermite coefficients.",
     )  # fmt: skip
 
 
-def _figure(config: Config, outcomes: Sequence[Outcome]) -> Figure:
-    with style():
-        fig = new_figure(5.2, 3.4)
-        ax = fig.subplots()
-        for (name, label), color, marker in zip(_METHODS.items(), PALETTE, MARKERS, strict=False):
-            found = [[f[name] for p, f in outcomes if p["ratio"] == ratio] for ratio in config.ratios]
-            means = [np.nanmean(values) if not np.isnan(values).all() else np.nan for values in found]
-            ax.plot(config.ratios, means, color=color, marker=marker, label=label)
-        ax.axhline(
-            outcomes[0].values["bound"], color="#1A1A1A", linestyle="--", linewidth=1, label="kernel lower bound"
-        )
-        ax.set_xlabel("n / d")
-        ax.set_ylabel("test error")
-        ax.set_yscale("log")
-        ax.grid()
-        ax.legend(fontsize=7)
+def _figure(outcomes: Outcomes) -> Figure:
+    by_ratio = outcomes.values_by("ratio")
+    fig, ((ax,),) = panels(5.2, 3.4)
+    curves = {
+        text: [_mean([v[name] for v in values]) for values in by_ratio.values()] for name, text in _METHODS.items()
+    }
+    draw_lines(ax, list(by_ratio), curves, marked=True)
+    bound = outcomes[0].values["bound"]
+    ax.axhline(bound, color=BLACK, linestyle="--", linewidth=1, label="kernel lower bound")
+    label(ax, "n / d", "test error", log="y")
+    ax.legend(fontsize=7)
     return fig
 
 
-EXPERIMENT = Experiment(
-    name="spectral-fig10",
-    title="When training beats the kernel of the start",
-    covers=("figure 10 (c)",),
-    scales={
-        "smoke": Config(20, (1.0, 2.0), 1.0, 1.0, 5, 2, (0,)),
-        "quick": Config(seeds=(0, 1)),
-        "full": Config(400, (1.0, 2.0, 3.0, 4.0), seeds=(0, 1, 2)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of what did not diverge; NaN if all did."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else math.nan

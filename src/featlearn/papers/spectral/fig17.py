@@ -14,14 +14,12 @@ from torch import nn
 from featlearn.datasets import TeacherTask
 from featlearn.errors import FeatlearnError
 from featlearn.kernels import ck, kernel_target_alignment
+from featlearn.papers._figures import PALETTE, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.table1 import Config, case_points
-from featlearn.plots import PALETTE, new_figure, style
 from featlearn.spectra import power_law
 from featlearn.training.two_layer import hidden_weight, spectral_case
-
-__all__ = ["EXPERIMENT"]
 
 
 class _Watched:
@@ -56,56 +54,53 @@ def _tail(values: torch.Tensor) -> dict[str, float]:
 
 def _measure(case: int, size: Sequence[int], seed: int, **training: Any) -> Mapping[str, Any]:
     n, h, d = size
-    found = spectral_case(case, (n, h, d), seed=seed, watch=_Watched(), every="log", **training)
+    found = spectral_case(case, (n, h, d), generator=seed, watch=_Watched(), every="log", **training)
     return {name: found.watched[name].to_numpy() for name in found.watched.columns}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    by_case = {case: [found for point, found in outcomes if point["case"] == case] for case in config.cases}
+@experiment(
+    "spectral-fig17",
+    "Alignment, change and tails while the network trains",
+    covers=("figure 3 (a)", "figure 8", "figure 17 (a)"),
+    smoke=Config((80, 60, 40), (1, 4), (0,), epochs=3, rate=5.0),
+    quick=Config(cases=(1, 3, 4), seeds=(0,)),
+    full=Config((2000, 1500, 1000), (1, 3, 4), rate=22.0, adam_batch=16),
+    measure=_measure,
+    points=case_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    by_case = outcomes.values_by("case")
     rows = [
         {"case": p["case"], "seed": p["seed"]} | {k: float(v[-1]) for k, v in found.items() if k != "step"}
         for p, found in outcomes
     ]
-    claims: list[Claim] = []
-    if {1, 4} <= set(by_case):
-        claims += _claims(by_case)
+    claims = _claims(by_case) if {1, 4} <= set(by_case) else []
     claims.append(
-        holds(
-            "the kernel target alignment of CK ends above where it began", "figure 3(a)",
-            [found["KTA"][-1] > found["KTA"][0] for _, found in outcomes],
-        )
+        holds("the kernel target alignment of CK ends above where it began", "figure 3(a)",
+              [found["KTA"][-1] > found["KTA"][0] for _, found in outcomes])
     )  # fmt: skip
     return Result(
-        tuple(claims), {"at the end": pd.DataFrame(rows)}, {"figures 3a, 8 and 17a": _figure(by_case)},
+        claims, {"at the end": pd.DataFrame(rows)}, {"figures 3a, 8 and 17a": _figure(by_case)},
         "Weighted alpha is the paper's alpha times the largest eigenvalue; the literature has its logarithm. Tails are "
         "fitted by maximum likelihood above the threshold of least Kolmogorov-Smirnov distance.",
     )  # fmt: skip
 
 
-def _claims(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+def _claims(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     tails = by_case[4]
-    claims = [
-        holds(
-            "case 4: alpha falls as the tail grows heavy", "figure 17(a)",
-            [one["alpha"][-1] < one["alpha"][0] for one in tails],
-        ),
-        holds(
-            "case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
-            [_early(one["step"], one["alpha"]) > 0.5 for one in tails],
-        ),
-        holds(
-            "case 4: the alignment is larger than in the other cases", "figure 3(a)",
-            [
-                all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
-                for i, one in enumerate(tails)
-            ],
-        ),
-        holds(
-            "weights move much less in case 1 than in case 4", "figure 8",
-            [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)],
-        ),
+    return [
+        holds("case 4: alpha falls as the tail grows heavy", "figure 17(a)",
+              [one["alpha"][-1] < one["alpha"][0] for one in tails]),
+        holds("case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
+              [_early(one["step"], one["alpha"]) > 0.5 for one in tails]),
+        holds("case 4: the alignment is larger than in the other cases", "figure 3(a)",
+              [
+                  all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
+                  for i, one in enumerate(tails)
+              ]),
+        holds("weights move much less in case 1 than in case 4", "figure 8",
+              [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)]),
     ]  # fmt: skip
-    return claims
 
 
 def _early(steps: Any, values: Any) -> float:
@@ -115,37 +110,15 @@ def _early(steps: Any, values: Any) -> float:
     return float((np.interp(steps[-1] / 10, steps, values) - values[0]) / total) if total else 0.0
 
 
-def _figure(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> Figure:
-    panels = {"KTA": "KTA of CK", "operator": "$|W_t - W_0|$", "frobenius": "$|W_t - W_0|_F$"}
-    panels |= {"alpha": "alpha", "weighted alpha": "weighted alpha", "log alpha norm": "log alpha-norm"}
-    with style():
-        fig = new_figure(9.6, 5.0)
-        axes = fig.subplots(2, 3).flat
-        for ax, (name, title) in zip(axes, panels.items(), strict=True):
-            for (case, found), color in zip(by_case.items(), PALETTE, strict=False):
-                one = found[0]
-                share = np.asarray(one["step"], dtype=float) / max(1, one["step"][-1])
-                ax.plot(share, one[name], color=color, label=f"case {case}")
-            ax.set_title(title)
-            ax.grid()
-            if name in ("operator", "frobenius", "weighted alpha", "alpha"):
-                ax.set_yscale("log" if name != "alpha" else "linear")
-        for ax in list(fig.axes)[3:]:
-            ax.set_xlabel("share of the training")
-        fig.axes[0].legend(fontsize=8)
+def _figure(by_case: Mapping[int, Sequence[Values]]) -> Figure:
+    titles = {"KTA": "KTA of CK", "operator": "$|W_t - W_0|$", "frobenius": "$|W_t - W_0|_F$"}
+    titles |= {"alpha": "alpha", "weighted alpha": "weighted alpha", "log alpha norm": "log alpha-norm"}
+    fig, axes = panels(9.6, 5.0, 2, 3)
+    for ax, (name, title) in zip(axes.flat, titles.items(), strict=True):
+        for (case, found), color in zip(by_case.items(), PALETTE, strict=False):
+            steps = np.asarray(found[0]["step"], dtype=float)
+            ax.plot(steps / max(1, steps[-1]), found[0][name], color=color, label=f"case {case}")
+        label(ax, title=title, log="y" if name in ("operator", "frobenius", "weighted alpha") else "")
+    label_outer(axes, "share of the training")
+    axes[0, 0].legend(fontsize=8)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig17",
-    title="Alignment, change and tails while the network trains",
-    covers=("figure 3 (a)", "figure 8", "figure 17 (a)"),
-    scales={
-        "smoke": Config((80, 60, 40), (1, 4), (0,), epochs=3, rate=5.0),
-        "quick": Config(cases=(1, 3, 4), seeds=(0,)),
-        "full": Config((2000, 1500, 1000), (1, 3, 4), rate=22.0, adam_batch=16),
-    },
-    points=case_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
 from featlearn.papers.claim import Claim, about, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.spectral.figures import spectra_grid
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.spectral.figures import MATRICES, pair, spectra_grid
 from featlearn.training.two_layer import SpectralEvolution, Student, new_student, train_student
-
-__all__ = ["EXPERIMENT", "Config"]
 
 PUBLISHED = {"figure 21": 0.36219, "figure 22": 0.23555, "figure 24": 0.22511, "figure 26": 0.23954}
 """Test errors."""
@@ -29,7 +26,7 @@ _WORDS = {
 }
 _NOTES = {
     "figure 26": "a step of Adam moves the spectrum of W by about the rate times sqrt(h d), against a bulk of sqrt h + "
-    "sqrt d: below the size of the paper a rate of .002 does less",
+    "sqrt d: below the size of the paper a rate of .002 does less"
 }
 
 
@@ -43,18 +40,10 @@ class Config:
     figures: tuple[str, ...] = tuple(PUBLISHED)
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"figure": figure, "size": config.size, "share": config.share, "seed": seed}
-        for figure in config.figures
-        for seed in config.seeds
-    ]
-
-
 def _measure(figure: str, size: Sequence[int], share: float, seed: int) -> Mapping[str, Any]:
     n, h, d = size
     width = 2 * h if figure == "figure 21" else h
-    student = new_student(n, width, d, activation="softplus", teacher="tanh", tau=0.0, noise=0.3, seed=seed)
+    student = new_student(n, width, d, activation="softplus", teacher="tanh", tau=0.0, noise=0.3, generator=seed)
     found = _train(figure, student, share, seed)
     values: dict[str, Any] = {"test_error": found.test_error, "r2": found.r2, "lazy_error": found.lazy_error}
     values["train_loss"] = found.history.final_loss
@@ -113,8 +102,18 @@ class _AdamThenSGD(torch.optim.Adam):
         return None
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    by_figure = {name: [f for p, f in outcomes if p["figure"] == name] for name in config.figures}
+@experiment(
+    "spectral-fig21",
+    "Other optimizers, other minima",
+    covers=tuple(f"figure {i}" for i in range(21, 28)),
+    smoke=Config((80, 60, 40), 0.02, (0,)),
+    quick=Config(seeds=(0,)),
+    full=Config((2000, 1500, 1000)),
+    measure=_measure,
+    over={"figure": "figures", "seed": "seeds"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    by_figure = outcomes.values_by("figure")
     claims = [claim for name, found in by_figure.items() for claim in _claims(name, found)]
     rows = [
         {"figure": p["figure"], "training": _WORDS[p["figure"]], "seed": p["seed"]}
@@ -122,27 +121,22 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         for p, found in outcomes
     ]
     grid = {
-        f"{name}, {_WORDS[name]}": {
-            matrix: (np.asarray(found[0][f"initial {matrix}"]), np.asarray(found[0][f"trained {matrix}"]))
-            for matrix in ("W", "CK", "NTK")
-        }
+        f"{name}, {_WORDS[name]}": {matrix: pair(found[0], matrix) for matrix in MATRICES}
         for name, found in by_figure.items()
     }
     return Result(
-        tuple(claims), {"by figure and seed": pd.DataFrame(rows)}, {"figures 21 to 27": spectra_grid(grid)},
+        claims, {"by figure and seed": pd.DataFrame(rows)}, {"figures 21 to 27": spectra_grid(grid)},
         "No norm term in the teacher (the captions have none). Epochs that the captions leave open: 300 in figure 21, "
         "40 in figure 22.",
     )  # fmt: skip
 
 
-def _claims(name: str, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _claims(name: str, found: Sequence[Values]) -> list[Claim]:
     errors = [one["test_error"] for one in found]
     claims = [
-        about(
-            f"test error, {_WORDS[name]}", name, PUBLISHED[name], errors, 0.04,
-            "lazy training of the same network varies by .017 over seeds, and at half size is .01 to .02 worse",
-            _NOTES.get(name, ""),
-        )
+        about(f"test error, {_WORDS[name]}", name, PUBLISHED[name], errors, 0.04,
+              "lazy training of the same network varies by .017 over seeds, and at half size is .01 to .02 worse",
+              _NOTES.get(name, ""))
     ]  # fmt: skip
     if name == "figure 21":
         kept = [one["phase W"] == "invariant bulk" for one in found]
@@ -150,39 +144,16 @@ def _claims(name: str, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     if name in ("figure 22", "figure 24"):
         after = "figure 23" if name == "figure 22" else "figure 25"
         claims += [
-            holds(
-                f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
-                note="here " + ", ".join(one["phase W"] for one in found),
-            ),
-            holds(
-                f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
-                [one["alignment W"] < 0.5 for one in found],
-            ),
+            holds(f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
+                  note="here " + ", ".join(one["phase W"] for one in found)),
+            holds(f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
+                  [one["alignment W"] < 0.5 for one in found]),
         ]  # fmt: skip
     if name == "figure 26":
         claims += [
-            holds(
-                f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
-                note=_NOTES[name],
-            ),
-            holds(
-                f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
-                [one["alignment W"] > 0.5 for one in found], note=_NOTES[name],
-            ),
+            holds(f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
+                  note=_NOTES[name]),
+            holds(f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
+                  [one["alignment W"] > 0.5 for one in found], note=_NOTES[name]),
         ]  # fmt: skip
     return claims
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig21",
-    title="Other optimizers, other minima",
-    covers=tuple(f"figure {i}" for i in range(21, 28)),
-    scales={
-        "smoke": Config((80, 60, 40), 0.02, (0,)),
-        "quick": Config(seeds=(0,)),
-        "full": Config((2000, 1500, 1000)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.papers.spectral.fig9 import changes_by_training, growth, growth_figure, standard_error
-
-__all__ = ["EXPERIMENT", "Config"]
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,6 @@ class Config:
     activations: tuple[str, ...] = ("relu", "tanh")
 
 
-def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"n": n, "seed": seed, "activation": activation, "steps": config.steps, "lr": config.lr}
-        for activation in config.activations
-        for seed in range(config.trials)
-        for n in config.sizes
-    ]
-
-
 def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Mapping[str, Any]:
     found = changes_by_training(
         n, seed, ratios=(0.6, 1.2), activation=activation, teacher="tanh", noise=0.2, lr=lr, first=True, steps=steps,
@@ -46,8 +34,18 @@ def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Mappi
     return found | {name: value * math.sqrt(round(0.6 * n)) for name, value in found.items() if name.startswith("W ")}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    rows = {name: [o for o in outcomes if o.point["activation"] == name] for name in config.activations}
+@experiment(
+    "spectral-fig28",
+    "What three steps change, as networks and data grow together",
+    covers=("figure 28",),
+    smoke=Config((20, 40), 1),
+    quick=Config(),
+    full=Config((100, 200, 400, 800, 1600), 25),
+    measure=_measure,
+    over={"activation": "activations", "seed": "trials", "n": "sizes"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    rows = outcomes.by("activation")
     relu = rows["relu"]
     reason = "twice the standard error over trials, and .1 for sizes that are not infinite"
 
@@ -66,52 +64,21 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         ),
         exponent("|CK_3 - CK_0|_F", -1.0, "CK frobenius", "figure 28(b), lemma 5.1"),
         exponent("|NTK_3 - NTK_0|", -1.0, "NTK operator", "figure 28(c)"),
-        holds(
-            "|NTK_3 - NTK_0|_F falls more slowly than 1/n", "section B.2",
-            [float(np.mean(slow)) - 2 * standard_error(slow) > -1],
-        ),
-        at_most(
-            "exponent of n in the change of outputs, a bound", "after lemma B.2", -0.5, outputs,
-            0.1 + 2 * standard_error(outputs), reason, note="C / sqrt n is met, and far from sharp: about 1/n",
-        ),
+        holds("|NTK_3 - NTK_0|_F falls more slowly than 1/n", "section B.2",
+              [float(np.mean(slow)) - 2 * standard_error(slow) > -1]),
+        at_most("exponent of n in the change of outputs, a bound", "after lemma B.2", -0.5, outputs,
+                0.1 + 2 * standard_error(outputs), reason, note="C / sqrt n is met, and far from sharp: about 1/n"),
     ]  # fmt: skip
     if "tanh" in rows:
         smooth = growth(rows["tanh"], "NTK frobenius")
         claims.append(
-            holds(
-                "with a bounded second derivative (tanh) |NTK_3 - NTK_0|_F falls at least like 1/n", "lemma 5.1",
-                [float(np.mean(smooth)) <= -1 + 2 * standard_error(smooth)],
-            )
+            holds("with a bounded second derivative (tanh) |NTK_3 - NTK_0|_F falls at least like 1/n", "lemma 5.1",
+                  [float(np.mean(smooth)) <= -1 + 2 * standard_error(smooth)])
         )  # fmt: skip
-    table = pd.DataFrame(
-        [
-            {"activation": o.point["activation"], "n": o.point["n"], "trial": o.point["seed"], **o.values}
-            for o in outcomes
-        ]
-    )
-    mean = table.drop(columns="trial").groupby(["activation", "n"], sort=False).mean().reset_index()
-    panels = {
-        "W": ("W frobenius", "W operator", "W rows"),
-        "CK": ("CK frobenius", "CK operator"),
-        "NTK": ("NTK frobenius", "NTK operator"),
-    }
+    table = outcomes.table("activation", "n")
+    mean = table.groupby(["activation", "n"], sort=False).mean().reset_index()
     return Result(
-        tuple(claims), {"means over trials": mean}, {"figure 28": growth_figure(rows, panels)},
+        claims, {"means over trials": mean}, {"figure 28": growth_figure(rows)},
         "The rate is not told; it is 1 for nn.MSELoss here. A bound of order C/n is also met by what falls faster; the "
         "figure says that the rates are exact.",
     )  # fmt: skip
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig28",
-    title="What three steps change, as networks and data grow together",
-    covers=("figure 28",),
-    scales={
-        "smoke": Config((20, 40), 1),
-        "quick": Config(),
-        "full": Config((100, 200, 400, 800, 1600), 25),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

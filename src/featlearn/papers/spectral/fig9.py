@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -18,14 +17,12 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import teacher_task
 from featlearn.kernels import ck, ntk
 from featlearn.models import ntk_mlp
+from featlearn.papers._figures import draw_lines, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.plots import MARKERS, PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.spectra import change_norms
 from featlearn.training import fit
 from featlearn.training.two_layer import READOUT, hidden_weight
-
-__all__ = ["EXPERIMENT", "Config", "changes_by_training", "growth", "growth_figure", "standard_error"]
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "figure 9": {
@@ -47,6 +44,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """d/n and h/n, activations, noise and rates of the captions; whether the first layer alone is trained."""
+
+_NORMS = ("frobenius", "operator")
+_PANELS = {"W": (*_NORMS, "rows"), "CK": _NORMS, "NTK": _NORMS}
 
 
 @dataclass(frozen=True)
@@ -129,76 +129,65 @@ def _tangent(model: nn.Module, X: Tensor, parameters: Sequence[str] | None) -> T
     return found
 
 
-def growth(outcomes: Sequence[Outcome], name: str) -> list[float]:
-    """Exponent of n in a number's growth, by least squares of logarithms, one a trial."""
-    trials = sorted({o.point["seed"] for o in outcomes})
-    found = []
-    for trial in trials:
-        own = sorted((o for o in outcomes if o.point["seed"] == trial), key=lambda o: o.point["n"])
-        x = np.log([o.point["n"] for o in own])
-        y = np.log([max(o.values[name], 1e-300) for o in own])
-        found.append(float(np.polyfit(x, y, 1)[0]) if len(x) > 1 else math.nan)
-    return found
+def growth(outcomes: Outcomes, name: str) -> list[float]:
+    """Return the exponent of n in a number's growth, by least squares of logarithms, one per trial."""
+    exponents = []
+    for _, group in sorted(outcomes.by("seed").items()):
+        points = sorted(group, key=lambda outcome: outcome.point["n"])
+        x = np.log([point["n"] for point, _ in points])
+        y = np.log([max(values[name], 1e-300) for _, values in points])
+        exponents.append(float(np.polyfit(x, y, 1)[0]) if len(x) > 1 else math.nan)
+    return exponents
 
 
-def growth_figure(rows: Mapping[str, Sequence[Outcome]], panels: Mapping[str, Sequence[str]]) -> Figure:
-    """Means over trials against n, on logarithmic axes, a row a figure of the paper."""
-    with style():
-        fig = new_figure(3.1 * len(panels), 2.2 * len(rows) + 0.4)
-        axes = np.atleast_2d(fig.subplots(len(rows), len(panels), squeeze=False))
-        for line, (title, outcomes) in zip(axes, rows.items(), strict=True):
-            sizes = sorted({o.point["n"] for o in outcomes})
-            for ax, (panel, names) in zip(line, panels.items(), strict=True):
-                for name, color, marker in zip(names, PALETTE, MARKERS, strict=False):
-                    means = [np.mean([o.values[name] for o in outcomes if o.point["n"] == n]) for n in sizes]
-                    ax.plot(sizes, means, color=color, marker=marker, label=name.split(" ", 1)[-1])
-                ax.set_xscale("log")
-                ax.set_yscale("log")
-                ax.set_xticks(sizes, [str(n) for n in sizes])
-                ax.minorticks_off()
-                ax.set_title(f"{title}: {panel}", fontsize=8)
-                ax.grid()
-        for ax in axes[0]:
-            ax.legend(fontsize=7)
-        for ax in axes[-1]:
-            ax.set_xlabel("n")
+def growth_figure(rows: Mapping[str, Outcomes]) -> Figure:
+    """Draw means over trials against n, on logarithmic axes, one row per figure of the paper."""
+    fig, axes = panels(3.1 * len(_PANELS), 2.2 * len(rows) + 0.4, len(rows), len(_PANELS))
+    for line, (title, outcomes) in zip(axes, rows.items(), strict=True):
+        by_size = dict(sorted(outcomes.values_by("n").items()))
+        for ax, (panel, names) in zip(line, _PANELS.items(), strict=True):
+            curves = {
+                name: [np.mean([v[f"{panel} {name}"] for v in values]) for values in by_size.values()] for name in names
+            }
+            draw_lines(ax, list(by_size), curves, marked=True)
+            label(ax, log="xy")
+            ax.set_xticks(list(by_size), [str(n) for n in by_size])
+            ax.minorticks_off()
+            ax.set_title(f"{title}: {panel}", fontsize=8)
+    label_outer(axes, "n")
+    for ax in axes[0]:
+        ax.legend(fontsize=7)
     return fig
-
-
-def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"figure": figure, "n": n, "seed": seed, "steps": config.steps, "stop_loss": config.stop_loss}
-        for figure in config.figures
-        for seed in range(config.trials)
-        for n in config.sizes
-    ]
 
 
 def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Mapping[str, Any]:
     return changes_by_training(n, seed, steps=steps, stop_loss=stop_loss, **SETTINGS[figure])
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    rows = {figure: [o for o in outcomes if o.point["figure"] == figure] for figure in config.figures}
+@experiment(
+    "spectral-fig9",
+    "What training changes in all, as networks and data grow together",
+    covers=("figure 9", "figure 10 (a, b)", "figure 30", "figure 31", "figure 32", "figure 33"),
+    smoke=Config((20, 40), 1, 0.1, 20, ("figure 9", "figure 30")),
+    quick=Config((150, 300, 600), 3, 1e-2, 2000),
+    full=Config((200, 400, 800, 1600), 5, 1e-3, 4000),
+    measure=_measure,
+    over={"figure": "figures", "seed": "trials", "n": "sizes"},
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    rows = outcomes.by("figure")
     claims = [claim for figure, found in rows.items() for claim in _claims(figure, found)]
-    table = pd.DataFrame(
-        [{"figure": o.point["figure"], "n": o.point["n"], "trial": o.point["seed"], **o.values} for o in outcomes]
-    )
-    mean = table.drop(columns="trial").groupby(["figure", "n"], sort=False).mean().reset_index()
-    panels = {
-        "W": ("W frobenius", "W operator", "W rows"),
-        "CK": ("CK frobenius", "CK operator"),
-        "NTK": ("NTK frobenius", "NTK operator"),
-    }
+    table = outcomes.table("figure", "n")
+    mean = table.groupby(["figure", "n"], sort=False).mean().reset_index()
     return Result(
-        tuple(claims), {"means over trials": mean}, {"figures 9, 10 and 30 to 33": growth_figure(rows, panels)},
+        claims, {"means over trials": mean}, {"figures 9, 10 and 30 to 33": growth_figure(rows)},
         f"Sizes {', '.join(map(str, config.sizes))} where the paper has up to 11000; training ends at a loss of "
         f"{config.stop_loss:g} or after {config.steps} steps. Flat means an exponent of n of no more than .15 beyond "
         "twice its standard error.",
     )  # fmt: skip
 
 
-def _claims(figure: str, outcomes: Sequence[Outcome]) -> list[Claim]:
+def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
     both = not SETTINGS[figure].get("first", False)
     told = {"W frobenius": "|W - W0|_F / sqrt d", "CK frobenius": "|CK - CK0|_F", "NTK frobenius": "|NTK - NTK0|_F"}
     claims = []
@@ -211,10 +200,8 @@ def _claims(figure: str, outcomes: Sequence[Outcome]) -> list[Claim]:
                 claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows, note=note))
             continue
         claims.append(
-            at_most(
-                f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
-                "a tenth is what the finite sizes bend; twice the standard error over trials",
-            )
+            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
+                    "a tenth is what the finite sizes bend; twice the standard error over trials")
         )  # fmt: skip
     if both and figure == "figure 32":
         claims.append(
@@ -224,20 +211,5 @@ def _claims(figure: str, outcomes: Sequence[Outcome]) -> list[Claim]:
 
 
 def standard_error(found: Sequence[float]) -> float:
-    """Of the mean of some numbers; 0 for a single one."""
+    """Return the standard error of the mean of some numbers; 0 for a single one."""
     return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else 0.0
-
-
-EXPERIMENT = Experiment(
-    name="spectral-fig9",
-    title="What training changes in all, as networks and data grow together",
-    covers=("figure 9", "figure 10 (a, b)", "figure 30", "figure 31", "figure 32", "figure 33"),
-    scales={
-        "smoke": Config((20, 40), 1, 0.1, 20, ("figure 9", "figure 30")),
-        "quick": Config((150, 300, 600), 3, 1e-2, 2000),
-        "full": Config((200, 400, 800, 1600), 5, 1e-3, 4000),
-    },
-    points=_points,
-    measure=_measure,
-    conclude=_conclude,
-)

@@ -9,47 +9,44 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from featlearn.plots import new_figure, style
+from featlearn.papers._figures import panels
+from featlearn.papers.experiment import Values
 from featlearn.plots.spectra import draw_qq, draw_spectrum_histogram
 from featlearn.spectra import histogram, qq
 
-__all__ = ["spectra_grid"]
-
+MATRICES = ("W", "CK", "NTK")
 _BINS = 60
 _WIDE = 4.0  # where the largest trained eigenvalue is beyond so many initial ones, bins grow with it
 
 
-def spectra_grid(
-    rows: Mapping[str, Mapping[str, tuple[Any, Any]]],
-    spikes: Mapping[str, Any] | None = None,
-    *,
-    heavy: bool = False,
-) -> Figure:
-    """Histograms of initial and trained eigenvalues, a row and a column a name, each with its Q-Q plot in a corner.
+def pair(values: Values, name: str = "") -> tuple[Any, Any]:
+    """Return the initial and trained eigenvalues of a matrix among measured values."""
+    return values[f"initial {name}".strip()], values[f"trained {name}".strip()]
+
+
+def spectra_grid(rows: Mapping[str, Mapping[str, tuple[Any, Any]]], *, heavy: bool = False) -> Figure:
+    """Draw histograms of initial and trained eigenvalues, each with its Q-Q plot in a corner.
 
     Args:
         rows: ``{row: {column: (initial, trained)}}``.
-        spikes: Eigenvalues to mark, by "row, column".
         heavy: Whether spectra are heavy-tailed from the start, and axes logarithmic throughout.
     """
     columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    with style():
-        fig = new_figure(3.3 * len(columns), 2.5 * len(rows))
-        axes = np.atleast_2d(fig.subplots(len(rows), len(columns), squeeze=False))
-        for line, (name, row) in zip(axes, rows.items(), strict=True):
-            for ax, column in zip(line, columns, strict=True):
-                if column not in row:
-                    ax.set_visible(False)
-                    continue
-                _draw(ax, *row[column], (spikes or {}).get(f"{name}, {column}", ()), heavy)
-                ax.set_title(f"{name}: {column}", fontsize=9)
-                legend = ax.get_legend()
-                if legend is not None and ax is not axes[0, 0]:
-                    legend.remove()  # one is enough
+    fig, axes = panels(3.3 * len(columns), 2.5 * len(rows), len(rows), len(columns), grid=False)
+    for line, (name, row) in zip(axes, rows.items(), strict=True):
+        for ax, column in zip(line, columns, strict=True):
+            if column not in row:
+                ax.set_visible(False)
+                continue
+            _draw(ax, *row[column], heavy)
+            ax.set_title(f"{name}: {column}", fontsize=9)
+            legend = ax.get_legend()
+            if legend is not None and ax is not axes[0, 0]:
+                legend.remove()  # one is enough
     return fig
 
 
-def _draw(ax: Axes, initial: Any, trained: Any, spikes: Any, heavy: bool) -> None:
+def _draw(ax: Axes, initial: Any, trained: Any, heavy: bool) -> None:
     before, after = (np.sort(np.asarray(values, dtype=np.float64)) for values in (initial, trained))
     floor = 1e-9 * max(before[-1], after[-1])
     positive = np.concatenate([before[before > floor], after[after > floor]])
@@ -57,7 +54,7 @@ def _draw(ax: Axes, initial: Any, trained: Any, spikes: Any, heavy: bool) -> Non
     high = float(positive.max())
     bins = np.geomspace(float(positive.min()), high, _BINS + 1) if log else np.linspace(0.0, high, _BINS + 1)
     counts = [histogram(values[values > floor], bins=bins) for values in (after, before)]
-    draw_spectrum_histogram(ax, *((found.edges, found.density) for found in counts), spikes=spikes, log=log)
+    draw_spectrum_histogram(ax, *((found.edges, found.density) for found in counts), log=log)
     place = (0.06, 0.1, 0.3, 0.36) if log else (0.62, 0.36, 0.34, 0.4)
     corner = ax.inset_axes((0.7, 0.44, 0.3, 0.36) if heavy else place)
     pairs = qq(before, after)

@@ -6,24 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from featlearn.papers.claim import Claim, about, holds
-from featlearn.papers.experiment import Experiment, Outcome, Result
-from featlearn.papers.spectral.figures import spectra_grid
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.spectral.figures import MATRICES, pair, spectra_grid
 from featlearn.training.two_layer import SpectralEvolution, spectral_case
-
-__all__ = [
-    "EXPERIMENT",
-    "PUBLISHED_CASES",
-    "PUBLISHED_LAZY",
-    "Config",
-    "Published",
-    "case_points",
-    "compare_with_table1",
-]
 
 
 class Published(NamedTuple):
@@ -82,6 +71,11 @@ class Config:
 
 
 _MATRICES = {"W": "weights", "CK": "ck", "NTK": "ntk"}
+_COLUMNS = {
+    "test error": "test_error", "R2": "r2", "lazy error": "lazy_error", "phase of W": "phase W",
+    "phase of CK": "phase CK", "phase of NTK": "phase NTK", "beta.u1": "alignment W", "y.v1 CK": "alignment CK",
+    "KTA of CK": "kta", "|W - W0|": "change W", "training loss": "train_loss",
+}  # fmt: skip
 _PHASES = {"invariant bulk": "invariant bulk", "bulk + spike": "bulk + spikes", "heavy tail": "heavy tail"}
 
 
@@ -99,7 +93,7 @@ def case_points(config: Config) -> list[dict[str, Any]]:
 
 
 def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: Any) -> Mapping[str, Any]:
-    found = spectral_case(case, tuple(size), seed=seed, **training)  # type: ignore[arg-type]
+    found = spectral_case(case, tuple(size), generator=seed, **training)  # type: ignore[arg-type]
     values: dict[str, Any] = {
         "test_error": found.test_error, "r2": found.r2, "lazy_error": found.lazy_error, "lazy_r2": found.lazy_r2,
         "train_loss": found.history.final_loss, "steps": len(found.history.step),
@@ -120,38 +114,38 @@ def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: 
     return values | {"kta": found.ck.kta[1]}
 
 
-def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    by_case = {case: [found for point, found in outcomes if point["case"] == case] for case in config.cases}
-    rows = [
-        {
-            "case": point["case"], "seed": point["seed"], "test error": found["test_error"], "R2": found["r2"],
-            "lazy error": found["lazy_error"], "phase of W": found["phase W"], "phase of CK": found["phase CK"],
-            "phase of NTK": found["phase NTK"], "beta.u1": found["alignment W"], "y.v1 CK": found["alignment CK"],
-            "KTA of CK": found["kta"], "|W - W0|": found["change W"], "training loss": found["train_loss"],
-        }
-        for point, found in outcomes
-    ]  # fmt: skip
+@experiment(
+    "spectral-table1",
+    "Four trainings of one network: invariant bulk, spike, heavy tail",
+    covers=("table 1", "figure 1", "figure 11", "figure 12", "figure 13", "figure 14", "figure 15", "figure 16"),
+    smoke=Config((80, 60, 40), (1, 3), (0,), epochs=2, rate=5.0),
+    quick=Config(),
+    full=Config((2000, 1500, 1000), rate=22.0, adam_batch=16),
+    measure=_measure_case,
+    points=case_points,
+)
+def _conclude(config: Config, outcomes: Outcomes) -> Result:
+    by_case = outcomes.values_by("case")
     claims = [claim for case, found in by_case.items() for claim in _case_claims(case, found)]
     lazy = [found["lazy_error"] for found in by_case[config.cases[0]]]  # the cases share data and network
     claims.append(
-        about(
-            "test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
-            "seven seeds at full size are .272 to .321, with a deviation of .017",
-        )
+        about("test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
+              "seven seeds at full size are .272 to .321, with a deviation of .017")
     )  # fmt: skip
     if {1, 3, 4} <= set(by_case):
         claims += _order(by_case)
     return Result(
-        tuple(claims),
-        {"by case and seed": pd.DataFrame(rows)},
+        claims,
+        {"by case and seed": outcomes.table("case", "seed", values=_COLUMNS)},
         _figures(by_case),
         "The rates are for nn.MSELoss (see the errata); batches of 32, of 16 for case 4 at the paper's size (with 32 "
-        "its weights have a stretched bulk and some ten spikes instead of a heavy tail); test labels without noise; the "
-        "teacher's norm term is centered, since an odd network cannot learn its mean; case 4 has a cosine schedule.",
+        "its weights have a stretched bulk and some ten spikes instead of a heavy tail); test labels without noise; "
+        "the teacher's norm term is centered, since an odd network cannot learn its mean; case 4 has a cosine "
+        "schedule.",
     )
 
 
-def _case_claims(case: int, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
+def _case_claims(case: int, found: Sequence[Values]) -> list[Claim]:
     published = PUBLISHED_CASES[case]
     reason = "tau^2 = .04 is what the mean of the teacher's norm term adds, which the paper may or may not count"
     expected = _PHASES[published.spectra]
@@ -159,78 +153,41 @@ def _case_claims(case: int, found: Sequence[Mapping[str, Any]]) -> list[Claim]:
     claims = [
         about(f"test error of case {case}", "table 1", published.test_error, errors, 0.04, reason),
         about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.04, reason),
-        holds(
-            f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
-            [one["phase W"] == expected for one in found],
-        ),
+        holds(f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
+              [one["phase W"] == expected for one in found]),
     ]  # fmt: skip
     if case in (1, 2):
-        claims.append(
-            holds(
-                f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
-                [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found],
-            )
-        )  # fmt: skip
-        claims.append(
-            holds(
-                f"case {case}: the leading direction of W stays away from the feature", "figure 11",
-                [one["alignment W"] < 0.2 for one in found],
-            )
-        )  # fmt: skip
+        claims += [
+            holds(f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
+                  [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found]),
+            holds(f"case {case}: the leading direction of W stays away from the feature", "figure 11",
+                  [one["alignment W"] < 0.2 for one in found]),
+        ]  # fmt: skip
     if case == 3:
         claims += [
             holds("case 3: CK has an outlier", "figure 1(b)", [one["phase CK"] == "bulk + spikes" for one in found]),
-            holds(
-                "case 3: the leading direction of W aligns with the feature", "figure 2(a)",
-                [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found],
-            ),
-            holds(
-                "case 3: leading vectors of CK and NTK align with the labels", "figure 15",
-                [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found],
-            ),
+            holds("case 3: the leading direction of W aligns with the feature", "figure 2(a)",
+                  [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found]),
+            holds("case 3: leading vectors of CK and NTK align with the labels", "figure 15",
+                  [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found]),
         ]  # fmt: skip
     return claims
 
 
-def _order(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Claim]:
+def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     groups = list(zip(by_case[1], by_case[3], by_case[4], strict=True))
     return [
-        holds(
-            "cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
-            [max(c["test_error"], d["test_error"]) < a["lazy_error"] < a["test_error"] for a, c, d in groups],
-        ),
-        holds(
-            "weights leave their start further from case 1 to case 3 to case 4", "figure 8",
-            [a["change W"] < c["change W"] < d["change W"] for a, c, d in groups],
-        ),
-        holds(
-            "the kernel target alignment is largest in case 4", "figure 3(a)",
-            [d["kta"] > max(a["kta"], c["kta"]) for a, c, d in groups],
-        ),
+        holds("cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
+              [max(c["test_error"], d["test_error"]) < a["lazy_error"] < a["test_error"] for a, c, d in groups]),
+        holds("weights leave their start further from case 1 to case 3 to case 4", "figure 8",
+              [a["change W"] < c["change W"] < d["change W"] for a, c, d in groups]),
+        holds("the kernel target alignment is largest in case 4", "figure 3(a)",
+              [d["kta"] > max(a["kta"], c["kta"]) for a, c, d in groups]),
     ]  # fmt: skip
 
 
-def _figures(by_case: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Figure]:
-    def pair(case: int, name: str) -> tuple[Any, Any]:
-        one = by_case[case][0]
-        return np.asarray(one[f"initial {name}"]), np.asarray(one[f"trained {name}"])
-
-    panels = {1: "W", 3: "CK", 4: "CK"}
-    first = {f"case {case}, {name}": pair(case, name) for case, name in panels.items() if case in by_case}
-    grid = {f"case {case}": {name: pair(case, name) for name in _MATRICES} for case in by_case}
-    return {"figure 1": spectra_grid({"figure 1": first}), "figures 12 to 16": spectra_grid(grid)}
-
-
-EXPERIMENT = Experiment(
-    name="spectral-table1",
-    title="Four trainings of one network: invariant bulk, spike, heavy tail",
-    covers=("table 1", "figure 1", "figure 11", "figure 12", "figure 13", "figure 14", "figure 15", "figure 16"),
-    scales={
-        "smoke": Config((80, 60, 40), (1, 3), (0,), epochs=2, rate=5.0),
-        "quick": Config(),
-        "full": Config((2000, 1500, 1000), rate=22.0, adam_batch=16),
-    },
-    points=case_points,
-    measure=_measure_case,
-    conclude=_conclude,
-)
+def _figures(by_case: Mapping[int, Sequence[Values]]) -> dict[str, Figure]:
+    first = {f"case {case}, {name}": (case, name) for case, name in ((1, "W"), (3, "CK"), (4, "CK")) if case in by_case}
+    top = {title: pair(by_case[case][0], name) for title, (case, name) in first.items()}
+    grid = {f"case {case}": {name: pair(found[0], name) for name in MATRICES} for case, found in by_case.items()}
+    return {"figure 1": spectra_grid({"figure 1": top}), "figures 12 to 16": spectra_grid(grid)}
