@@ -21,7 +21,7 @@ SCHEMA_VERSION = 2
 _READ = (1, 2)
 
 
-def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+def save_model(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
     """Write tensors and a description; the file is whole or not there, whenever the process ends.
 
     Args:
@@ -31,15 +31,15 @@ def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], de
     """
     target = Path(path)
     if target.is_dir():
-        raise InputError(f"a machine is saved as a file, and {str(path)!r} is a folder")
+        raise InputError(f"a model is saved as a file, and {str(path)!r} is a folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     header = {"featlearn": json.dumps({"schema_version": SCHEMA_VERSION, **described})}
     with atomic_write(target) as draft:
         safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, header)
 
 
-def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and description of a saved machine of this kind."""
+def load_model(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and description of a saved model of this kind."""
     if not Path(path).is_file():
         raise InputError(f"there is no file {str(path)!r}")
     try:
@@ -48,9 +48,9 @@ def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
             # Copies: tensors that lie in the file's memory are aligned otherwise, and rounded otherwise.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
     except (safetensors.SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
+        raise InputError(f"{str(path)!r} is no saved model of featlearn, or is damaged: {error}") from error
     if not isinstance(described, dict):
-        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged")
+        raise InputError(f"{str(path)!r} is no saved model of featlearn, or is damaged")
     if described.get("schema_version") not in _READ:
         raise InputError(
             f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads "
@@ -67,8 +67,8 @@ def check_arrays(tensors: Mapping[str, Tensor], features: Any) -> None:
     """Refuse arrays that do not fit together, or that no fit would give.
 
     Args:
-        tensors: As a machine stores them.
-        features: How many features the machine says it has.
+        tensors: As a model stores them.
+        features: How many features the model says it has.
     """
     alpha, centers, metric = tensors["alpha"], tensors["centers"], tensors["metric"]
     n, d, c = len(centers), features, tensors["mean"].numel()

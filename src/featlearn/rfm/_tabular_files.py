@@ -13,29 +13,29 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from featlearn.errors import InputError
-from featlearn.rfm._base import FeatureMachine
+from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
-from featlearn.rfm._persistence import load_machine, save_machine
+from featlearn.rfm._persistence import load_model, save_model
 from featlearn.rfm._table_encoder import TableEncoder, _Category, _Number
 
 _KIND = "tabular"
 _COLUMNS = 10_000_000  # of a table without names, which a damaged file must not make endless
-_MACHINES: dict[str, type[FeatureMachine]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}
+_ESTIMATORS: dict[str, type[BaseRFM]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}
 
 
 def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mapping[str, Any] | None = None) -> None:
     """Write a fitted pipeline of a table and a recursive feature machine to one safetensors file.
 
     Columns, their kinds, categories, means and scales, class labels and parameters are JSON in its header; the
-    machine's arrays are its tensors.
+    model's arrays are its tensors.
 
     Args:
         path: The file; one that exists is replaced.
         pipeline: From `featlearn.make_tabular`, with `RFMRegressor` or `RFMClassifier` as its estimator.
         about: Anything that JSON can hold, such as the name of the target; `load_tabular` gives it back.
     """
-    encoder, machine = _parts(pipeline)
-    tensors, described = machine._stored()
+    encoder, model = _parts(pipeline)
+    tensors, described = model._stored()
     named = getattr(encoder, "feature_names_in_", None)
     table = {
         "max_categories": int(encoder.max_categories),
@@ -43,7 +43,7 @@ def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mappin
         "feature_names": None if named is None else [str(name) for name in named],
         "columns": [{"kind": _kind_of(column), **asdict(column)} for column in encoder._columns],
     }
-    save_machine(path, tensors, {"kind": _KIND, "table": table, "machine": described, "about": dict(about or {})})
+    save_model(path, tensors, {"kind": _KIND, "table": table, "machine": described, "about": dict(about or {})})
 
 
 def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]]:
@@ -52,19 +52,19 @@ def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]
     Returns:
         The pipeline, and what was said about it.
     """
-    tensors, described = load_machine(path, _KIND)
+    tensors, described = load_model(path, _KIND)
     try:
         told = described["machine"]
-        if told["kind"] not in _MACHINES:
+        if told["kind"] not in _ESTIMATORS:
             raise InputError(f"it holds a {told['kind']!r}")
-        machine = _MACHINES[told["kind"]]._restored(tensors, told)
+        model = _ESTIMATORS[told["kind"]]._restored(tensors, told)
         encoder = _restored_encoder(described["table"])
-        if len(encoder.get_feature_names_out()) != machine.n_features_in_:
-            raise InputError("its table and its machine do not fit together")
+        if len(encoder.get_feature_names_out()) != model.n_features_in_:
+            raise InputError("its table and its model do not fit together")
         about = dict(described["about"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError) as error:
         raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
-    return Pipeline([("table", encoder), ("estimator", machine)]), about
+    return Pipeline([("table", encoder), ("estimator", model)]), about
 
 
 def column_kinds(pipeline: Pipeline) -> dict[str, str]:
@@ -75,17 +75,17 @@ def column_kinds(pipeline: Pipeline) -> dict[str, str]:
     return {str(name): used.get(str(name), "unused") for name in names}
 
 
-def _parts(pipeline: Any) -> tuple[TableEncoder, FeatureMachine]:
+def _parts(pipeline: Any) -> tuple[TableEncoder, BaseRFM]:
     steps = dict(getattr(pipeline, "steps", ()))
-    encoder, machine = steps.get("table"), steps.get("estimator")
-    if not isinstance(encoder, TableEncoder) or type(machine).__name__ not in _MACHINES or len(steps) != 2:
+    encoder, model = steps.get("table"), steps.get("estimator")
+    if not isinstance(encoder, TableEncoder) or type(model).__name__ not in _ESTIMATORS or len(steps) != 2:
         raise InputError(
             "a pipeline as make_tabular(RFMRegressor()) or make_tabular(RFMClassifier()) makes it is wanted, "
             f"got {type(pipeline).__name__} of {', '.join(type(s).__name__ for s in steps.values()) or 'nothing'}"
         )
     check_is_fitted(encoder, "n_features_in_")
-    assert isinstance(machine, FeatureMachine)
-    return encoder, machine
+    assert isinstance(model, BaseRFM)
+    return encoder, model
 
 
 def _kind_of(column: _Number | _Category) -> str:

@@ -29,10 +29,11 @@ from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.plots import PALETTE, new_figure, style
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
-from featlearn.rfm.iteration import Fit, Settings, fit_rows, predict_rows
+from featlearn.rfm.iteration import Coefficients as Fit
+from featlearn.rfm.iteration import Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows as Problem
 
 __all__ = ["EXPERIMENT", "PROTOCOLS", "SMALL", "Config", "UCIAccuracy", "some_tables", "uci_accuracy"]
 
