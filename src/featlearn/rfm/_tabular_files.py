@@ -16,7 +16,7 @@ from featlearn.errors import InputError
 from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
 from featlearn.rfm._persistence import load_model, save_model
-from featlearn.rfm._table_encoder import TableEncoder, _Category, _Number
+from featlearn.rfm._table_encoder import CategoryColumn, NumberColumn, TableEncoder
 
 _KIND = "tabular"
 _COLUMNS = 10_000_000  # of a table without names, which a damaged file must not make endless
@@ -41,7 +41,7 @@ def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mappin
         "max_categories": int(encoder.max_categories),
         "n_features": int(encoder.n_features_in_),
         "feature_names": None if named is None else [str(name) for name in named],
-        "columns": [{"kind": _kind_of(column), **asdict(column)} for column in encoder._columns],
+        "columns": [{"kind": column.kind, **asdict(column)} for column in encoder._columns],
     }
     save_model(path, tensors, {"kind": _KIND, "table": table, "machine": described, "about": dict(about or {})})
 
@@ -70,7 +70,7 @@ def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]
 def column_kinds(pipeline: Pipeline) -> dict[str, str]:
     """``"number"``, ``"category"`` or ``"unused"`` for each column of the table that a fitted pipeline has seen."""
     encoder, _ = _parts(pipeline)
-    used = {column.name: _kind_of(column) for column in encoder._columns}
+    used = {column.name: column.kind for column in encoder._columns}
     names = getattr(encoder, "feature_names_in_", [f"x{i}" for i in range(encoder.n_features_in_)])
     return {str(name): used.get(str(name), "unused") for name in names}
 
@@ -88,10 +88,6 @@ def _parts(pipeline: Any) -> tuple[TableEncoder, BaseRFM]:
     return encoder, model
 
 
-def _kind_of(column: _Number | _Category) -> str:
-    return "number" if isinstance(column, _Number) else "category"
-
-
 def _restored_encoder(table: Mapping[str, Any]) -> TableEncoder:
     encoder = TableEncoder(max_categories=int(table["max_categories"]))
     named, columns = table["feature_names"], int(table["n_features"])
@@ -107,13 +103,13 @@ def _restored_encoder(table: Mapping[str, Any]) -> TableEncoder:
     return encoder
 
 
-def _restored_column(column: dict[str, Any]) -> _Number | _Category:
+def _restored_column(column: dict[str, Any]) -> NumberColumn | CategoryColumn:
     kind, name, marked = column.pop("kind"), str(column["name"]), bool(column["marked"])
     if kind == "number":
         mean, scale = float(column["mean"]), float(column["scale"])
         if not math.isfinite(mean) or not scale > 0:  # infinity is the scale of a constant
             raise InputError(f"its column {name!r} has mean {mean} and scale {scale}")
-        return _Number(name, mean, scale, marked)
+        return NumberColumn(name, mean, scale, marked)
     if kind == "category":
-        return _Category(name, [str(value) for value in column["kept"]], bool(column["folded"]), marked)
+        return CategoryColumn(name, [str(value) for value in column["kept"]], bool(column["folded"]), marked)
     raise InputError(f"its column {name!r} is of the unknown kind {kind!r}")
