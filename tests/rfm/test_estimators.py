@@ -354,18 +354,18 @@ def saved(tmp_path: Path) -> Path:
 def test_a_file_that_was_cut_off(saved: Path, size: float) -> None:
     whole = saved.read_bytes()
     saved.write_bytes(whole[: size if isinstance(size, int) else int(size * len(whole))])
-    with pytest.raises(InputError, match="no saved model of featlearn, or is damaged"):
+    with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
         RFMRegressor.load(saved)
 
 
 def test_files_of_others(saved: Path) -> None:
     for content in (b"\x80\x04K\x01.", b"age,income\n1,2\n", b"{}" * 100):
         saved.write_bytes(content)
-        with pytest.raises(InputError, match="no saved model of featlearn, or is damaged"):
+        with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
             RFMRegressor.load(saved)
     for metadata in (None, {"format": "pt"}, {"featlearn": "not json"}):
         safetensors.torch.save_file({"weight": torch.ones(3)}, saved, metadata)
-        with pytest.raises(InputError, match="no saved model of featlearn, or is damaged"):
+        with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
             RFMRegressor.load(saved)
     with pytest.raises(InputError, match="there is no file"):
         RFMRegressor.load(saved.parent / "elsewhere")

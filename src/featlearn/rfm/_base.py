@@ -32,12 +32,10 @@ from featlearn.rfm._params import (
     resolve_dtype,
     wrong_validation,
 )
-from featlearn.rfm._persistence import check_arrays, load_model, save_model
 from featlearn.rfm._target_units import TargetUnits, target_units
 from featlearn.rfm.feature_updates import root_of, transform
-from featlearn.rfm.iteration import Coefficients
 from featlearn.rfm.kernels import row_blocks
-from featlearn.rfm.recursion import FittedRFM, Iteration, learn
+from featlearn.rfm.recursion import FittedRFM, learn
 from featlearn.rfm.training_rows import HeldOut, TrainingRows, merge_rows, some_rows
 
 Array = NDArray[np.float64]
@@ -297,69 +295,16 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         Parameters that JSON cannot hold (a splitter, held-out rows, a RandomState) are left out: they do not matter
         to predictions.
         """
-        save_model(path, *self._stored())
+        from featlearn.rfm._persistence import save_estimator
 
-    def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All of the fitted model, as `save_model` takes it."""
-        check_is_fitted(self, "feature_matrix_")
-        model = self._model
-        tensors = {
-            "metric": model.metric,
-            "centers": model.centers,
-            "alpha": model.fit.alpha,
-            "mean": model.mean,
-            "origin": torch.from_numpy(self._center),
-            "target_offset": torch.from_numpy(self._units.offset),
-            "target_scale": torch.from_numpy(self._units.scale),
-        }
-        described = {
-            "kind": type(self).__name__,
-            "parameters": _plain_parameters(self.get_params(deep=False)),
-            "fit": {k: getattr(model.fit, k) for k in ("bandwidth", "shift", "condition")},
-            "machine": {k: getattr(model, k) for k in ("ridge", "best", "error")},
-            "history": [asdict(line) for line in model.history],
-            "n_features": self.n_features_in_,
-            "feature_names": self.feature_names() if hasattr(self, "feature_names_in_") else None,
-            **self._own_state(),
-        }
-        return tensors, described
+        save_estimator(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model that `save` has written; its predictions are the same to the bit."""
-        tensors, described = load_model(path, cls.__name__)
-        try:
-            return cls._restored(tensors, described)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
+        """Read an estimator that `save` has written; its predictions are the same to the bit."""
+        from featlearn.rfm._persistence import load_estimator
 
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], described: dict[str, Any]) -> Self:
-        self = cls(**described["parameters"])
-        device = resolve_device(self.device)
-        check_arrays(tensors, described["n_features"])
-        if not 0 < described["fit"]["bandwidth"] < float("inf"):
-            raise InputError(f"its bandwidth is {described['fit']['bandwidth']}")
-        fit = Coefficients(tensors["alpha"].to(device), **described["fit"])
-        history = tuple(Iteration(**line) for line in described["history"])
-        self.n_features_in_ = described["n_features"]
-        if described["feature_names"] is not None:
-            self.feature_names_in_ = np.array([str(name) for name in described["feature_names"]], dtype=object)
-            if len(self.feature_names_in_) != self.n_features_in_:
-                raise InputError(f"it has {self.n_features_in_} features and {len(self.feature_names_in_)} names")
-        self._center = tensors["origin"].numpy()
-        self._units = TargetUnits.none(tensors["mean"].numel())
-        if "target_scale" in tensors:  # absent in format 1, which had the user's units throughout
-            offset, scale = tensors["target_offset"].numpy(), tensors["target_scale"].numpy()
-            self._units = replace(self._units, offset=offset, scale=scale)
-        model = FittedRFM(
-            tensors["metric"].to(device), tensors["centers"].to(device), fit, tensors["mean"].to(device),
-            unseen=None, history=history, **described["machine"],
-        )  # fmt: skip
-        self._kernel = checked_settings(self, 0).kernel
-        self._keep(model)
-        self._take_state(described)
-        return self
+        return load_estimator(path, cls)
 
     def _own_state(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -375,12 +320,6 @@ def _laid_out(model: FittedRFM) -> FittedRFM:
         for array in (model.metric, model.centers, model.mean, model.fit.alpha)
     )
     return replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
-
-
-def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Those that JSON can hold, numpy's numbers among them."""
-    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in parameters.items()}
-    return {k: v for k, v in values.items() if v is None or isinstance(v, bool | int | float | str)}
 
 
 def show_history(model: FittedRFM) -> None:

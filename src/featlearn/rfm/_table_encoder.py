@@ -128,6 +128,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "n_features_in_")
         return np.array(_unique_names(name for column in self._columns for name in column.names), dtype=object)
 
+    def column_names(self) -> list[str]:
+        """Return the names of the columns at `fit`, x0, x1, ... for an array."""
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{i}" for i in range(self.n_features_in_)] if names is None else [str(name) for name in names]
+
     def _aligned(self, X: Any) -> pd.DataFrame:
         """Return the columns that were there at fit, under their names."""
         frame, named = as_frame(X)
@@ -148,8 +153,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             self._warn_of_positions("X has feature names, but {} was fitted without feature names")
         if fitted is not None and not _is_default(fitted):
             self._warn_of_positions("X does not have valid feature names, but {} was fitted with feature names")
-        names = [f"x{i}" for i in range(self.n_features_in_)] if fitted is None else fitted
-        return frame.set_axis(pd.Index(names, dtype=object), axis=1)
+        return frame.set_axis(pd.Index(self.column_names(), dtype=object), axis=1)
 
     def _warn_of_positions(self, difference: str) -> None:
         """Warn in scikit-learn's words that columns are taken by position."""
@@ -233,7 +237,8 @@ class CategoryColumn:
         other = len(self.kept) if self.folded else -1
         # Place -1 is a row of zeros. Missing values have the code -1, and so the last place.
         places = np.array([*(place.get(text, other) for text in texts), width - 1 if self.marked else -1])
-        return np.eye(width + 1, width)[places[codes]]
+        encoded: NDArray[np.float64] = np.eye(width + 1, width)[places[codes]]
+        return encoded
 
 
 def _kind(series: pd.Series[Any]) -> str | None:
