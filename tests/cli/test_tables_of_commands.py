@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+from featlearn.cli._fit import splits_of
 from featlearn.cli._input_data import LOSSES, load_data
 from featlearn.cli._model_loader import load_weights
 from featlearn.cli._predict import _aligned, _folder_for, predict
-from featlearn.cli._scores import splits_of
 from featlearn.datasets.tables import parts_of, read_frugally, read_whole, target_values
 from featlearn.errors import InputError
 from featlearn.rfm import RFMRegressor, make_tabular, save_tabular

@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 
 HEAVY = (
     "featlearn.reports", "featlearn.papers.runner", "featlearn.cli._input_data", "featlearn.datasets.tables",
-    "featlearn.cli._scores",
     "sklearn.datasets", "sklearn.model_selection", "pyarrow.parquet", "typer.rich_utils", "rich.progress",
     "matplotlib.backends.backend_agg",
 )  # fmt: skip
