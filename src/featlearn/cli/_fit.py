@@ -239,7 +239,7 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     if fitted.score is not None:
         folds = pd.DataFrame(_rows(fitted)).T.rename(columns=lambda fold: f"fold {fold + 1}")
         table = folds.assign(mean=folds.mean(axis=1), deviation=folds.std(axis=1))
-        table = table[["mean", "deviation", *folds.columns]].rename_axis(fitted.score.name)
+        table = table[["mean", "deviation", *folds.columns]].rename_axis(str(fitted.score.name))
         sections.append(Section("Rows that it has not seen", tuple(_verdict(fitted)), {"": table}))
     top = fitted.importances().head(10)
     shares = pd.DataFrame({"importance": top}).rename_axis("feature")

@@ -32,11 +32,10 @@ from featlearn.rfm._params import (
     resolve_dtype,
     wrong_validation,
 )
-from featlearn.rfm._target_units import TargetUnits, target_units
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import FittedRFM, learn
-from featlearn.rfm.training_rows import HeldOut, TrainingRows, merge_rows, some_rows
+from featlearn.rfm.training_rows import HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
 Array = NDArray[np.float64]
 

@@ -21,9 +21,9 @@ from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
 from featlearn.rfm._params import checked_settings, resolve_device
 from featlearn.rfm._table_encoder import CategoryColumn, NumberColumn, TableEncoder
-from featlearn.rfm._target_units import TargetUnits
 from featlearn.rfm.iteration import Coefficients
 from featlearn.rfm.recursion import FittedRFM, Iteration
+from featlearn.rfm.training_rows import TargetUnits
 
 SCHEMA_VERSION = 2
 """Format of the files: 2 has coefficients in units of standardized targets, 1 in the user's units."""
