@@ -106,7 +106,7 @@ def test_what_is_wrong_with_a_table_is_one_sentence_and_nothing_is_written(featl
         (("header.csv", "--target", "a"), "no rows"),
         (("header.csv", "--target", "a", "--centers", "5"), "no rows"),
         (("ragged.csv", "--target", "a"), "cannot be read as a .csv table"),
-        (("ragged.csv", "--target", "a", "--centers", "5"), "cannot be read as a table"),
+        (("ragged.csv", "--target", "a", "--centers", "5"), "cannot be read as a .csv table"),
         (("junk.csv", "--target", "a"), "junk.csv"),
         (("junk.csv", "--target", "a", "--centers", "5"), "junk.csv"),
         (("junk.parquet", "--target", "a"), "junk.parquet"),
@@ -138,7 +138,7 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
     (folder / "predictions.csv").write_text("old")
     model = "fit/model.safetensors"
     for arguments, told in (
-        (("junk.safetensors", "good.csv"), "no saved machine"),
+        (("junk.safetensors", "good.csv"), "is damaged, or was not written by featlearn"),
         (("none.safetensors", "good.csv"), "there is no file"),
         ((model, "narrow.csv"), "lacks 2 columns of the training: 'age', 'noise'"),
         ((model, "texts.csv"), "column 'age' held numbers at fit, and now holds 'old'"),

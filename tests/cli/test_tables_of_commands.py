@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
+from featlearn.cli._fit import splits_of
 from featlearn.cli._input_data import LOSSES, load_data
 from featlearn.cli._model_loader import load_weights
-from featlearn.cli._predict import _aligned, _folder_for
-from featlearn.cli._scores import splits_of
+from featlearn.cli._predict import _aligned, _folder_for, predict
 from featlearn.datasets.tables import parts_of, read_frugally, read_whole, target_values
 from featlearn.errors import InputError
-from featlearn.rfm import RFMRegressor, make_tabular
+from featlearn.rfm import RFMRegressor, make_tabular, save_tabular
 
 
 def test_the_targets_of_a_probe_are_those_of_the_table(tmp_path: Path) -> None:
@@ -62,12 +63,12 @@ def test_lines_with_more_fields_than_the_header_are_refused(tmp_path: Path) -> N
         ("a,b\n1,2,3,4\n3,4,5,6\n", "as many as the header"),
     ):
         path.write_text(text)
-        for read in (read_whole, read_frugally, lambda p: list(parts_of(p, columns=["a"]))):
+        for read in (read_whole, read_frugally, lambda p: list(parts_of(p, select=lambda _: ["a"]))):
             with pytest.raises(InputError, match=told):
                 read(path)
     path.write_text("a,b\n1,2\n3,4,5\n")
     with pytest.raises(InputError, match="Expected 2 fields"):
-        list(parts_of(path, columns=["a"]))
+        list(parts_of(path, select=lambda _: ["a"]))
     path.write_text('a,b\n"first",1,2\n"second",3,\n')  # as R writes it
     for frame in (read_whole(path), next(parts_of(path))):
         assert frame["a"].tolist() == [1, 3]
@@ -134,6 +135,42 @@ def test_folds_that_leave_one_class_are_refused() -> None:
     with pytest.raises(InputError, match=r"'rare' has 1 row only.*--cv 0"):
         splits_of(labels, 2, "classification", 0)
     assert len(splits_of(np.array([0, 1] * 5), 2, "classification", 0)) == 2
+
+
+_opened: list[str] | None = None
+
+
+def _count_opens(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and _opened is not None:
+        _opened.append(str(arguments[0]))
+
+
+def test_predict_opens_its_table_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=20), "b": rng.choice(["01", "02"], 20)})
+    model = tmp_path / "model.safetensors"
+    save_tabular(model, make_tabular(RFMRegressor(n_iter=0)).fit(frame, frame["a"]), {"target": "y"})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_csv(tmp_path / "t.csv.gz", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    sys.addaudithook(_count_opens)  # stays for the process, and does nothing once the list is None again
+    for name in ("t.csv", "t.csv.gz", "t.parquet"):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[__name__], "_opened", [])
+            predict(model, tmp_path / name, tmp_path / "out.csv", proba=False, chunk=7, as_json=True)
+            assert _opened is not None
+            assert _opened.count(str(tmp_path / name)) == 1
+        assert len(pd.read_csv(tmp_path / "out.csv")) == 20
+
+
+def test_a_parquet_table_without_rows_is_checked_for_its_columns(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [3.0, 1.0, 2.0]})
+    pipeline = make_tabular(RFMRegressor(n_iter=0)).fit(frame, [1.0, 2.0, 3.0])
+    frame[["a"]].iloc[:0].to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(InputError, match="lacks 1 column of the training: 'b'; it has 'a'"):
+        list(_aligned(pipeline, tmp_path / "t.parquet", "y", 100))
+    frame.iloc[:0].to_parquet(tmp_path / "t.parquet")
+    assert not list(_aligned(pipeline, tmp_path / "t.parquet", "y", 100))
 
 
 def test_a_failed_prediction_leaves_no_folder_behind(tmp_path: Path) -> None:

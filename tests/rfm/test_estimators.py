@@ -259,7 +259,7 @@ def test_learned_attributes() -> None:
 
 def test_predictions_are_what_the_attributes_say() -> None:
     machine = RFMRegressor(n_iter=2, validation=None, ridge=1e-3, bandwidth=2.0).fit(X, Y)
-    center = machine._center + machine._machine.centers.numpy()
+    center = machine._center + machine._model.centers.numpy()
     steps = Z[:, None] - center[None]
     distances = np.sqrt(np.einsum("nmd,de,nme->nm", steps, machine.feature_matrix_, steps))
     wanted = np.exp(-distances / machine.bandwidth_) @ machine.dual_coef_ + machine.intercept_
@@ -354,18 +354,18 @@ def saved(tmp_path: Path) -> Path:
 def test_a_file_that_was_cut_off(saved: Path, size: float) -> None:
     whole = saved.read_bytes()
     saved.write_bytes(whole[: size if isinstance(size, int) else int(size * len(whole))])
-    with pytest.raises(InputError, match="no saved machine of featlearn, or is damaged"):
+    with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
         RFMRegressor.load(saved)
 
 
 def test_files_of_others(saved: Path) -> None:
     for content in (b"\x80\x04K\x01.", b"age,income\n1,2\n", b"{}" * 100):
         saved.write_bytes(content)
-        with pytest.raises(InputError, match="no saved machine of featlearn, or is damaged"):
+        with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
             RFMRegressor.load(saved)
     for metadata in (None, {"format": "pt"}, {"featlearn": "not json"}):
         safetensors.torch.save_file({"weight": torch.ones(3)}, saved, metadata)
-        with pytest.raises(InputError, match="no saved machine of featlearn, or is damaged"):
+        with pytest.raises(InputError, match="is damaged, or was not written by featlearn"):
             RFMRegressor.load(saved)
     with pytest.raises(InputError, match="there is no file"):
         RFMRegressor.load(saved.parent / "elsewhere")

@@ -18,11 +18,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.rfm import RFMClassifier, RFMRegressor
-from featlearn.rfm import _leave_one_out as judging
-from featlearn.rfm import _leave_one_out as selection
-from featlearn.rfm import iteration as fitting
-from featlearn.rfm.kernel_solver import Gram
+from featlearn.rfm import RFMClassifier, RFMRegressor, _leave_one_out, iteration
+from featlearn.rfm.kernel_solver import KernelSolver
 from featlearn.rfm.training_rows import some_rows
 
 source = np.random.default_rng(0)
@@ -244,19 +241,19 @@ def test_a_header_that_is_no_description(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("validation", [None, "loo"])
 def test_one_matrix_of_all_rows_at_a_time(validation, monkeypatch: pytest.MonkeyPatch) -> None:
     """The documentation says one n x n matrix, and memory is checked for one."""
-    alive: weakref.WeakSet[Gram] = weakref.WeakSet()
+    alive: weakref.WeakSet[KernelSolver] = weakref.WeakSet()
     most = [0.0]
 
-    class Watched(Gram):
+    class Watched(KernelSolver):
         def __init__(self, *arguments, **options) -> None:
             super().__init__(*arguments, **options)
             alive.add(self)
-            most[0] = max(most[0], sum(gram._buffer.numel() for gram in alive) / 80**2)
+            most[0] = max(most[0], sum(solver._buffer.numel() for solver in alive) / 80**2)
 
-    for module in (fitting, selection):
-        monkeypatch.setattr(module, "Gram", Watched)
-    monkeypatch.setattr(judging, "TUNING_ROWS", 10)  # below, a few matrices are allowed,
-    monkeypatch.setattr(judging, "_ENOUGH", 10)  # and one for each fold while folds are needed to have enough rows
+    for module in (iteration, _leave_one_out):
+        monkeypatch.setattr(module, "KernelSolver", Watched)
+    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 10)  # below, a few matrices are allowed,
+    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 10)  # and one per fold while more rows are needed
     RFMRegressor(n_iter=3, ridge=1e-3, bandwidth=2.0, validation=validation).fit(X, Y)
     assert 0 < most[0] <= 1.0
 

@@ -108,7 +108,7 @@ def test_one_class_is_no_classification(label) -> None:
 
 
 def test_a_constant_target_is_said_and_learned() -> None:
-    with pytest.warns(UserWarning, match=r"y is constant \(2.5\): the machine predicts it everywhere"):
+    with pytest.warns(UserWarning, match=r"y is constant \(2.5\): the model predicts it everywhere"):
         machine = RFMRegressor().fit(X, np.full(40, 2.5))
     assert machine.predict(X + 1) == pytest.approx(2.5, abs=1e-12)
     weights = np.r_[np.ones(20), np.zeros(20)]

@@ -17,7 +17,7 @@ from sklearn.model_selection import GroupKFold
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, load_tabular, make_tabular, save_tabular
-from featlearn.rfm._target_units import TargetUnits, target_units
+from featlearn.rfm.training_rows import TargetUnits, target_units
 
 source = np.random.default_rng(3)
 X = source.normal(size=(70, 5))

@@ -1,7 +1,6 @@
-"""Save nested containers of tensors, arrays and plain values to one safetensors file, and read all or one of them.
+"""Tensors with a JSON header in one safetensors file, and nested containers of tensors on top of it.
 
-Tensors, arrays and bytes are the tensors of the file; what holds them together is JSON in its header. Nothing is
-pickled and nothing in a file is ever run.
+Nothing is pickled, and no content of a file is executed.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,78 +23,194 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.atomic import atomic_write, file_trouble
-from featlearn.errors import InputError, RunStoreError
+from featlearn.errors import FeatlearnError, InputError, RunStoreError
 
-__all__ = ["load_nested", "read_tensor", "save_nested", "tensor_shapes"]
+__all__ = [
+    "check_version",
+    "damage_errors",
+    "load_nested",
+    "open_state",
+    "read_tensor",
+    "save_nested",
+    "stored_tensors",
+    "tensor_shapes",
+    "write_state",
+]
 
 FORMAT = 1
 _DEEPEST = 100
 _LONGEST_HEADER = 90_000_000  # safetensors refuses to read one of more than 100 MB
 _ARRAY_KINDS = "biufcmMSU"
 _LARGEST_INTEGER = 2**63
+_PathLike = str | os.PathLike[str]
 
 
-def save_nested(path: str | os.PathLike[str], state: Any, header: Mapping[str, Any] | None = None) -> None:
-    """Write a state; the file is whole or not there, whenever the process ends.
-
-    Tensors that are the same memory seen in the same way are written once. Kinds of containers that derive from dict,
-    list and tuple come back as these, `Counter` as itself.
+def write_state(path: _PathLike, tensors: Mapping[str, Tensor], header: Mapping[str, Any] | None = None) -> None:
+    """Write tensors and a header to one safetensors file, which is complete or absent whenever the process ends.
 
     Args:
-        path: The file; one that exists is replaced.
-        state: A nest of dict (keys: strings and integers), list, tuple, tensors, numpy arrays, numbers, strings, bytes
+        path: File to write; an existing one is replaced.
+        tensors: Tensors by name, on any device.
+        header: JSON object to store with the tensors, such as a kind and a version; None stores no header.
+    """
+    described = None if header is None else json.dumps(header)
+    if described is not None and len(described) > _LONGEST_HEADER:
+        raise InputError("the state has too many numbers outside of tensors: put long lists into tensors or arrays")
+    plain: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        storage = dense.untyped_storage().data_ptr()
+        plain[name] = dense.clone() if storage in storages else dense  # safetensors refuses memory that is shared
+        storages.add(storage)
+    with atomic_write(path) as draft:
+        safetensors.torch.save_file(plain, draft, None if described is None else {"featlearn": described})
+
+
+@contextmanager
+def open_state(
+    path: _PathLike,
+    *,
+    versions: Sequence[int],
+    kind: str | None = None,
+    version_key: str = "schema_version",
+    error: type[FeatlearnError] = InputError,
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Open a file that `write_state` wrote with a header; errors in the block count as damage of the file.
+
+    Args:
+        path: File to read.
+        versions: Versions of the format that can be read.
+        kind: Kind that the header must have; None accepts any.
+        version_key: Key of the version in the header.
+        error: Class of the errors for a file that is missing, damaged, of another kind or of a newer version.
+
+    Yields:
+        The open file of safetensors, see `stored_tensors`, and the header.
+    """
+    if not Path(path).is_file():
+        raise error(f"there is no file {os.fspath(path)!r}")
+    with ExitStack() as opened:
+        with damage_errors(path, error):
+            stored = opened.enter_context(safetensors.safe_open(path, framework="pt"))
+            header = dict(json.loads((stored.metadata() or {})["featlearn"]))
+        check_version(path, header, versions, version_key, error)
+        if kind is not None and header.get("kind") != kind:
+            raise error(f"{os.fspath(path)!r} holds a {header.get('kind')}, not a {kind}")
+        with damage_errors(path, error):
+            yield stored, header
+
+
+def stored_tensors(stored: Any) -> dict[str, Tensor]:
+    """Read all tensors of an open file.
+
+    They are copies: tensors in the memory of the file are aligned otherwise, and rounded otherwise.
+    """
+    return {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
+
+
+def check_version(
+    path: _PathLike,
+    header: Mapping[str, Any],
+    versions: Sequence[int],
+    key: str = "schema_version",
+    error: type[FeatlearnError] = InputError,
+) -> None:
+    """Raise `error` if the version in a header cannot be read."""
+    version = header.get(key)
+    if version not in versions:
+        newer = isinstance(version, int) and version > max(versions)
+        reason = "was written by a newer featlearn" if newer else "is damaged, or was not written by featlearn"
+        readable = " and ".join(map(str, versions))
+        raise error(f"{os.fspath(path)!r} {reason}: it has format {version}, and this featlearn reads {readable}")
+
+
+@contextmanager
+def damage_errors(path: _PathLike, error: type[FeatlearnError] = InputError) -> Iterator[None]:
+    """Raise `error` with the path for what goes wrong in the block when a damaged file is read."""
+    try:
+        yield
+    except (
+        safetensors.SafetensorError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as cause:
+        raise error(f"{os.fspath(path)!r} is damaged, or was not written by featlearn: {cause}") from cause
+
+
+def save_nested(path: _PathLike, state: Any, header: Mapping[str, Any] | None = None) -> None:
+    """Write a nest of containers, which is complete or absent whenever the process ends.
+
+    Tensors that are the same memory with the same strides are written once. Types that derive from dict, list and tuple
+    come back as these, `Counter` as itself.
+
+    Args:
+        path: File to write; an existing one is replaced.
+        state: Nest of dict (keys: strings and integers), list, tuple, tensors, numpy arrays, numbers, strings, bytes
             and None.
-        header: What else to keep, as JSON can hold it.
+        header: JSON object to store with the state.
     """
     flattener = _Flattener()
     skeleton = flattener.encode(state, "", 0)
     kept = {"format": FORMAT, "header": dict(header or {}), "skeleton": skeleton, "pairs": flattener.pairs}
-    described = json.dumps(kept)
-    if len(described) > _LONGEST_HEADER:
-        raise InputError("the state has too many numbers outside of tensors: put long lists into tensors or arrays")
-    with file_trouble(path), atomic_write(path) as draft:
-        safetensors.torch.save_file(flattener.tensors, draft, {"featlearn": described})
+    with file_trouble(path):
+        write_state(path, flattener.tensors, kept)
 
 
-def load_nested(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
-    """State and header of a file that `save_nested` wrote, tensors on the CPU.
+def load_nested(path: _PathLike) -> tuple[Any, dict[str, Any]]:
+    """Read the state and the header of a file that `save_nested` wrote, with tensors on the CPU.
 
     Tensors that were one come back as one.
     """
-    if not Path(path).is_file():
-        raise RunStoreError(f"there is no file {os.fspath(path)!r}")
-    try:
-        with safetensors.safe_open(path, framework="pt") as stored:
-            described = json.loads((stored.metadata() or {})["featlearn"])
-            if described["format"] > FORMAT:
-                raise RunStoreError(f"{os.fspath(path)!r} was written by a newer featlearn")
-            # Copies: tensors that lie in the file's memory are aligned otherwise, and rounded otherwise.
-            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
+    with _open_nested(path) as (stored, described):
+        tensors = stored_tensors(stored)
         for name in described["pairs"]:
             tensors[name] = torch.view_as_complex(tensors[name])
         return _decode(described["skeleton"], tensors), dict(described["header"])
-    except (
-        safetensors.SafetensorError,
-        OSError,
-        LookupError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        struct.error,
-    ) as error:
-        if isinstance(error, RunStoreError):
-            raise
-        raise RunStoreError(f"{os.fspath(path)!r} is damaged, or was not written by featlearn: {error}") from error
+
+
+def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the real tensors of a mapping that `save_nested` wrote; reads the header only."""
+    with _open_nested(file) as (stored, described):
+        return {name: tuple(stored.get_slice(inner).get_shape()) for name, inner in _tensor_names(described).items()}
+
+
+def read_tensor(file: Path, name: str) -> Tensor:
+    """Read one tensor of a mapping that `save_nested` wrote, on the CPU."""
+    with _open_nested(file) as (stored, described):
+        names = _tensor_names(described)
+        tensor: Tensor | None = stored.get_tensor(names[name]).clone() if name in names else None
+    if tensor is None:
+        raise InputError(f"{file.stem} has no tensor {name!r}; it has {', '.join(list(names)[:6]) or 'none'}")
+    return tensor
+
+
+_open_nested = functools.partial(open_state, versions=(FORMAT,), version_key="format", error=RunStoreError)
+
+
+def _tensor_names(described: Mapping[str, Any]) -> dict[str, str]:
+    """Map the keys of the mapping to names in the file: two tensors that were one are stored once."""
+    kind, items = described["skeleton"]
+    return {
+        str(key): str(node[1])
+        for key, node in (items if kind == "dict" else [])
+        if isinstance(node, list) and node[0] == "tensor" and node[1] not in described["pairs"]
+    }
 
 
 class _Flattener:
-    """Takes a nest apart into tensors and JSON, in which whatever is not plain is a list that begins with its kind."""
+    """Split a nest into tensors and JSON, in which a value that is not plain is a list that starts with its kind."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self.pairs: list[str] = []  # complex numbers of a kind that safetensors does not know, as pairs of real ones
         self._entries: dict[tuple[Any, ...], list[Any]] = {}
-        self._storages: set[int] = set()
         # Memory that is given free may be given again, and would then pass for the same tensor.
         self._alive: list[Tensor] = []
 
@@ -159,10 +274,6 @@ class _Flattener:
         return entry
 
     def _add(self, tensor: Tensor, path: str) -> str:
-        # safetensors wants every tensor in memory of its own.
-        if (storage := tensor.untyped_storage().data_ptr()) in self._storages:
-            tensor = tensor.clone()
-        self._storages.add(storage)
         stem = path.encode("utf-8", "replace").decode() or "state"
         name, count = stem, 1
         while name in self.tensors or name == "__metadata__":
@@ -241,42 +352,3 @@ def _refusal(value: Any, path: str) -> InputError:
         f"{path or 'the state'} is of type {type(value).__name__}, which cannot be kept: only containers, tensors, "
         "arrays, numbers, strings and bytes can"
     )
-
-
-def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the real tensors of a mapping that `save_nested` wrote; only the file's head is read."""
-    with _opened(file) as (stored, names):
-        return {name: tuple(stored.get_slice(inner).get_shape()) for name, inner in names.items()}
-
-
-def read_tensor(file: Path, name: str) -> Tensor:
-    """One of them, on the CPU."""
-    with _opened(file) as (stored, names):
-        if name not in names:
-            there = ", ".join(list(names)[:6]) or "none"
-            raise InputError(f"{file.stem} has no tensor {name!r}; it has {there}")
-        tensor: Tensor = stored.get_tensor(names[name]).clone()
-        return tensor
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[tuple[Any, dict[str, str]]]:
-    """The file, and where in it the tensors of the mapping are: two that were one are kept once."""
-    if not file.is_file():
-        raise RunStoreError(f"there is no file {str(file)!r}")
-    try:
-        with safetensors.safe_open(file, framework="pt") as stored:
-            described = json.loads((stored.metadata() or {})["featlearn"])
-            if described["format"] > FORMAT:
-                raise RunStoreError(f"{str(file)!r} was written by a newer featlearn")
-            kind, items = described["skeleton"]
-            names = {
-                str(key): str(node[1])
-                for key, node in (items if kind == "dict" else [])
-                if isinstance(node, list) and node[0] == "tensor" and node[1] not in described["pairs"]
-            }
-            yield stored, names
-    except (safetensors.SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError) as error:
-        if isinstance(error, RunStoreError | InputError):
-            raise
-        raise RunStoreError(f"{str(file)!r} is damaged, or was not written by featlearn: {error}") from error

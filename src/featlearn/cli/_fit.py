@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,11 +16,12 @@ from featlearn._utils.formatting import count
 from featlearn.cli._console import print_files, print_json, result_console, text_table
 from featlearn.cli._errors import exit_codes
 from featlearn.cli._output_dir import check_folder, check_run, open_page, staged
+from featlearn.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import NDArray
 
-    from featlearn.cli._scores import Scores
     from featlearn.reports import Section
 
 _SHOWN = 8
@@ -45,18 +47,18 @@ class Update(StrEnum):
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit found.
+    """Result of a fit.
 
     Attributes:
-        model: The pipeline, fitted to all rows.
+        model: Pipeline, fitted to all rows.
         table: Name of the file.
-        target: The column.
-        task: Classification or regression.
-        why: Why this task.
+        target: Name of the column to predict.
+        task: "classification" or "regression".
+        why: Reason for this task.
         rows: Number of rows.
-        score: Of the machine, or None.
-        baseline: Of plain kernel regression, or None.
-        seconds: What it took.
+        score: Score of the model in each fold, named by the metric; None without cross-validation.
+        baseline: The same without learned features; None if the model has none.
+        seconds: Duration of the fit.
     """
 
     model: Any
@@ -65,8 +67,8 @@ class Fitted:
     task: str
     why: str
     rows: int
-    score: Scores | None
-    baseline: Scores | None
+    score: pd.Series[float] | None
+    baseline: pd.Series[float] | None
     seconds: float
 
     @property
@@ -126,7 +128,6 @@ def _fit(
     iterations: int, seed: int,
 ) -> Fitted:  # fmt: skip
     from featlearn._utils.progress import progress_bar
-    from featlearn.cli._scores import cross_validate, splits_of
     from featlearn.datasets.tables import read_frugally, read_whole, split_target, target_values
     from featlearn.rfm import RFMClassifier, RFMRegressor, make_tabular
 
@@ -147,9 +148,50 @@ def _fit(
     with progress_bar(rounds * len(splits) + 1, "fits") as advance:
         model = make(update).fit(X, y)  # first: what is wrong with the table is said at once
         advance()
-        score = cross_validate(lambda: make(update), X, y, splits, task, advance) if splits else None
-        baseline = cross_validate(lambda: make("none"), X, y, splits, task, advance) if splits and rounds > 1 else None
+        score = _scores(make(update), X, y, splits, task, advance) if splits else None
+        baseline = _scores(make("none"), X, y, splits, task, advance) if splits and rounds > 1 else None
     return Fitted(model, path.name, target, task, why, len(y), score, baseline, time.perf_counter() - began)
+
+
+def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+    """Return shuffled folds as (train, test) rows; those of a classification have the same shares of the classes."""
+    import numpy as np
+    from sklearn.model_selection import KFold, StratifiedKFold
+
+    if folds == 0:
+        return []
+    if folds < 2 or len(y) < 2 * folds:
+        raise InputError(
+            f"{count(folds, 'fold')} of {count(len(y), 'row')} cannot be left out: --cv takes 0 (no "
+            f"cross-validation), or from 2 to {len(y) // 2} folds"
+        )
+    if task == "regression":
+        return list(KFold(folds, shuffle=True, random_state=seed).split(y))
+    labels, rows = np.unique(y, return_counts=True)
+    if folds > rows.max():
+        raise InputError(f"no class has as many as {folds} rows: pass --cv {max(int(rows.max()), 2)} or 0")
+    splits = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros(len(y)), y))
+    if any(len(np.unique(y[train])) < 2 for train, _ in splits):
+        rare = int(rows.argmin())
+        raise InputError(
+            f"the class {labels.tolist()[rare]!r} has {count(int(rows[rare]), 'row')} only, and without it there is "
+            "nothing to tell apart: pass --cv 0"
+        )
+    return splits
+
+
+def _scores(
+    model: Any, X: pd.DataFrame, y: NDArray[Any], splits: list[Any], task: str, advance: Callable[[], None]
+) -> pd.Series[float]:
+    """Cross-validate: return the accuracy of a classification, or the R² of a regression, in each fold."""
+    import pandas as pd
+    from sklearn.model_selection import cross_validate
+
+    scores: list[float] = []
+    for split in splits:  # one by one, for the progress bar
+        scores += cross_validate(model, X, y, cv=[split], error_score="raise")["test_score"].tolist()
+        advance()
+    return pd.Series(scores, name="accuracy" if task == "classification" else "R²")
 
 
 def _write(fitted: Fitted, out: Path) -> None:
@@ -165,7 +207,7 @@ def _write(fitted: Fitted, out: Path) -> None:
         "task": fitted.task,
         "table": fitted.table,
         "rows": fitted.rows,
-        "score": None if fitted.score is None else fitted.score.numbers(),
+        "score": _summary(fitted.score),
     }
     figure = machine.plot_features()
     with staged(out) as draft:
@@ -177,7 +219,7 @@ def _write(fitted: Fitted, out: Path) -> None:
         with Run.create(draft / "run", config, name=f"fit of {fitted.target}") as run:
             log_machine(run, machine, names)
             if fitted.score is not None:
-                run.log(int(machine.best_iteration_), {"cv_score": fitted.score.mean, "cv_std": fitted.score.deviation})
+                run.log(int(machine.best_iteration_), {"cv_score": fitted.score.mean(), "cv_std": fitted.score.std()})
         write_report(
             draft / "index.html",
             f"{fitted.target}, from {fitted.table}",
@@ -195,12 +237,9 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
 
     machine, sections = fitted.machine, []
     if fitted.score is not None:
-        found = {f"features learned by {machine.update}": fitted.score}
-        if fitted.baseline is not None:
-            found["no features learned"] = fitted.baseline
-        folds = {f"fold {i + 1}": [s.folds[i] for s in found.values()] for i in range(len(fitted.score.folds))}
-        means = {"mean": [s.mean for s in found.values()], "deviation": [s.deviation for s in found.values()]}
-        table = pd.DataFrame(means | folds, index=pd.Index(found, name=fitted.score.metric))
+        folds = pd.DataFrame(_rows(fitted)).T.rename(columns=lambda fold: f"fold {fold + 1}")
+        table = folds.assign(mean=folds.mean(axis=1), deviation=folds.std(axis=1))
+        table = table[["mean", "deviation", *folds.columns]].rename_axis(str(fitted.score.name))
         sections.append(Section("Rows that it has not seen", tuple(_verdict(fitted)), {"": table}))
     top = fitted.importances().head(10)
     shares = pd.DataFrame({"importance": top}).rename_axis("feature")
@@ -235,17 +274,30 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     return sections
 
 
+def _rows(fitted: Fitted) -> dict[str, pd.Series[float]]:
+    """Return the scores of the model and of the baseline by their titles, where there are any."""
+    rows = {f"features learned by {fitted.machine.update}": fitted.score, "no features learned": fitted.baseline}
+    return {title: scores for title, scores in rows.items() if scores is not None}
+
+
+def _summary(scores: pd.Series[float] | None) -> dict[str, Any] | None:
+    """Return the scores as JSON holds them."""
+    if scores is None:
+        return None
+    metric = str(scores.name).lower().replace("²", "2")
+    return {"metric": metric, "mean": float(scores.mean()), "std": float(scores.std()), "folds": scores.tolist()}
+
+
 def _verdict(fitted: Fitted) -> list[str]:
     """What the scores say, in words."""
     score, baseline = fitted.score, fitted.baseline
     if score is None or baseline is None:
         return []
-    gains = [a - b for a, b in zip(score.folds, baseline.folds, strict=True)]
-    better = sum(gain > 0 for gain in gains)
-    same = sum(gain == 0 for gain in gains)
+    gains = score - baseline
+    better, same = int((gains > 0).sum()), int((gains == 0).sum())
     also = f", as good in {same}" if same else ""
     return [
-        f"Learning features changes the {score.metric} by {score.mean - baseline.mean:+.4f} on average: better in "
+        f"Learning features changes the {score.name} by {score.mean() - baseline.mean():+.4f} on average: better in "
         f"{better} of {count(len(gains), 'fold')}{also}."
     ]
 
@@ -260,8 +312,8 @@ def _numbers(fitted: Fitted, out: Path) -> dict[str, Any]:
         "update": machine.update,
         "kept_iteration": int(machine.best_iteration_),
         "validation_error": float(machine.validation_error_),
-        "score": None if fitted.score is None else fitted.score.numbers(),
-        "baseline": None if fitted.baseline is None else fitted.baseline.numbers(),
+        "score": _summary(fitted.score),
+        "baseline": _summary(fitted.baseline),
         "importances": fitted.importances().to_dict(),
         "model": str(out / "model.safetensors"),
         "page": str(out / "index.html"),
@@ -278,15 +330,11 @@ def _print(fitted: Fitted, out: Path) -> None:
         f"{count(fitted.rows, 'row')}, {count(features, 'feature')}; {fitted.why}\n", markup=False, soft_wrap=True
     )
     if fitted.score is not None:
-        rows = [(f"features learned by {fitted.machine.update}", str(fitted.score))]
-        if fitted.baseline is not None:
-            rows.append(("no features learned", str(fitted.baseline)))
-        folds = count(len(fitted.score.folds), "fold")
         console.print(
             text_table(
-                {"": "left", f"{fitted.score.metric} on rows left out": "right"},
-                rows,
-                f"mean ± standard deviation over {folds}",
+                {"": "left", f"{fitted.score.name} on rows left out": "right"},
+                [(title, f"{scores.mean():.4f} ± {scores.std():.4f}") for title, scores in _rows(fitted).items()],
+                f"mean ± standard deviation over {count(len(fitted.score), 'fold')}",
             )
         )
         for line in _verdict(fitted):

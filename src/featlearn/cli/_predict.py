@@ -84,27 +84,30 @@ def _folder_for(output: Path) -> Iterator[None]:
 
 
 def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.DataFrame]:
-    """The table in parts, with the columns that the model has seen."""
-    from featlearn.datasets.tables import header_of, parts_of
+    """Read the table in parts, with the columns that the model was fitted to; the file is opened once."""
+    from featlearn.datasets.tables import parts_of
     from featlearn.rfm import column_kinds
 
     kinds = column_kinds(pipeline)
-    there = header_of(table)
-    missing = [name for name, kind in kinds.items() if name not in there and kind != "unused"]
-    if missing:
-        raise InputError(
-            f"{table.name} lacks {count(len(missing), 'column')} of the training: {pick_text(map(repr, missing), 10)}; "
-            f"it has {pick_text(map(repr, there), 10)}"
-        )
-    if further := [name for name in there if name not in kinds and name != target]:
-        remark(f"{count(len(further), 'column')} left aside, not of the training: {pick_text(map(repr, further), 5)}")
+
+    def used(names: list[str]) -> list[str]:
+        missing = [name for name, kind in kinds.items() if name not in names and kind != "unused"]
+        if missing:
+            raise InputError(
+                f"{table.name} lacks {count(len(missing), 'column')} of the training: "
+                f"{pick_text(map(repr, missing), 10)}; it has {pick_text(map(repr, names), 10)}"
+            )
+        if further := [name for name in names if name not in kinds and name != target]:
+            remark(
+                f"{count(len(further), 'column')} left aside, not of the training: {pick_text(map(repr, further), 5)}"
+            )
+        return [name for name in kinds if name in names]
+
     # Categories stay texts: a part with nothing but 01 and 02 in it would else hold the numbers 1 and 2.
     texts = {name: str for name, kind in kinds.items() if kind == "category"}
-    used = [name for name in kinds if name in there]
     for part in parts_of(table, texts, used, rows):
-        if not len(part):  # a header alone is one part without rows
-            continue
-        yield part.reindex(columns=list(kinds))  # only columns that are not used can be missing here
+        if len(part):
+            yield part.reindex(columns=list(kinds))  # only columns that are not used can be missing here
 
 
 def _predictions(pipeline: Any, part: pd.DataFrame, target: str, proba: bool) -> pd.DataFrame:

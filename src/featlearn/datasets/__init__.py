@@ -8,29 +8,29 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.datasets._base import ClassificationTask as ClassificationTask
     from featlearn.datasets._base import RegressionTask as RegressionTask
     from featlearn.datasets._base import one_hot_labels as one_hot_labels
-    from featlearn.datasets._chain_monomial import chain_monomial as chain_monomial
-    from featlearn.datasets._chain_monomial import chain_monomial_egop as chain_monomial_egop
-    from featlearn.datasets._chain_monomial import chain_monomial_task as chain_monomial_task
     from featlearn.datasets._gaussian_inputs import covariance_with as covariance_with
     from featlearn.datasets._gaussian_inputs import decaying_covariance as decaying_covariance
     from featlearn.datasets._gaussian_inputs import gaussian_task as gaussian_task
     from featlearn.datasets._gaussian_inputs import sphere_task as sphere_task
-    from featlearn.datasets._index_models import KernelLowerBounds as KernelLowerBounds
-    from featlearn.datasets._index_models import Teacher as Teacher
-    from featlearn.datasets._index_models import TeacherTask as TeacherTask
-    from featlearn.datasets._index_models import teacher_task as teacher_task
-    from featlearn.datasets._linear_teacher import LinearMap as LinearMap
-    from featlearn.datasets._linear_teacher import LinearTask as LinearTask
-    from featlearn.datasets._linear_teacher import linear_task as linear_task
     from featlearn.datasets._modular_arithmetic import circulant_share as circulant_share
     from featlearn.datasets._modular_arithmetic import modular_task as modular_task
     from featlearn.datasets._parity import ParityTask as ParityTask
     from featlearn.datasets._parity import parity as parity
     from featlearn.datasets._parity import parity_task as parity_task
     from featlearn.datasets._polynomials import SquaredProjections as SquaredProjections
+    from featlearn.datasets._polynomials import chain_monomial as chain_monomial
+    from featlearn.datasets._polynomials import chain_monomial_egop as chain_monomial_egop
+    from featlearn.datasets._polynomials import chain_monomial_task as chain_monomial_task
     from featlearn.datasets._polynomials import high_rank_task as high_rank_task
     from featlearn.datasets._polynomials import polynomial as polynomial
     from featlearn.datasets._polynomials import polynomial_task as polynomial_task
+    from featlearn.datasets._teachers import KernelLowerBounds as KernelLowerBounds
+    from featlearn.datasets._teachers import LinearMap as LinearMap
+    from featlearn.datasets._teachers import LinearTask as LinearTask
+    from featlearn.datasets._teachers import Teacher as Teacher
+    from featlearn.datasets._teachers import TeacherTask as TeacherTask
+    from featlearn.datasets._teachers import linear_task as linear_task
+    from featlearn.datasets._teachers import teacher_task as teacher_task
     from featlearn.datasets._text import CharacterTask as CharacterTask
     from featlearn.datasets._text import SentenceTask as SentenceTask
     from featlearn.datasets._text import character_task as character_task
@@ -53,20 +53,20 @@ _HOMES = {
     "ClassificationTask": "_base",
     "DataNotPresent": "data_home",
     "ImageTask": "images",
-    "KernelLowerBounds": "_index_models",
-    "LinearMap": "_linear_teacher",
-    "LinearTask": "_linear_teacher",
+    "KernelLowerBounds": "_teachers",
+    "LinearMap": "_teachers",
+    "LinearTask": "_teachers",
     "ParityTask": "_parity",
     "RegressionTask": "_base",
     "ReversingTask": "alignment_reversing",
     "SentenceTask": "_text",
     "SquaredProjections": "_polynomials",
-    "Teacher": "_index_models",
-    "TeacherTask": "_index_models",
+    "Teacher": "_teachers",
+    "TeacherTask": "_teachers",
     "UCITable": "uci",
-    "chain_monomial": "_chain_monomial",
-    "chain_monomial_egop": "_chain_monomial",
-    "chain_monomial_task": "_chain_monomial",
+    "chain_monomial": "_polynomials",
+    "chain_monomial_egop": "_polynomials",
+    "chain_monomial_task": "_polynomials",
     "character_task": "_text",
     "circulant_share": "_modular_arithmetic",
     "covariance_with": "_gaussian_inputs",
@@ -75,7 +75,7 @@ _HOMES = {
     "gaussian_task": "_gaussian_inputs",
     "high_rank_task": "_polynomials",
     "image_task": "images",
-    "linear_task": "_linear_teacher",
+    "linear_task": "_teachers",
     "modular_task": "_modular_arithmetic",
     "one_hot_labels": "_base",
     "parity": "_parity",
@@ -86,7 +86,7 @@ _HOMES = {
     "reversing_task": "alignment_reversing",
     "sentence_task": "_text",
     "sphere_task": "_gaussian_inputs",
-    "teacher_task": "_index_models",
+    "teacher_task": "_teachers",
     "uci_names": "uci",
     "uci_table": "uci",
     "uci_tables": "uci",

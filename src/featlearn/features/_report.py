@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import safetensors
-import safetensors.torch
-from torch import Tensor
 
 from featlearn._utils.atomic import commit_file
+from featlearn._utils.state_file import check_version, damage_errors, stored_tensors, write_state
 from featlearn.errors import InputError, NotMeasuredError
 from featlearn.features._layer_features import LayerFeatures
 from featlearn.features.quantities import Outputs
@@ -241,31 +240,22 @@ def _count(number: int, what: str) -> str:
 
 
 SCHEMA_VERSION = 1
-_ANY = "[0-9a-f]" * 12  # the random part of the names this module gives: nobody else's files are removed
+_RANDOM = "[0-9a-f]" * 12  # the random part of the names that this module gives: other files are not removed
+_LAYER_FIELDS = ("kind", "shape", "weight_decay", "flags", "gradient_noise")
 
 
 def save_report(report: Report, path: str | os.PathLike[str]) -> None:
-    """Write a report to a folder, which is made if need be."""
+    """Write a report to a folder, which is created if it does not exist."""
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"a report is a folder, and {str(path)!r} is a file")
     folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    layers = []
-    for index, (name, features) in enumerate(report.items()):
-        for part, values in (("weights", features.weights), ("sums", features.sums)):
-            for key, value in values.items():
-                tensors[f"{index}/{part}/{key}"] = value.detach().cpu().contiguous().clone()
-        layers.append(
-            {
-                "name": name,
-                "kind": features.kind,
-                "shape": features.shape,
-                "weight_decay": features.weight_decay,
-                "flags": features.flags,
-                "gradient_noise": features.gradient_noise,
-            }
-        )
+    tensors = {
+        f"{index}/{part}/{key}": tensor
+        for index, features in enumerate(report.values())
+        for part in ("weights", "sums")
+        for key, tensor in getattr(features, part).items()
+    }
     mark = uuid.uuid4().hex[:12]
     tensor_file = f"matrices-{mark}.safetensors"
     described = {
@@ -273,7 +263,10 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
         "samples": report.samples,
         "outputs": asdict(report.outputs),
         "tensors": tensor_file,
-        "layers": layers,
+        "layers": [
+            {"name": name, **{key: getattr(features, key) for key in _LAYER_FIELDS}}
+            for name, features in report.items()
+        ],
         "coverage": [asdict(row) for row in report.parameters],
         "table": [
             {"layer": name, **{str(k): _plain(v) for k, v in row.items()}}
@@ -283,66 +276,43 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
     # In a folder of its own, because safetensors has temporary files too.
     unfinished = folder / f".saving-{mark}"
     unfinished.mkdir()
-    safetensors.torch.save_file(tensors, str(unfinished / tensor_file))
-    commit_file(unfinished / tensor_file, folder / tensor_file)
+    write_state(unfinished / tensor_file, tensors)
     text = json.dumps(described, indent=1, allow_nan=False)
     (unfinished / "report.json").write_text(text, encoding="utf-8")
-    commit_file(unfinished / "report.json", folder / "report.json")
-    for old in folder.glob(f"matrices-{_ANY}.safetensors"):
+    for name in (tensor_file, "report.json"):
+        commit_file(unfinished / name, folder / name)
+    for old in folder.glob(f"matrices-{_RANDOM}.safetensors"):
         if old.name != tensor_file:
             old.unlink(missing_ok=True)
-    for old in folder.glob(f".saving-{_ANY}"):  # this one, and those of processes that were killed
+    for old in folder.glob(f".saving-{_RANDOM}"):  # this one, and those of processes that were killed
         shutil.rmtree(old, ignore_errors=True)
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
     """Read a report from its folder."""
     folder = Path(path)
-    try:
-        described = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{str(path)!r} holds no report: there is no report.json in it") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
-        raise InputError(f"{str(path)!r} holds no readable report: {error}") from error
-    if not isinstance(described, dict) or described.get("schema_version") != SCHEMA_VERSION:
-        version = described.get("schema_version") if isinstance(described, dict) else None
-        raise InputError(
-            f"the report in {str(path)!r} has schema_version {version}; this featlearn reads {SCHEMA_VERSION}"
-        )
-    try:
-        return _read(described, folder)
-    except (KeyError, TypeError, ValueError, AttributeError, OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"the report in {str(path)!r} is damaged: {type(error).__name__}: {error}") from error
+    if not (folder / "report.json").is_file():
+        raise InputError(f"{str(path)!r} holds no report: there is no report.json in it")
+    with damage_errors(path):
+        described = dict(json.loads((folder / "report.json").read_text(encoding="utf-8")))
+    check_version(path, described, (SCHEMA_VERSION,))
+    with damage_errors(path):
+        with safetensors.safe_open(folder / Path(described["tensors"]).name, framework="pt") as stored:
+            tensors = stored_tensors(stored)
+        layers = [{"weights": {}, "sums": {}, **_with_tuples(layer)} for layer in described["layers"]]
+        for key, tensor in tensors.items():
+            index, part, name = key.split("/")
+            layers[int(index)][part][name] = tensor
+        features = {layer["name"]: LayerFeatures(**layer) for layer in layers}
+        rows = [ParameterCoverage(**_with_tuples(row)) for row in described["coverage"]]
+        return Report(features, rows, samples=described["samples"], outputs=Outputs(**described["outputs"]))
 
 
-def _read(described: dict[str, Any], folder: Path) -> Report:
-    tensors = safetensors.torch.load_file(str(folder / Path(described["tensors"]).name))
-    features = {}
-    for index, layer in enumerate(described["layers"]):
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "sums": {}}
-        for key, value in tensors.items():
-            owner, part, name = key.split("/")
-            if int(owner) == index:
-                parts[part][name] = value
-        features[layer["name"]] = LayerFeatures(
-            layer["name"],
-            layer["kind"],
-            tuple(layer["shape"]),
-            parts["weights"],
-            parts["sums"],
-            layer["weight_decay"],
-            tuple(layer["flags"]),
-            layer.get("gradient_noise"),
-        )
-    rows = [
-        ParameterCoverage(
-            row["parameter"], tuple(row["shape"]), tuple(row["layers"]), row["reason"], tuple(row["tied_to"])
-        )
-        for row in described["coverage"]
-    ]
-    return Report(features, rows, samples=described["samples"], outputs=Outputs(**described["outputs"]))
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass from JSON, which knows lists only."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _plain(value: Any) -> Any:
-    """A cell of the table as JSON knows it: NaN becomes null."""
+    """Return a cell of the table as JSON holds it: NaN becomes null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

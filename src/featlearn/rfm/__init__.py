@@ -1,8 +1,8 @@
 """Recursive feature machines: kernel machines that learn features without back-propagation."""
 
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
+from featlearn.rfm._persistence import column_kinds, load_tabular, save_tabular
 from featlearn.rfm._table_encoder import TableEncoder, make_tabular
-from featlearn.rfm._tabular_files import column_kinds, load_tabular, save_tabular
 
 __all__ = [
     "RFMClassifier",

@@ -1,4 +1,4 @@
-"""What the estimators share: from checked rows and targets to a machine, its features and its file."""
+"""What the estimators share: from checked rows and targets to a model, its features and its file."""
 
 from __future__ import annotations
 
@@ -32,18 +32,15 @@ from featlearn.rfm._params import (
     resolve_dtype,
     wrong_validation,
 )
-from featlearn.rfm._persistence import check_arrays, load_machine, save_machine
-from featlearn.rfm._target_units import TargetUnits, target_units
 from featlearn.rfm.feature_updates import root_of, transform
-from featlearn.rfm.iteration import Fit
 from featlearn.rfm.kernels import row_blocks
-from featlearn.rfm.recursion import Iteration, Machine, learn
-from featlearn.rfm.training_rows import HeldOut, Problem, merge_rows, some_rows
+from featlearn.rfm.recursion import FittedRFM, learn
+from featlearn.rfm.training_rows import HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
 Array = NDArray[np.float64]
 
 
-class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """What regressor and classifier share; see `featlearn.RFMRegressor` for the parameters."""
 
     def __init__(
@@ -101,7 +98,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
         if hasattr(self, "feature_matrix_"):
-            del self.feature_matrix_  # unfitted until all is learned: a failed fit mixes no two machines
+            del self.feature_matrix_  # unfitted until all is learned: a failed fit mixes no two models
         X, y = validate_data(
             self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options
         )  # fmt: skip
@@ -163,9 +160,9 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             settings = replace(
                 settings, judge=False, update="none", ridge=settings.ridge or 1.0, bandwidth=settings.bandwidth or 1.0
             )
-        machine = self._run(problem, settings, refit)
+        model = self._run(problem, settings, refit)
         self._kernel = settings.kernel
-        self._keep(machine)
+        self._keep(model)
 
     def _held_out(
         self, X: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None
@@ -193,7 +190,7 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         raise wrong_validation(validation)
 
     def _coded(self, y: Any, rows: int) -> Array:
-        """Targets of held-out rows in the form in which the machine learns them."""
+        """Targets of held-out rows in the form in which the model learns them."""
         raise NotImplementedError
 
     def _as_held(self, X: Array, targets: Array, weights: Array) -> HeldOut:
@@ -210,10 +207,10 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         folds: NDArray[np.int64] | None,
         rng: np.random.RandomState | None,
         held: HeldOut | None,
-    ) -> Problem:
+    ) -> TrainingRows:
         merged = merge_rows(X, targets, weights, folds)
         order = np.arange(len(merged.x)) if rng is None else rng.permutation(len(merged.x))
-        return Problem(
+        return TrainingRows(
             self._tensor(merged.x[order] - self._center),
             self._tensor(merged.targets[order]),
             self._tensor(merged.weights[order]),
@@ -224,29 +221,29 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
             torch.from_numpy(self._units.scale).to(resolve_device(self.device)),
         )
 
-    def _run(self, problem: Problem, settings: Any, refit: Problem | None) -> Machine:
+    def _run(self, problem: TrainingRows, settings: Any, refit: TrainingRows | None) -> FittedRFM:
         with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
-            machine = learn(problem, settings, lambda _: advance(), refit)
+            model = learn(problem, settings, lambda _: advance(), refit)
         if self.verbose:
-            show_history(machine)
-        return machine
+            show_history(model)
+        return model
 
-    def _keep(self, machine: Machine) -> None:
-        machine = _laid_out(machine)
-        self._machine = machine
-        metric = machine.metric.cpu().double().numpy()
+    def _keep(self, model: FittedRFM) -> None:
+        model = _laid_out(model)
+        self._model = model
+        metric = model.metric.cpu().double().numpy()
         self.feature_matrix_ = np.diag(metric) if metric.ndim == 1 else metric
         diagonal = self.feature_matrix_.diagonal()
         self.feature_importances_ = diagonal / (diagonal.sum() or 1.0)
-        self.history_ = pd.DataFrame([asdict(line) for line in machine.history]).set_index("iteration")
-        self.best_iteration_ = machine.best
-        self.n_iter_ = len(machine.history)
-        self.ridge_ = machine.ridge
-        self.bandwidth_ = machine.fit.bandwidth
-        self.condition_ = machine.fit.condition
-        self.validation_error_ = machine.error
-        self.dual_coef_ = machine.fit.alpha.cpu().double().numpy() * self._units.scale
-        self.intercept_ = self._units.restore(machine.mean.cpu().double().numpy())
+        self.history_ = pd.DataFrame([asdict(line) for line in model.history]).set_index("iteration")
+        self.best_iteration_ = model.best
+        self.n_iter_ = len(model.history)
+        self.ridge_ = model.ridge
+        self.bandwidth_ = model.fit.bandwidth
+        self.condition_ = model.fit.condition
+        self.validation_error_ = model.error
+        self.dual_coef_ = model.fit.alpha.cpu().double().numpy() * self._units.scale
+        self.intercept_ = self._units.restore(model.mean.cpu().double().numpy())
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
@@ -254,18 +251,18 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         check_is_fitted(self, "feature_matrix_")
         X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=False)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
-        machine = self._machine
-        root = root_of(machine.metric)
-        fitted = transform(machine.centers, root)
-        outputs = np.empty((len(X), len(machine.mean)))
+        model = self._model
+        root = root_of(model.metric)
+        fitted = transform(model.centers, root)
+        outputs = np.empty((len(X), len(model.mean)))
         for rows in row_blocks(len(X), len(fitted)):
             u = transform(self._like_centers(X[rows]), root)
-            found = self._kernel.matrix(u, fitted, machine.fit.bandwidth) @ machine.fit.alpha + machine.mean
+            found = self._kernel.matrix(u, fitted, model.fit.bandwidth) @ model.fit.alpha + model.mean
             outputs[rows] = found.cpu().numpy()
         return self._units.restore(outputs)  # in float64: a far offset would take all digits of float32
 
     def _like_centers(self, X: Array) -> Tensor:
-        return torch.from_numpy(X - self._center).to(self._machine.centers)
+        return torch.from_numpy(X - self._center).to(self._model.centers)
 
     # -- features -----------------------------------------------------------------------------------------------------
 
@@ -292,74 +289,21 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted machine to one safetensors file; nothing in it is code.
+        """Write the fitted model to one safetensors file; nothing in it is code.
 
         Parameters that JSON cannot hold (a splitter, held-out rows, a RandomState) are left out: they do not matter
         to predictions.
         """
-        save_machine(path, *self._stored())
+        from featlearn.rfm._persistence import save_estimator
 
-    def _stored(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All of the fitted machine, as `save_machine` takes it."""
-        check_is_fitted(self, "feature_matrix_")
-        machine = self._machine
-        tensors = {
-            "metric": machine.metric,
-            "centers": machine.centers,
-            "alpha": machine.fit.alpha,
-            "mean": machine.mean,
-            "origin": torch.from_numpy(self._center),
-            "target_offset": torch.from_numpy(self._units.offset),
-            "target_scale": torch.from_numpy(self._units.scale),
-        }
-        described = {
-            "kind": type(self).__name__,
-            "parameters": _plain_parameters(self.get_params(deep=False)),
-            "fit": {k: getattr(machine.fit, k) for k in ("bandwidth", "shift", "condition")},
-            "machine": {k: getattr(machine, k) for k in ("ridge", "best", "error")},
-            "history": [asdict(line) for line in machine.history],
-            "n_features": self.n_features_in_,
-            "feature_names": self.feature_names() if hasattr(self, "feature_names_in_") else None,
-            **self._own_state(),
-        }
-        return tensors, described
+        save_estimator(path, self)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a machine that `save` has written; its predictions are the same to the bit."""
-        tensors, described = load_machine(path, cls.__name__)
-        try:
-            return cls._restored(tensors, described)
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise InputError(f"{str(path)!r} is damaged, or of another version of featlearn: {error}") from error
+        """Read an estimator that `save` has written; its predictions are the same to the bit."""
+        from featlearn.rfm._persistence import load_estimator
 
-    @classmethod
-    def _restored(cls, tensors: dict[str, Tensor], described: dict[str, Any]) -> Self:
-        self = cls(**described["parameters"])
-        device = resolve_device(self.device)
-        check_arrays(tensors, described["n_features"])
-        if not 0 < described["fit"]["bandwidth"] < float("inf"):
-            raise InputError(f"its bandwidth is {described['fit']['bandwidth']}")
-        fit = Fit(tensors["alpha"].to(device), **described["fit"])
-        history = tuple(Iteration(**line) for line in described["history"])
-        self.n_features_in_ = described["n_features"]
-        if described["feature_names"] is not None:
-            self.feature_names_in_ = np.array([str(name) for name in described["feature_names"]], dtype=object)
-            if len(self.feature_names_in_) != self.n_features_in_:
-                raise InputError(f"it has {self.n_features_in_} features and {len(self.feature_names_in_)} names")
-        self._center = tensors["origin"].numpy()
-        self._units = TargetUnits.none(tensors["mean"].numel())
-        if "target_scale" in tensors:  # absent in format 1, which had the user's units throughout
-            offset, scale = tensors["target_offset"].numpy(), tensors["target_scale"].numpy()
-            self._units = replace(self._units, offset=offset, scale=scale)
-        machine = Machine(
-            tensors["metric"].to(device), tensors["centers"].to(device), fit, tensors["mean"].to(device),
-            unseen=None, history=history, **described["machine"],
-        )  # fmt: skip
-        self._kernel = checked_settings(self, 0).kernel
-        self._keep(machine)
-        self._take_state(described)
-        return self
+        return load_estimator(path, cls)
 
     def _own_state(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -368,22 +312,16 @@ class FeatureMachine(BaseEstimator):  # type: ignore[misc]  # scikit-learn has n
         raise NotImplementedError
 
 
-def _laid_out(machine: Machine) -> Machine:
-    """The machine with its arrays row by row, as a file gives them back: other strides are rounded otherwise."""
+def _laid_out(model: FittedRFM) -> FittedRFM:
+    """The model with its arrays row by row, as a file gives them back: other strides are rounded otherwise."""
     metric, centers, mean, alpha = (
         array.clone(memory_format=torch.contiguous_format)
-        for array in (machine.metric, machine.centers, machine.mean, machine.fit.alpha)
+        for array in (model.metric, model.centers, model.mean, model.fit.alpha)
     )
-    return replace(machine, metric=metric, centers=centers, mean=mean, fit=replace(machine.fit, alpha=alpha))
+    return replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
 
 
-def _plain_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Those that JSON can hold, numpy's numbers among them."""
-    values = {k: v.item() if isinstance(v, np.generic) else v for k, v in parameters.items()}
-    return {k: v for k, v in values.items() if v is None or isinstance(v, bool | int | float | str)}
-
-
-def show_history(machine: Machine) -> None:
+def show_history(model: FittedRFM) -> None:
     """Print the history to stderr; the iterate that was kept is marked."""
     from rich import box  # imported here: a silent fit need not pay for it
     from rich.console import Console
@@ -392,15 +330,15 @@ def show_history(machine: Machine) -> None:
     table = Table(header_style="bold", box=box.SIMPLE_HEAD)
     for column in ("iteration", "error", "ridge", "bandwidth", "rank of M", "rows", "time"):
         table.add_column(column, justify="right", no_wrap=True)
-    for line in machine.history:
+    for line in model.history:
         table.add_row(
-            f"{'* ' if line.iteration == machine.best else ''}{line.iteration}",
+            f"{'* ' if line.iteration == model.best else ''}{line.iteration}",
             f"{line.error:.4g}",
             f"{line.ridge:.1e}",
             f"{line.bandwidth:.3g}",
             f"{line.effective_rank:.1f}",
             f"{line.rows}",
             f"{line.seconds:.1f} s",
-            style="bold" if line.iteration == machine.best else None,
+            style="bold" if line.iteration == model.best else None,
         )
     Console(stderr=True, highlight=False).print(table)

@@ -13,20 +13,21 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
 
 from featlearn.errors import InputError
-from featlearn.rfm._base import FeatureMachine
+from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._params import check_finite
 from featlearn.rfm.class_targets import class_probabilities, fit_sharpness, simplex
 
 Array = NDArray[np.float64]
 
 
-class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: ignore[misc]
+class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[misc]
     r"""Kernel regression that learns which directions of the table count (FACT paper, algorithm 1).
 
-    The machine is ``f(x) = mean + sum_j k_M(x, x_j) alpha_j``, ``alpha = (K_M + n ridge I)^{-1} (y - mean)``, with
+    The model is ``f(x) = mean + sum_j k_M(x, x_j) alpha_j``, ``alpha = (K_M + n ridge I)^{-1} (y - mean)``, with
     distances ``r^2 = (x - z)^T M (x - z)``. From M = I on, each iteration solves for alpha and learns M from the
-    solution. Which iterate is best, the ridge and the bandwidth are told by exact leave-one-out errors, under an M that
-    has not seen the row (`featlearn.rfm._leave_one_out.Judge`): all rows are used, and no validation set is needed.
+    solution. The iterate, the ridge and the bandwidth with the least leave-one-out error are selected, under an M that
+    was not learned from the row (`featlearn.rfm._leave_one_out.LeaveOneOutValidator`): all rows are used, and no
+    validation set is needed.
     Features should be on one scale: `featlearn.make_tabular` sees to that, and to categories and gaps.
 
     Targets are standardized inside `fit`, each output by its weighted mean and standard deviation (by its root mean
@@ -61,7 +62,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         validation: What judges bandwidth, ridge and iterates: "loo"; a number of folds or a splitter (the exact
             errors of leaving folds out); a share of the rows to hold out, which come back for the last solve;
             ``(X_val, y_val)``; or None: nothing is judged, the last iterate is kept.
-        patience: Iterations without a better error before the machine stops; None never stops.
+        patience: Iterations without a better error before the model stops; None never stops.
         fit_intercept: Whether the mean target is taken off first, and added again.
         dtype: "float64", or "float32": twice as fast, half the memory, and ridges from about 1e-6 on.
         device: Of the computations; None is a GPU if there is one.
@@ -115,7 +116,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         used = targets[weights > 0]
         if len(used) and (used == used[0]).all():
             warnings.warn(
-                f"y is constant ({used[0, 0]:g}): the machine predicts it everywhere, and there is nothing to learn",
+                f"y is constant ({used[0, 0]:g}): the model predicts it everywhere, and there is nothing to learn",
                 UserWarning,
                 stacklevel=2,
             )
@@ -145,10 +146,10 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, FeatureMachine):  # type: i
         self._flat = bool(described["flat"])
 
 
-class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
+class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
     r"""Classification by kernel regression that learns which directions of the table count.
 
-    Classes are the corners of a simplex in k - 1 dimensions (-1 and 1 for two); the machine regresses on them like
+    Classes are the corners of a simplex in k - 1 dimensions (-1 and 1 for two); the model regresses on them like
     `RFMRegressor`, and the nearest corner is the answer. Labels may be anything: texts, numbers, booleans.
 
     Probabilities are ``softmax(s score)``, where a class's score is the cosine-like product of output and corner, and
@@ -286,8 +287,8 @@ class RFMClassifier(ClassifierMixin, FeatureMachine):  # type: ignore[misc]
         return corners
 
     def _calibrate(self) -> None:
-        """The sharpness from outputs on rows that the machine has not seen."""
-        unseen = self._machine.unseen
+        """The sharpness from outputs on rows that the model has not seen."""
+        unseen = self._model.unseen
         self.sharpness_ = float("nan")
         if unseen is None:
             return

@@ -22,7 +22,7 @@ AUTO_SUBSET = 5000
 
 
 def checked_settings(estimator: Any, seed: int) -> Settings:
-    """What the machine is told, from the estimator's parameters; `subset` and `centers` are not yet clipped."""
+    """What the model is told, from the estimator's parameters; `subset` and `centers` are not yet clipped."""
     p = estimator.get_params(deep=False)
     kernel = make_kernel(
         p["kernel"], exponent=p["exponent"], norm=p["norm"], degree=p["degree"], offset=p["offset"]

@@ -1,85 +1,209 @@
-"""Save fitted estimators to one safetensors file, with parameters and history as JSON in its header."""
+"""Save fitted estimators, and pipelines of `make_tabular`, to one safetensors file that contains no code."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import safetensors
-import safetensors.torch
+import numpy as np
 import torch
+from sklearn.pipeline import Pipeline
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from featlearn._utils.atomic import atomic_write
+from featlearn._utils.state_file import open_state, stored_tensors, write_state
 from featlearn.errors import InputError
+from featlearn.rfm._base import BaseRFM
+from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
+from featlearn.rfm._params import checked_settings, resolve_device
+from featlearn.rfm._table_encoder import CategoryColumn, NumberColumn, TableEncoder
+from featlearn.rfm.iteration import Coefficients
+from featlearn.rfm.recursion import FittedRFM, Iteration
+from featlearn.rfm.training_rows import TargetUnits
 
 SCHEMA_VERSION = 2
 """Format of the files: 2 has coefficients in units of standardized targets, 1 in the user's units."""
-_READ = (1, 2)
+_VERSIONS = (1, 2)
+_TABULAR = "tabular"
+_MOST_COLUMNS = 10_000_000  # of a table without names: a damaged file must not fill the memory
+_ESTIMATORS: dict[str, type[BaseRFM]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}
+_RFM = TypeVar("_RFM", bound=BaseRFM)
 
 
-def save_machine(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
-    """Write tensors and a description; the file is whole or not there, whenever the process ends.
+def save_estimator(path: str | os.PathLike[str], estimator: BaseRFM) -> None:
+    """Write a fitted estimator; its parameters and history are JSON in the header."""
+    _write(path, *_estimator_state(estimator))
+
+
+def load_estimator(path: str | os.PathLike[str], kind: type[_RFM]) -> _RFM:
+    """Read an estimator of this kind that `save_estimator` wrote."""
+    with open_state(path, kind=kind.__name__, versions=_VERSIONS) as (stored, header):
+        return _restore_estimator(kind, stored_tensors(stored), header, header["schema_version"])
+
+
+def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mapping[str, Any] | None = None) -> None:
+    """Write a fitted pipeline of a table and a recursive feature machine to one safetensors file.
+
+    Columns, their kinds, categories, means and scales, class labels and parameters are JSON in its header; the
+    estimator's arrays are its tensors.
 
     Args:
         path: The file; one that exists is replaced.
-        tensors: Name to tensor.
-        described: What JSON can hold.
+        pipeline: From `featlearn.make_tabular`, with `RFMRegressor` or `RFMClassifier` as its estimator.
+        about: Anything that JSON can hold, such as the name of the target; `load_tabular` gives it back.
     """
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"a machine is saved as a file, and {str(path)!r} is a folder")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    header = {"featlearn": json.dumps({"schema_version": SCHEMA_VERSION, **described})}
-    with atomic_write(target) as draft:
-        safetensors.torch.save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, draft, header)
+    encoder, estimator = _steps(pipeline)
+    tensors, header = _estimator_state(estimator)
+    names = getattr(encoder, "feature_names_in_", None)
+    table = {
+        "max_categories": int(encoder.max_categories),
+        "n_features": int(encoder.n_features_in_),
+        "feature_names": None if names is None else [str(name) for name in names],
+        "columns": [{"kind": column.kind, **asdict(column)} for column in encoder._columns],
+    }
+    _write(path, tensors, {"kind": _TABULAR, "table": table, "machine": header, "about": dict(about or {})})
 
 
-def load_machine(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and description of a saved machine of this kind."""
-    if not Path(path).is_file():
-        raise InputError(f"there is no file {str(path)!r}")
-    try:
-        with safetensors.safe_open(path, framework="pt") as stored:
-            described = json.loads((stored.metadata() or {})["featlearn"])
-            # Copies: tensors that lie in the file's memory are aligned otherwise, and rounded otherwise.
-            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  # not a dict
-    except (safetensors.SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged: {error}") from error
-    if not isinstance(described, dict):
-        raise InputError(f"{str(path)!r} is no saved machine of featlearn, or is damaged")
-    if described.get("schema_version") not in _READ:
+def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]]:
+    """Read a pipeline that `save_tabular` has written; its predictions are the same to the bit.
+
+    Returns:
+        The pipeline, and the `about` of `save_tabular`.
+    """
+    with open_state(path, kind=_TABULAR, versions=_VERSIONS) as (stored, header):
+        kind = _ESTIMATORS[header["machine"]["kind"]]
+        estimator = _restore_estimator(kind, stored_tensors(stored), header["machine"], header["schema_version"])
+        encoder = _restore_encoder(header["table"])
+        if len(encoder.get_feature_names_out()) != estimator.n_features_in_:
+            raise ValueError("its table and its estimator differ in the number of features")
+        return Pipeline([("table", encoder), ("estimator", estimator)]), dict(header["about"])
+
+
+def column_kinds(pipeline: Pipeline) -> dict[str, str]:
+    """Return ``"number"``, ``"category"`` or ``"unused"`` for each column of the table of a fitted pipeline."""
+    encoder, _ = _steps(pipeline)
+    used = {column.name: column.kind for column in encoder._columns}
+    return {name: used.get(name, "unused") for name in encoder.column_names()}
+
+
+def _steps(pipeline: Any) -> tuple[TableEncoder, BaseRFM]:
+    steps = dict(getattr(pipeline, "steps", ()))
+    encoder, estimator = steps.get("table"), steps.get("estimator")
+    if not isinstance(encoder, TableEncoder) or type(estimator).__name__ not in _ESTIMATORS or len(steps) != 2:
         raise InputError(
-            f"{str(path)!r} has format {described.get('schema_version')}, and this featlearn reads "
-            f"{' and '.join(map(str, _READ))}"
+            "a pipeline as make_tabular(RFMRegressor()) or make_tabular(RFMClassifier()) makes it is wanted, "
+            f"got {type(pipeline).__name__} of {', '.join(type(s).__name__ for s in steps.values()) or 'nothing'}"
         )
-    if described["schema_version"] > 1 and not {"target_offset", "target_scale"} <= tensors.keys():
-        raise InputError(f"{str(path)!r} is damaged: it lacks the offset and scale of its targets")
-    if described.get("kind") != kind:
-        raise InputError(f"{str(path)!r} holds a {described.get('kind')}, not a {kind}")
-    return tensors, described
+    check_is_fitted(encoder, "n_features_in_")
+    assert isinstance(estimator, BaseRFM)
+    return encoder, estimator
 
 
-def check_arrays(tensors: Mapping[str, Tensor], features: Any) -> None:
-    """Refuse arrays that do not fit together, or that no fit would give.
+def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    if Path(path).is_dir():
+        raise InputError(f"a model is saved as a file, and {str(path)!r} is a folder")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_state(path, tensors, {"schema_version": SCHEMA_VERSION, **header})
 
-    Args:
-        tensors: As a machine stores them.
-        features: How many features the machine says it has.
-    """
-    alpha, centers, metric = tensors["alpha"], tensors["centers"], tensors["metric"]
-    n, d, c = len(centers), features, tensors["mean"].numel()
-    wanted = {"alpha": (n, c), "centers": (n, d), "mean": (c,), "origin": (d,), "metric": (d, d)[: metric.ndim]}
-    doubles = {"origin", "target_offset", "target_scale"}
-    wanted |= {name: (c,) for name in ("target_offset", "target_scale") if name in tensors}
-    for name, shape in wanted.items():
-        found = tensors[name]
-        if found.shape != shape or found.dtype != (torch.float64 if name in doubles else alpha.dtype):
-            raise InputError(f"its {name} is of shape {tuple(found.shape)} and {found.dtype}, which fits nothing else")
-        if not found.is_floating_point() or not bool(found.isfinite().all()):
-            raise InputError(f"its {name} holds something else than finite numbers")
-    if "target_scale" in tensors and not bool((tensors["target_scale"] > 0).all()):
-        raise InputError("its target_scale holds numbers that are not positive")
+
+def _estimator_state(estimator: BaseRFM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    check_is_fitted(estimator, "feature_matrix_")
+    model, units = estimator._model, estimator._units
+    tensors = {
+        "metric": model.metric,
+        "centers": model.centers,
+        "alpha": model.fit.alpha,
+        "mean": model.mean,
+        "origin": torch.from_numpy(estimator._center),
+        "target_offset": torch.from_numpy(units.offset),
+        "target_scale": torch.from_numpy(units.scale),
+    }
+    parameters = estimator.get_params(deep=False)
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
+    header = {
+        "kind": type(estimator).__name__,
+        "parameters": {k: v for k, v in plain.items() if v is None or isinstance(v, bool | int | float | str)},
+        "fit": {key: getattr(model.fit, key) for key in ("bandwidth", "shift", "condition")},
+        "machine": {key: getattr(model, key) for key in ("ridge", "best", "error")},
+        "history": [asdict(line) for line in model.history],
+        "n_features": estimator.n_features_in_,
+        "feature_names": estimator.feature_names() if hasattr(estimator, "feature_names_in_") else None,
+        **estimator._own_state(),
+    }
+    return tensors, header
+
+
+def _restore_estimator(
+    kind: type[_RFM], tensors: Mapping[str, Tensor], header: Mapping[str, Any], version: int
+) -> _RFM:
+    estimator = kind(**header["parameters"])
+    device = resolve_device(estimator.device)
+    _check_arrays(tensors, header["n_features"], version)
+    if not 0 < header["fit"]["bandwidth"] < math.inf:
+        raise ValueError(f"its bandwidth is {header['fit']['bandwidth']}")
+    estimator.n_features_in_ = header["n_features"]
+    if header["feature_names"] is not None:
+        estimator.feature_names_in_ = np.array([str(name) for name in header["feature_names"]], dtype=object)
+        if len(estimator.feature_names_in_) != estimator.n_features_in_:
+            raise ValueError(f"it has {estimator.n_features_in_} features and {len(estimator.feature_names_in_)} names")
+    estimator._center = tensors["origin"].numpy()
+    estimator._units = TargetUnits.none(tensors["mean"].numel())
+    if version > 1:
+        offset, scale = tensors["target_offset"].numpy(), tensors["target_scale"].numpy()
+        estimator._units = replace(estimator._units, offset=offset, scale=scale)
+    metric, centers, alpha, mean = (tensors[name].to(device) for name in ("metric", "centers", "alpha", "mean"))
+    history = tuple(Iteration(**line) for line in header["history"])
+    estimator._kernel = checked_settings(estimator, 0).kernel
+    fit = Coefficients(alpha, **header["fit"])
+    estimator._keep(FittedRFM(metric, centers, fit, mean, unseen=None, history=history, **header["machine"]))
+    estimator._take_state(dict(header))
+    return estimator
+
+
+def _check_arrays(tensors: Mapping[str, Tensor], features: int, version: int) -> None:
+    """Raise ValueError for arrays whose shapes, types or values do not fit together."""
+    dtype, metric = tensors["alpha"].dtype, tensors["metric"]
+    n, d, c = len(tensors["centers"]), features, tensors["mean"].numel()
+    shapes = {"alpha": (n, c), "centers": (n, d), "mean": (c,), "origin": (d,), "metric": (d, d)[: metric.ndim]}
+    units = {"target_offset": (c,), "target_scale": (c,)} if version > 1 else {}
+    for name, shape in (shapes | units).items():
+        array = tensors[name]
+        expected = torch.float64 if name == "origin" or name in units else dtype
+        if array.shape != shape or array.dtype != expected:
+            raise ValueError(
+                f"its {name} has shape {tuple(array.shape)} in {array.dtype}, expected {tuple(shape)} in {expected}"
+            )
+        if not array.is_floating_point() or not bool(array.isfinite().all()):
+            raise ValueError(f"its {name} holds something else than finite numbers")
+    if units and not bool((tensors["target_scale"] > 0).all()):
+        raise ValueError("its target_scale holds numbers that are not positive")
+
+
+def _restore_encoder(table: Mapping[str, Any]) -> TableEncoder:
+    encoder = TableEncoder(max_categories=int(table["max_categories"]))
+    names, columns = table["feature_names"], int(table["n_features"])
+    if not 0 < columns <= _MOST_COLUMNS or (names is not None and len(names) != columns):
+        raise ValueError(f"its table has {columns} columns, and not as many names")
+    encoder.n_features_in_ = columns
+    if names is not None:
+        encoder.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
+    encoder._columns = [_restore_column(column) for column in table["columns"]]
+    if not {column.name for column in encoder._columns} <= set(encoder.column_names()):
+        raise ValueError("it uses columns that its table does not have")
+    return encoder
+
+
+def _restore_column(column: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
+    kind, name, marked = column["kind"], str(column["name"]), bool(column["marked"])
+    if kind == "number":
+        mean, scale = float(column["mean"]), float(column["scale"])
+        if not math.isfinite(mean) or not scale > 0:  # infinity is the scale of a constant
+            raise ValueError(f"its column {name!r} has mean {mean} and scale {scale}")
+        return NumberColumn(name, mean, scale, marked)
+    if kind == "category":
+        return CategoryColumn(name, [str(value) for value in column["kept"]], bool(column["folded"]), marked)
+    raise ValueError(f"its column {name!r} is of the unknown kind {kind!r}")

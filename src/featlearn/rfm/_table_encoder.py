@@ -1,23 +1,24 @@
-"""Tables of numbers, categories and gaps made ready for an estimator that wants numbers."""
+"""Encode tables of numbers, categories and missing values as numbers on one scale."""
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from featlearn.errors import InputError
-from featlearn.rfm._frames import as_frame
 
 # What pandas calls the contents of a column, once missing values are set aside.
 _TIMES = {"datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period"}
@@ -25,7 +26,7 @@ _NUMBERS = {"floating", "integer", "mixed-integer-float", "decimal", "boolean"}
 
 
 def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
-    """A pipeline that takes a table as it is: a `TableEncoder` (step ``table``), then the estimator (``estimator``).
+    """Make a pipeline for tables: a `TableEncoder` (step ``table``), then the estimator (step ``estimator``).
 
     Parameters are reached as ``table__max_categories`` and ``estimator__...``, the fitted estimator as
     ``pipeline["estimator"]``; it sees a frame, so that its ``feature_names_in_`` are readable names.
@@ -45,32 +46,34 @@ def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Turns a table into a frame of float64 columns without gaps, all on one scale.
+    """Encoder of a table as a frame of float64 columns without missing values, all on one scale.
 
-    What becomes of a column is decided by what it holds when `fit` sees it:
+    The values of a column at `fit` decide how it is encoded:
 
-    - Numbers and booleans are standardized over the known values. A gap becomes 0, the mean. So does a constant.
-    - Everything else is a category: a column of 0 and 1 for each, ``"color=red"``. A category that `fit` has not
-      seen is 0 in all of them. Values of mixed types are told apart by their text.
-    - Of more than ``max_categories`` categories the most frequent keep a column of their own, and the others share
-      the last one, ``"color other"``, with those that `fit` has not seen.
-    - A column with gaps gets a column of 0 and 1 beside it, ``"age missing"``.
-    - Dates, times and durations are left out with a warning, columns that are all gaps without one.
+    - Numbers and booleans are standardized over the known values. A missing value becomes 0, the mean, as does a
+      constant.
+    - Everything else is a category: a column of 0 and 1 for each, ``"color=red"``. A category that was not there at
+      `fit` is 0 in all of them. Values of mixed types are compared by their text.
+    - Of more than ``max_categories`` categories the most frequent keep a column each, and the others share the last
+      one, ``"color other"``, with those that were not there at `fit`.
+    - A column with missing values gets a column of 0 and 1 beside it, ``"age missing"``.
+    - Dates, times and durations are left out with a warning, columns without any value without one.
 
     The scales go together: the squared distance of two independent standardized numbers is 2 on average, that of
-    two different categories is 2, and that of a gap from a value is 2 as well (on average, among numbers). So no
-    column counts more than another because of its kind.
+    two different categories is 2, and that of a missing value from a value is 2 as well (on average, among numbers). So
+    no column counts more than another because of its kind. scikit-learn's `ColumnTransformer` with `StandardScaler`,
+    `SimpleImputer` and `OneHotEncoder` encodes common tables alike, but counts a missing value as a category, keeps
+    other ones of equally frequent categories, and passes on new values of constant, tiny and huge columns unscaled.
 
-    A frame's columns are found by name, in any order; further ones are ignored, and missing ones are an error. Frames
-    are those of pandas, polars, pyarrow and other libraries (`featlearn.rfm._frames.as_frame`). An array is taken by
-    position, and its columns are called x0, x1, ...; an array after a fit of a frame, or the other way round, is taken
-    by position with a warning.
+    Columns of a frame are matched by name, in any order; further ones are ignored, and missing ones are an error.
+    Frames are those of pandas, polars, pyarrow and other libraries. An array is taken by position, and its columns are
+    called x0, x1, ...; an array after a fit of a frame, or the other way round, is taken by position with a warning.
 
     Args:
         max_categories: Most columns that the categories of one column get, at least 2.
 
     Attributes:
-        feature_names_in_: Names of the columns that `fit` has seen, if it was given a frame.
+        feature_names_in_: Names of the columns at `fit`, if it was given a frame.
         n_features_in_: Their number.
     """
 
@@ -78,7 +81,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.max_categories = max_categories
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Decide what becomes of each column of the table."""
+        """Decide how each column of the table is encoded."""
         most = self.max_categories
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 2:
             raise InputError(f"max_categories must be an integer of at least 2, got {most!r}")
@@ -88,17 +91,15 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 raise InputError(
                     f"the table is empty: 0 {what}(s) (shape={frame.shape}) while a minimum of 1 is required."
                 )
-        columns: list[_Number | _Category] = []
-        times: list[str] = []
-        for name in frame.columns:
-            kind = _kind(frame[name])
-            if kind == "time":
-                times.append(name)
-            elif kind == "number":
-                columns.append(_number(name, frame[name]))
-            elif kind == "category":
-                columns.append(_category(name, frame[name], int(most)))
-        if times:
+        kinds = {name: _kind(frame[name]) for name in frame.columns}
+        columns: list[NumberColumn | CategoryColumn] = [
+            NumberColumn.fit(name, frame[name])
+            if kind == "number"
+            else CategoryColumn.fit(name, frame[name], int(most))
+            for name, kind in kinds.items()
+            if kind in ("number", "category")
+        ]
+        if times := [name for name, kind in kinds.items() if kind == "time"]:
             warnings.warn(
                 f"columns of dates, times or durations are left out: {', '.join(times)}; make numbers of them, "
                 "such as a year or a number of days, to have them used",
@@ -116,19 +117,24 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> pd.DataFrame:
-        """The table in numbers, a row a row, with the index of the frame."""
+        """Return the encoded table, one row per row, with the index of the frame."""
         check_is_fitted(self, "n_features_in_")
         frame = self._aligned(X)
         values = np.concatenate([column.encode(frame[column.name]) for column in self._columns], axis=1)
         return pd.DataFrame(values, columns=pd.Index(self.get_feature_names_out()), index=frame.index)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Names of the columns that `transform` gives; ``input_features`` is there for scikit-learn's sake."""
+        """Return the names of the encoded columns; ``input_features`` is ignored."""
         check_is_fitted(self, "n_features_in_")
-        return np.array(_told_apart(name for column in self._columns for name in column.names), dtype=object)
+        return np.array(_unique_names(name for column in self._columns for name in column.names), dtype=object)
+
+    def column_names(self) -> list[str]:
+        """Return the names of the columns at `fit`, x0, x1, ... for an array."""
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{i}" for i in range(self.n_features_in_)] if names is None else [str(name) for name in names]
 
     def _aligned(self, X: Any) -> pd.DataFrame:
-        """The columns that were there at fit, under their names."""
+        """Return the columns that were there at fit, under their names."""
         frame, named = as_frame(X)
         fitted = getattr(self, "feature_names_in_", None)
         if named and fitted is not None:
@@ -143,12 +149,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"X has {frame.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input"
             )
-        if named and not _numbered(frame.columns):
+        if named and not _is_default(frame.columns):
             self._warn_of_positions("X has feature names, but {} was fitted without feature names")
-        if fitted is not None and not _numbered(fitted):
+        if fitted is not None and not _is_default(fitted):
             self._warn_of_positions("X does not have valid feature names, but {} was fitted with feature names")
-        names = [f"x{i}" for i in range(self.n_features_in_)] if fitted is None else fitted
-        return frame.set_axis(pd.Index(names, dtype=object), axis=1)
+        return frame.set_axis(pd.Index(self.column_names(), dtype=object), axis=1)
 
     def _warn_of_positions(self, difference: str) -> None:
         """Warn in scikit-learn's words that columns are taken by position."""
@@ -165,97 +170,94 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class _Number:
-    """A column of numbers: how it is standardized, and whether its gaps are marked."""
+class NumberColumn:
+    """Column of numbers: how it is standardized, and whether missing values are marked."""
 
+    kind: ClassVar[str] = "number"
     name: str
     mean: float
     scale: float
     marked: bool
 
+    @staticmethod
+    def fit(name: str, series: pd.Series[Any]) -> NumberColumn:
+        """Compute mean and standard deviation of the known values; the scale of a constant is infinite."""
+        values = _floats(name, series)
+        known = values[~np.isnan(values)]
+        largest = float(np.abs(known).max()) or 1.0
+        shares = known / largest  # their squares stay in range
+        spread = float(shares.std())
+        if spread <= 8 * np.finfo(np.float64).eps:  # what rounding leaves of a constant
+            spread = np.inf
+        return NumberColumn(name, float(shares.mean()) * largest, spread * largest, len(known) < len(values))
+
     @property
     def names(self) -> list[str]:
-        return [self.name, f"{self.name} missing"] if self.marked else [self.name]
+        """Names of the encoded columns."""
+        return [self.name] + [f"{self.name} missing"] * self.marked
 
     def encode(self, series: pd.Series[Any]) -> NDArray[np.float64]:
+        """Return the encoded columns, shape ``(n, len(names))``."""
         values = _floats(self.name, series)
-        gaps = np.isnan(values)
-        standardized = np.where(gaps, 0.0, (values - self.mean) / self.scale)
-        return np.stack([standardized, gaps] if self.marked else [standardized], axis=1)
+        missing = np.isnan(values)
+        standardized = np.where(missing, 0.0, (values - self.mean) / self.scale)
+        return np.stack([standardized, missing][: len(self.names)], axis=1)
 
 
 @dataclass(frozen=True)
-class _Category:
-    """A column of categories: those with a column of their own, and whether the others and gaps have one."""
+class CategoryColumn:
+    """Column of categories: those with a column each, and whether the others and missing values have one."""
 
+    kind: ClassVar[str] = "category"
     name: str
     kept: list[str]
     folded: bool
     marked: bool
 
+    @staticmethod
+    def fit(name: str, series: pd.Series[Any], most: int) -> CategoryColumn:
+        """Keep the most frequent categories; of equally frequent ones the first by name."""
+        codes, texts = _categories(name, series)
+        counts = Counter(texts[code] for code in codes if code >= 0)
+        kept = sorted(counts, key=lambda text: (-counts[text], text))
+        folded = len(kept) > most
+        return CategoryColumn(name, sorted(kept[: most - 1] if folded else kept), folded, bool((codes < 0).any()))
+
     @property
     def names(self) -> list[str]:
-        own = [f"{self.name}={value}" for value in self.kept]
-        return own + [f"{self.name} other"] * self.folded + [f"{self.name} missing"] * self.marked
+        """Names of the encoded columns."""
+        names = [f"{self.name}={text}" for text in self.kept]
+        return names + [f"{self.name} other"] * self.folded + [f"{self.name} missing"] * self.marked
 
     def encode(self, series: pd.Series[Any]) -> NDArray[np.float64]:
-        codes, texts = _codes(self.name, series)
-        place = {value: i for i, value in enumerate(self.kept)}
-        # One row more than there are categories, for the code -1 of gaps: it is the last row too.
-        table = np.zeros((len(texts) + 1, len(self.names)))
-        for i, text in enumerate(texts):
-            if text in place:
-                table[i, place[text]] = 1
-            elif self.folded:
-                table[i, len(self.kept)] = 1
-        if self.marked:
-            table[-1, -1] = 1
-        return table[codes]
-
-
-def _numbered(names: Iterable[str]) -> bool:
-    """Return whether the names are those that pandas gives to the columns of an array."""
-    return all(name == str(i) for i, name in enumerate(names))
+        """Return the encoded columns, shape ``(n, len(names))``."""
+        codes, texts = _categories(self.name, series)
+        width = len(self.names)
+        place = {text: i for i, text in enumerate(self.kept)}
+        other = len(self.kept) if self.folded else -1
+        # Place -1 is a row of zeros. Missing values have the code -1, and so the last place.
+        places = np.array([*(place.get(text, other) for text in texts), width - 1 if self.marked else -1])
+        encoded: NDArray[np.float64] = np.eye(width + 1, width)[places[codes]]
+        return encoded
 
 
 def _kind(series: pd.Series[Any]) -> str | None:
-    """``"number"``, ``"category"`` or ``"time"`` by what a column holds; None if it holds nothing."""
-    held = series.dropna()
-    if not len(held):
+    """Return "number", "category" or "time" by the values of a column; None if all of them are missing."""
+    known = series.dropna()
+    if not len(known):
         return None
     if isinstance(series.dtype, pd.CategoricalDtype):
         return "category"
     if pd.api.types.is_numeric_dtype(series.dtype):  # booleans among them
         return "number"
-    content = pd.api.types.infer_dtype(held)
+    content = pd.api.types.infer_dtype(known)
     if content in _TIMES:
         return "time"
     return "number" if content in _NUMBERS else "category"
 
 
-def _number(name: str, series: pd.Series[Any]) -> _Number:
-    values = _floats(name, series)
-    known = values[~np.isnan(values)]
-    largest = float(np.abs(known).max()) or 1.0
-    shares = known / largest  # their squares stay in range
-    spread = float(shares.std())
-    if spread <= 8 * np.finfo(np.float64).eps:  # what rounding leaves of a constant
-        spread = np.inf
-    return _Number(name, float(shares.mean()) * largest, spread * largest, len(known) < len(values))
-
-
-def _category(name: str, series: pd.Series[Any], most: int) -> _Category:
-    codes, texts = _codes(name, series)
-    counts = Counter[str]()
-    for text, count in zip(texts, np.bincount(codes[codes >= 0], minlength=len(texts)), strict=True):
-        counts[text] += int(count)
-    kept = sorted(counts, key=lambda text: (-counts[text], text))
-    folded = len(kept) > most
-    return _Category(name, sorted(kept[: most - 1] if folded else kept), folded, bool((codes < 0).any()))
-
-
 def _floats(name: str, series: pd.Series[Any]) -> NDArray[np.float64]:
-    """Numbers of a column with NaN for gaps."""
+    """Return the numbers of a column, with NaN for missing values."""
     if pd.api.types.is_complex_dtype(series.dtype):
         raise InputError(f"Complex data not supported: column {name!r} is complex; pass its real and imaginary parts")
     try:
@@ -263,17 +265,17 @@ def _floats(name: str, series: pd.Series[Any]) -> NDArray[np.float64]:
             raise TypeError("dates are no numbers")
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
-        held = next((v for v in series.dropna() if not isinstance(v, int | float)), None)
+        text = next((v for v in series.dropna() if not isinstance(v, int | float)), None)
         raise InputError(
-            f"column {name!r} held numbers at fit, and now holds {held!r}: pass numbers or gaps"
+            f"column {name!r} held numbers at fit, and now holds {text!r}: pass numbers or gaps"
         ) from error
     if np.isinf(values).any():
         raise InputError(f"column {name!r} holds infinity: make a number or a gap of it, neither inf nor -inf")
     return values
 
 
-def _codes(name: str, series: pd.Series[Any]) -> tuple[NDArray[np.intp], list[str]]:
-    """The code of each row's category, -1 for a gap, and the categories' texts."""
+def _categories(name: str, series: pd.Series[Any]) -> tuple[NDArray[np.intp], list[str]]:
+    """Return the code of each row's category, -1 for a missing value, and the text of each category."""
     try:
         codes, values = pd.factorize(series)
     except TypeError as error:
@@ -281,18 +283,110 @@ def _codes(name: str, series: pd.Series[Any]) -> tuple[NDArray[np.intp], list[st
             f"column {name!r} must hold numbers, texts or categories, and each argument must be a string or a number: "
             f"{error}"
         ) from error
-    return codes, [_text(value) for value in values]
+    # A missing value makes floats of a column's integers: 1 and 1.0 are one category.
+    whole = (isinstance(value, float | np.floating) and value.is_integer() for value in values)
+    return codes, [str(int(value)) if integer else str(value) for value, integer in zip(values, whole, strict=True)]
 
 
-def _text(value: Any) -> str:
-    # A gap makes floats of a column's integers: 1 and 1.0 are one category.
-    return str(int(value)) if isinstance(value, float | np.floating) and value.is_integer() else str(value)
-
-
-def _told_apart(names: Iterable[str]) -> list[str]:
-    """The names, with a number behind those that came before: a table may have a column "age missing" of its own."""
+def _unique_names(names: Iterable[str]) -> list[str]:
+    """Append a number to names that came before: a table may have a column called "age missing"."""
     taken: dict[str, None] = {}
     for name in names:
         others = (f"{name} ({i})" for i in itertools.count(2))
         taken[next(n for n in itertools.chain([name], others) if n not in taken)] = None
     return list(taken)
+
+
+def _is_default(names: Iterable[str]) -> bool:
+    """Return whether the names are those that pandas gives to the columns of an array."""
+    return all(name == str(i) for i, name in enumerate(names))
+
+
+def as_frame(X: Any) -> tuple[pd.DataFrame, bool]:
+    """Return a table as a pandas frame with unique text names, and whether the table has names of its own.
+
+    Named are frames of pandas, polars and other libraries: whatever has ``to_pandas``, ``__arrow_c_stream__``,
+    ``__dataframe__``, or ``columns`` and ``__getitem__``. Everything else is an array; its columns are called x0, x1,
+    ..., as scikit-learn calls them.
+
+    Args:
+        X: Table in memory, shape ``(rows, columns)``.
+    """
+    frame = _named(X)
+    if frame is not None:
+        frame = frame.set_axis(pd.Index([str(name) for name in frame.columns], dtype=object), axis=1)
+        if not frame.columns.is_unique:
+            twice = ", ".join(sorted(name for name, n in Counter(frame.columns).items() if n > 1))
+            raise InputError(f"columns must have different names, but these come more than once: {twice}")
+        return frame, True
+    if issparse(X):
+        raise InputError("sparse input is not supported: pass X.toarray() or a frame")
+    array = np.asarray(X)
+    if array.ndim != 2:
+        raise InputError(
+            f"Expected 2D array, got {array.ndim}D array instead: a table has rows and columns. Reshape your data, "
+            "with X.reshape(-1, 1) for one column or X.reshape(1, -1) for one row"
+        )
+    frame = pd.DataFrame(array, columns=pd.Index([f"x{i}" for i in range(array.shape[1])], dtype=object))
+    return frame.infer_objects(), False
+
+
+def _named(X: Any) -> pd.DataFrame | None:
+    """Return a frame of another library as one of pandas; None if X has no names."""
+    if isinstance(X, pd.DataFrame):
+        return X
+    if isinstance(X, np.ndarray | type):
+        return None
+    library = type(X).__module__.partition(".")[0]
+    kind = f"{library} {type(X).__name__}"
+    # Before anything else is asked of it: the columns of a LazyFrame cost a query.
+    if hasattr(X, "collect") or hasattr(X, "compute"):
+        raise InputError(f"X must be a table in memory, got a {kind}. Pass X.collect(), or X.compute() for dask.")
+    try:
+        if library == "polars":  # its own to_pandas needs pyarrow; a series has no columns
+            return _by_column(X, X.columns) if hasattr(X, "columns") else None
+        if hasattr(X, "to_pandas"):
+            frame = X.to_pandas()
+            return frame if isinstance(frame, pd.DataFrame) else None
+        if hasattr(X, "__arrow_c_stream__"):
+            return _from_arrow(X)
+        if hasattr(X, "__dataframe__"):
+            return pd.api.interchange.from_dataframe(X)
+        if hasattr(X, "columns") and hasattr(X, "__getitem__"):
+            return _by_column(X, X.columns)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"X must be a table with columns, got a {kind} that cannot be read ({error}). "
+                         "Convert it to a pandas DataFrame.") from error  # fmt: skip
+    if hasattr(X, "columns") or hasattr(X, "column_names"):  # by position they could be in any order
+        raise InputError(f"X must be a table whose columns can be read by name, got a {kind}. Convert it to pandas.")
+    return None
+
+
+def _by_column(X: Any, names: Any) -> pd.DataFrame:
+    columns = [_series(X[name]) for name in names]
+    if not columns:
+        return pd.DataFrame(index=pd.RangeIndex(len(X)))
+    return pd.concat(columns, axis=1, keys=range(len(columns))).set_axis(pd.Index(list(names), dtype=object), axis=1)
+
+
+def _series(column: Any) -> pd.Series[Any]:
+    """Return one column with missing values as NaN or None."""
+    try:
+        values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+        if values.ndim == 1:
+            return pd.Series(values).infer_objects()
+    except Exception:  # integers of 128 bits and nested values have no array
+        if not hasattr(column, "to_list"):
+            raise
+    return pd.Series(column.to_list(), dtype=object).infer_objects()
+
+
+def _from_arrow(X: Any) -> pd.DataFrame:
+    try:
+        pyarrow = importlib.import_module("pyarrow")  # not a dependency, and without types
+    except ImportError as error:
+        raise InputError("X is an Arrow stream, which needs pyarrow. Install it, or pass a pandas frame.") from error
+    frame: pd.DataFrame = pyarrow.table(X).to_pandas()
+    return frame

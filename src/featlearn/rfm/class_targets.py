@@ -1,4 +1,4 @@
-"""Classes as points of a simplex, and probabilities from where a machine's outputs lie among them."""
+"""Classes as points of a simplex, and probabilities from where a model's outputs lie among them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fit_sharpness(scores: Array, shares: Array) -> float:
     """The sharpness under which the classes are likeliest (temperature scaling).
 
     One number cannot change which class is the likeliest. Scores must be those of rows left out of the fit: on the
-    rows themselves a machine looks surer than it is.
+    rows themselves a model looks surer than it is.
 
     Args:
         scores: ``(n, k)``.

@@ -10,16 +10,25 @@ import torch
 from torch import Tensor
 
 from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of, transform
-from featlearn.rfm.kernel_solver import Gram
+from featlearn.rfm.kernel_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows
 
-__all__ = ["Fit", "Settings", "averaged", "first_metric", "fit_rows", "predict_rows", "rescaled", "updated"]
+__all__ = [
+    "Coefficients",
+    "Settings",
+    "average_metrics",
+    "first_metric",
+    "fit_rows",
+    "predict_rows",
+    "rescaled",
+    "update_metric",
+]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a machine is told; see `featlearn.RFMRegressor` for the meaning."""
+    """Settings of an estimator; see `featlearn.RFMRegressor` for their meaning."""
 
     kernel: Kernel
     update: str = "fact"
@@ -38,12 +47,12 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """Coefficients of a machine for one M.
+class Coefficients:
+    """Coefficients of the kernel part for one M.
 
     Attributes:
-        alpha: ``(n, c)``.
-        bandwidth: L.
+        alpha: Coefficients, ``(n, c)``.
+        bandwidth: Bandwidth L of the kernel.
         shift: ``n lambda``: the solve is ``K + shift W^{-1}``.
         condition: Estimated condition number of the solve.
     """
@@ -55,50 +64,51 @@ class Fit:
 
 
 def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Tensor:
-    """M = I, or its diagonal; a column that is constant says nothing to a radial kernel, and has no part in it."""
-    told = (x.amax(0) > x.amin(0)).to(x.dtype)
-    if not kernel.radial or not told.any():
-        told = torch.ones_like(told)
-    return told if diagonal else torch.diag(told)
+    """Return M = I, or its diagonal; a constant column, which a radial kernel ignores, gets 0 under one."""
+    used = (x.amax(0) > x.amin(0)).to(x.dtype)
+    if not kernel.radial or not used.any():
+        used = torch.ones_like(used)
+    return used if diagonal else torch.diag(used)
 
 
 def fit_rows(
-    problem: Problem, kernel: Kernel, metric: Tensor, bandwidth: float, shift: float
-) -> tuple[Fit, Callable[[], Tensor]]:
+    problem: TrainingRows, kernel: Kernel, metric: Tensor, bandwidth: float, shift: float
+) -> tuple[Coefficients, Callable[[], Tensor]]:
     """Solve ``(K + shift W^{-1}) alpha = Y - mean``.
 
     Returns:
-        The fit, and a function that makes the slopes between all rows, in the same n x n matrix; to be called once.
+        The coefficients, and a function that makes the slopes between all rows in the same n x n matrix; to be called
+        once.
 
     Time: ``n^3 / 3``. Memory: one n x n matrix, as long as the function lives.
     """
-    gram = Gram(kernel, transform(problem.x, root_of(metric)), bandwidth)
-    gram.factor(shift / problem.weights)
-    alpha = gram.solve(problem.targets - problem.mean)
-    return Fit(alpha, bandwidth, shift, gram.condition), gram.slopes
+    solver = KernelSolver(kernel, transform(problem.x, root_of(metric)), bandwidth)
+    solver.factor(shift / problem.weights)
+    alpha = solver.solve(problem.targets - problem.mean)
+    return Coefficients(alpha, bandwidth, shift, solver.condition), solver.slopes
 
 
-def predict_rows(problem: Problem, kernel: Kernel, metric: Tensor, fit: Fit, x: Tensor) -> Tensor:
-    """What the machine fitted to the problem says of other rows, ``(m, c)``."""
+def predict_rows(problem: TrainingRows, kernel: Kernel, metric: Tensor, fit: Coefficients, x: Tensor) -> Tensor:
+    """Predict other rows from the coefficients of the training rows, ``(m, c)``."""
     root = root_of(metric)
     return kernel.matrix(transform(x, root), transform(problem.x, root), fit.bandwidth) @ fit.alpha + problem.mean
 
 
-def updated(
-    problem: Problem,
+def update_metric(
+    problem: TrainingRows,
     settings: Settings,
     metric: Tensor,
-    fit: Fit,
+    fit: Coefficients,
     make_slopes: Callable[[], Tensor],
 ) -> Tensor | None:
-    """The next M; None where there is none: a constant function has no features.
+    """Compute the next M; None if it vanishes, as for a constant function.
 
     Args:
-        problem: The rows that were fitted.
+        problem: Rows that were fitted.
         settings: Update, power and scale.
         metric: M of the fit.
-        fit: The fit.
-        make_slopes: As `fit_rows` gave it.
+        fit: Coefficients of the fit.
+        make_slopes: Second result of `fit_rows`.
     """
     root = root_of(metric)
     u = transform(problem.x, root)
@@ -116,14 +126,14 @@ def updated(
 
 
 def rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
-    """The next M, scaled as the settings want it; its trace is that of the one before, which is that of I."""
+    """Scale the next M by the settings; "trace" keeps the trace of the M before, which is that of I."""
     if settings.rescale == "trace":
         return new * (_trace(metric) / _trace(new))
     return new / new.max() if settings.rescale == "max" else new
 
 
-def averaged(metrics: Sequence[Tensor | None], settings: Settings, metric: Tensor) -> Tensor | None:
-    """The mean of what several windows of rows have learned; None if none of them has learned anything.
+def average_metrics(metrics: Sequence[Tensor | None], settings: Settings, metric: Tensor) -> Tensor | None:
+    """Return the mean of the M of several windows of rows; None if all of them vanish.
 
     Each window's M is noisy, and an iteration multiplies: a direction that one M misses is hard to find again. The
     mean of two windows of half the rows is as good as the M of all rows, at a quarter of its cost.

@@ -1,4 +1,4 @@
-"""The kernel of all training rows in one n x n buffer, with its solver, leave-one-out errors and slopes.
+"""Solve kernel ridge regression in one n x n buffer, with leave-one-out residuals and slopes.
 
 A symmetric matrix needs one triangle. The upper one keeps the pairs (squared distances or inner products) through the
 whole iteration; the lower one holds the kernel and then its Cholesky factor. So distances are computed once, any
@@ -20,7 +20,7 @@ from torch import Tensor
 from featlearn.errors import FeatlearnError
 from featlearn.rfm.kernels import Kernel
 
-__all__ = ["Gram", "SingularKernelError"]
+__all__ = ["KernelSolver", "SingularKernelError"]
 
 _STRIP = 512
 _LADDER = 8
@@ -30,11 +30,11 @@ class SingularKernelError(FeatlearnError, ArithmeticError):
     """The kernel with its ridge is not positive definite, even with jitter."""
 
 
-class Gram:
+class KernelSolver:
     """Kernel matrix of n rows with themselves.
 
-    Call `factor` (any number of times), then `solve`, then `missed`, and at the very end `slopes`, which takes the
-    buffer over.
+    Call `factor` (any number of times), then `solve`, then `loo_residuals`, and at the very end `slopes`, which
+    overwrites the buffer.
 
     Args:
         kernel: The kernel.
@@ -79,7 +79,7 @@ class Gram:
         return before, within
 
     def _fill(self, shift: Tensor) -> float:
-        """Put ``K + diag(shift)`` into the lower triangle; its 1-norm."""
+        """Put ``K + diag(shift)`` into the lower triangle; return its 1-norm."""
         a = self._buffer
         sums = torch.zeros_like(self._diagonal)
         for rows in self._strips():
@@ -93,7 +93,7 @@ class Gram:
         return float(sums.max())
 
     def factor(self, shift: Tensor) -> None:
-        """Cholesky factor of ``K + diag(shift)``.
+        """Compute the Cholesky factor of ``K + diag(shift)``.
 
         Where rounding makes the matrix indefinite, jitter is added to the diagonal, from the rounding of the matrix
         up by factors of ten; a warning says how much.
@@ -142,16 +142,16 @@ class Gram:
         solution, _ = self._call("potrs", self._buffer.numpy().T, np.asfortranarray(right.numpy()), lower=0)
         return torch.from_numpy(np.ascontiguousarray(solution))
 
-    def missed(self, solved: Tensor, folds: Tensor | None = None, judged: Tensor | None = None) -> Tensor:
-        """Errors on rows left out of the fit, ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``; the factor is gone afterwards.
+    def loo_residuals(self, solved: Tensor, folds: Tensor | None = None, judged: Tensor | None = None) -> Tensor:
+        """Return leave-one-out (or leave-fold-out) residuals. Overwrites the Cholesky factor.
 
-        With ``A = L L^T``, ``A^{-1}`` has products of columns of ``L^{-1}`` as its entries: squared norms on the
-        diagonal, for single rows.
+        They are ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``. With ``A = L L^T``, the entries of ``A^{-1}`` are products of
+        columns of ``L^{-1}``: squared norms on the diagonal, for single rows.
 
         Args:
             solved: ``A^{-1} Y`` from `solve`.
             folds: Number of the fold of each row; None leaves out single rows.
-            judged: Of which rows the errors are wanted, ``(n,)`` of booleans; other folds are left at 0. None is all.
+            judged: Rows whose residuals are needed, ``(n,)`` of booleans; other folds are left at 0. None is all.
 
         Time: ``n^3 / 3`` in place, and ``n f^2`` for each fold of f rows.
         """

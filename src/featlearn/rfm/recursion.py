@@ -13,18 +13,18 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn._utils.rng import as_generator
-from featlearn.rfm._leave_one_out import Choice, Judge
+from featlearn.rfm._leave_one_out import Hyperparameters, LeaveOneOutValidator
 from featlearn.rfm._nystrom import choose_centers, solve_nystrom
 from featlearn.rfm.feature_updates import root_of, transform
-from featlearn.rfm.iteration import Fit, Settings, averaged, first_metric, fit_rows, updated
+from featlearn.rfm.iteration import Coefficients, Settings, average_metrics, first_metric, fit_rows, update_metric
 from featlearn.rfm.kernel_solver import SingularKernelError
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows
 from featlearn.spectra import effective_rank
 
 __all__ = [
+    "FittedRFM",
+    "HeldOutResiduals",
     "Iteration",
-    "Machine",
-    "Unseen",
     "iterates",
     "learn",
 ]
@@ -64,13 +64,13 @@ class Iteration:
 
 
 @dataclass(frozen=True, eq=False)
-class Unseen:
-    """How the machine does on rows that it has not seen.
+class HeldOutResiduals:
+    """Residuals of rows left out of the fit, or of held-out rows.
 
     Attributes:
-        targets: ``(m, c)``.
-        residuals: Targets less predictions.
-        weights: ``(m,)``.
+        targets: Targets, ``(m, c)``.
+        residuals: Targets less predictions, ``(m, c)``.
+        weights: Weight of each row, ``(m,)``.
     """
 
     targets: Tensor
@@ -79,8 +79,8 @@ class Unseen:
 
 
 @dataclass(frozen=True, eq=False)
-class Machine:
-    """A fitted machine, ``f(x) = mean + k(M^{1/2} x, M^{1/2} centers) alpha``.
+class FittedRFM:
+    """Fitted model, ``f(x) = mean + k(M^{1/2} x, M^{1/2} centers) alpha``.
 
     Attributes:
         metric: M, ``(d, d)``, or its diagonal ``(d,)``.
@@ -90,35 +90,35 @@ class Machine:
         ridge: lambda.
         best: Number of the iterate.
         error: Its error, in the user's units.
-        unseen: The rows behind that error; None where nothing was judged.
-        history: A line an iteration.
+        unseen: Residuals behind that error; None without validation.
+        history: One line per iteration.
     """
 
     metric: Tensor
     centers: Tensor
-    fit: Fit
+    fit: Coefficients
     mean: Tensor
     ridge: float
     best: int
     error: float
-    unseen: Unseen | None
+    unseen: HeldOutResiduals | None
     history: tuple[Iteration, ...]
 
 
 def learn(
-    problem: Problem,
+    problem: TrainingRows,
     settings: Settings,
     advance: Callable[[Iteration], None] | None = None,
-    refit: Problem | None = None,
-) -> Machine:
+    refit: TrainingRows | None = None,
+) -> FittedRFM:
     """Run the iterations and keep the best one.
 
-    `featlearn.rfm._leave_one_out.Judge` says what is best. Iterations stop when its error has not improved for
-    ``patience`` of them, when M vanishes, or when a solve fails after the first.
+    The best iteration has the least error of `featlearn.rfm._leave_one_out.LeaveOneOutValidator`. Iterations stop when
+    that error has not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
 
     Args:
         problem: Rows and targets.
-        settings: What the machine is told.
+        settings: Settings of the estimator.
         advance: Called with each iteration's line.
         refit: Rows of the last solve, if not the problem's: those held out may come back for it.
 
@@ -128,29 +128,29 @@ def learn(
     """
     x = problem.x
     metric = first_metric(x, settings.kernel, settings.diagonal)
-    judge = Judge(problem, settings, metric)
+    validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Choice, int, Tensor, Fit, Tensor | None] | None = None
+    best: tuple[Hyperparameters, int, Tensor, Coefficients, Tensor | None] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
-        # What nobody judges can be solved on all rows at once.
+        # Without validation the last solve can take all rows at once.
         window = settings.subset if settings.judge or not last or settings.centers is not None else None
         windows = _windows(len(problem), window, iteration)
-        rows = windows[0]  # the first is judged
-        parts = [problem if chosen is None else problem.part(chosen.to(x.device)) for chosen in windows]
+        rows = windows[0]  # the first is validated
+        parts = [problem if chosen is None else problem.subset(chosen.to(x.device)) for chosen in windows]
         part = parts[0]
         try:
-            choice = judge.choose(part, rows, metric)
+            choice = validator.select(part, rows, metric)
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
             if best is None or not settings.judge or choice.error < best[0].error:
                 best = choice, iteration, metric, fit, rows
             late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
-            new = None if last or late else updated(part, settings, metric, fit, slopes)
+            new = None if last or late else update_metric(part, settings, metric, fit, slopes)
             del slopes  # and its n x n matrix, before the next one is made
             if new is not None:
                 others = [_learned(other, settings, metric, choice, part) for other in parts[1:]]
-                new = averaged([new, *others], settings, metric)
+                new = average_metrics([new, *others], settings, metric)
         except SingularKernelError:
             if best is None:
                 raise
@@ -158,8 +158,8 @@ def learn(
             break
         try:
             if new is not None:
-                judge.learn(list(zip(parts, windows, strict=True)), choice)
-        except SingularKernelError:  # of a fold: nobody could judge the next iteration
+                validator.update(list(zip(parts, windows, strict=True)), choice)
+        except SingularKernelError:  # of a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
         line = Iteration(
@@ -174,7 +174,7 @@ def learn(
         metric = new
     assert best is not None
     choice, number, metric, fit, rows = best
-    part = problem if rows is None else problem.part(rows.to(x.device))
+    part = problem if rows is None else problem.subset(rows.to(x.device))
     unseen = _unseen(part, choice)
     full = problem if refit is None else refit
     centers = full.x
@@ -183,29 +183,31 @@ def learn(
         fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
     elif rows is not None or refit is not None:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
-    return Machine(
+    return FittedRFM(
         metric, centers, fit, full.mean, fit.shift / full.total, number, _user_error(part, choice), unseen,
         tuple(history),
     )  # fmt: skip
 
 
-def iterates(problem: Problem, settings: Settings) -> Iterator[tuple[Tensor, Fit]]:
-    """M and the fit of each iteration, one after the other; bandwidth and ridge must be given, and nobody judges."""
+def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
+    """Yield M and the coefficients of each iteration, without validation; bandwidth and ridge must be given."""
     assert settings.bandwidth is not None and settings.ridge is not None
     metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     for iteration in range(settings.n_iter + 1):
         shift = settings.ridge * problem.total
         fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
         yield metric, fit
-        new = None if iteration == settings.n_iter else updated(problem, settings, metric, fit, slopes)
+        new = None if iteration == settings.n_iter else update_metric(problem, settings, metric, fit, slopes)
         del slopes
         if new is None:
             return
         metric = new
 
 
-def _fit_centers(problem: Problem, settings: Settings, metric: Tensor, start: Fit) -> tuple[Fit, Tensor]:
-    """The last solve with Nystrom centers, on all rows."""
+def _fit_centers(
+    problem: TrainingRows, settings: Settings, metric: Tensor, start: Coefficients
+) -> tuple[Coefficients, Tensor]:
+    """Solve with Nystrom centers on all rows."""
     assert settings.centers is not None
     u = transform(problem.x, root_of(metric))
     ridge = start.shift / problem.total
@@ -226,17 +228,17 @@ def _warn_singular(iteration: int) -> None:
     )
 
 
-def _unseen(part: Problem, choice: Choice) -> Unseen | None:
+def _unseen(part: TrainingRows, choice: Hyperparameters) -> HeldOutResiduals | None:
     if choice.residuals is None:
         return None
     if part.held_out is not None:
-        return Unseen(part.held_out.targets, choice.residuals, part.held_out.weights)
+        return HeldOutResiduals(part.held_out.targets, choice.residuals, part.held_out.weights)
     rows = choice.judged
-    return Unseen(part.targets[rows], choice.residuals[rows], part.weights[rows])
+    return HeldOutResiduals(part.targets[rows], choice.residuals[rows], part.weights[rows])
 
 
-def _user_error(part: Problem, choice: Choice) -> float:
-    """Return the error of a choice in the user's units; NaN where nothing was judged."""
+def _user_error(part: TrainingRows, choice: Hyperparameters) -> float:
+    """Return the error of a choice in the user's units; NaN without validation."""
     if part.scales is None or choice.residuals is None:
         return choice.error
     return part.error(choice.residuals, choice.judged, part.scales)
@@ -247,15 +249,17 @@ def _rank(metric: Tensor) -> float:
     return effective_rank(values.clamp_min(0))
 
 
-def _learned(part: Problem, settings: Settings, metric: Tensor, choice: Choice, judged: Problem) -> Tensor | None:
-    """What another window than the judged one says of the next M, with the same bandwidth and ridge."""
+def _learned(
+    part: TrainingRows, settings: Settings, metric: Tensor, choice: Hyperparameters, judged: TrainingRows
+) -> Tensor | None:
+    """Compute the next M from another window than the validated one, with the same bandwidth and ridge."""
     shift = choice.shift / judged.total * part.total
     fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, shift)
-    return updated(part, settings, metric, fit, slopes)
+    return update_metric(part, settings, metric, fit, slopes)
 
 
 def _windows(n: int, subset: int | None, iteration: int) -> list[Tensor | None]:
-    """Rows that an iteration sees, None for all: windows of a circle, so that few iterations see all rows."""
+    """Return the row numbers of each window of an iteration, None for all: windows of a circle, to cover all rows."""
     if subset is None or subset >= n:
         return [None]
     return [(torch.arange(subset) + (WINDOWS * iteration + k) * subset) % n for k in range(WINDOWS)]

@@ -1,7 +1,8 @@
-"""What a machine fits: distinct weighted rows in an order of their own, and how its errors are judged."""
+"""Distinct weighted training rows in an order that depends on their values alone, and their errors."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,17 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["HeldOut", "Merged", "Problem", "distinct_rows", "merge_rows", "some_rows"]
+__all__ = ["HeldOut", "TargetUnits", "TrainingRows", "distinct_rows", "merge_rows", "some_rows", "target_units"]
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Rows that judge a machine and take no part in it.
+    """Rows for validation that are left out of the fit.
 
     Attributes:
-        x: ``(m, d)``, centered as the machine's rows are.
+        x: ``(m, d)``, centered as the training rows are.
         targets: ``(m, c)``.
         weights: ``(m,)``.
     """
@@ -30,7 +31,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class TrainingRows:
     """Weighted rows and targets.
 
     Attributes:
@@ -38,7 +39,7 @@ class Problem:
         targets: Weighted mean target of each, ``(n, c)``.
         weights: ``(n,)``, all positive.
         folds: Number of the fold of each row, for errors of leaving folds out; None leaves single rows out.
-        held_out: Rows that judge instead; None judges by leaving out.
+        held_out: Rows for validation; None validates by leaving out rows.
         intercept: Whether the weighted mean target is taken off before a solve.
         spread: Weighted squared distances of the targets that were merged into a row from their mean, ``(n, c)``: the
             part of the error that no function of x can mend. None stands for zeros.
@@ -64,33 +65,33 @@ class Problem:
 
     @property
     def mean(self) -> Tensor:
-        """What the machine adds to the kernel part, ``(c,)``."""
+        """Constant that is added to the kernel part, ``(c,)``."""
         if not self.intercept:
             return torch.zeros_like(self.targets[0])
         mean: Tensor = (self.weights[:, None] * self.targets).sum(0) / self.weights.sum()
         return mean
 
-    def part(self, rows: Tensor) -> Problem:
-        """The same with some of the rows."""
+    def subset(self, rows: Tensor) -> TrainingRows:
+        """Return some of the rows, with the same settings."""
         folds, spread = (None if of_rows is None else of_rows[rows] for of_rows in (self.folds, self.spread))
         x, targets, weights = self.x[rows], self.targets[rows], self.weights[rows]
-        return Problem(x, targets, weights, folds, self.held_out, self.intercept, spread, self.scales)
+        return TrainingRows(x, targets, weights, folds, self.held_out, self.intercept, spread, self.scales)
 
     def right_sides(self) -> Tensor:
-        """Targets and a column of ones, ``(n, c + 1)``: what `residuals` wants solved."""
+        """Return targets and a column of ones, ``(n, c + 1)``: the right sides that `residuals` needs solved."""
         return torch.cat([self.targets, torch.ones_like(self.targets[:, :1])], dim=1)
 
-    def residuals(self, missed: Tensor) -> Tensor:
-        r"""Errors ``y_i - f(x_i)`` of the machine fitted without row i, or without its fold.
+    def residuals(self, solved: Tensor) -> Tensor:
+        r"""Return errors ``y_i - f(x_i)`` of the model fitted without row i, or without its fold.
 
         A fit without intercept is linear in the targets and misses the rows F left out by
         ``e_F(Y) = ([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``, for A of all rows; the penalty ``n lambda`` stays that of all
         rows. With the mean m of the other targets taken off it misses them by ``e_F(Y) - m e_F(1)``.
 
         Args:
-            missed: ``e`` of `right_sides`, ``(n, c + 1)``.
+            solved: ``e`` of `right_sides`, ``(n, c + 1)``.
         """
-        errors = missed[:, :-1]
+        errors = solved[:, :-1]
         if not self.intercept:
             return errors
         weighted = self.weights[:, None] * self.right_sides()  # the last column: the weights themselves
@@ -99,14 +100,14 @@ class Problem:
             sums = weighted.new_zeros(int(self.folds.max()) + 1, weighted.shape[1]).index_add_(0, self.folds, weighted)
             left_out = sums[self.folds]
         others = weighted.sum(0) - left_out
-        return errors - others[:, :-1] / others[:, -1:] * missed[:, -1:]
+        return errors - others[:, :-1] / others[:, -1:] * solved[:, -1:]
 
     def error(self, residuals: Tensor, judged: Tensor | None = None, scales: Tensor | None = None) -> float:
-        """Mean squared error of rows, merged ones counted one by one, summed over outputs.
+        """Return the mean squared error of rows, merged ones counted one by one, summed over outputs.
 
         Args:
-            residuals: Of all rows, or of the held-out ones.
-            judged: Which rows count, ``(n,)`` of booleans; None is all.
+            residuals: Residuals of all rows, or of the held-out ones.
+            judged: Rows that count, ``(n,)`` of booleans; None is all.
             scales: Factor of each output's residuals, ``(c,)``, such as `scales`; None is 1.
         """
         held = self.held_out
@@ -121,12 +122,12 @@ class Problem:
         return float(squares.sum() / weights.sum())
 
     def coefficients(self, solved: Tensor) -> Tensor:
-        """Coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""
+        """Return the coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""
         return solved[:, :-1] - self.mean * solved[:, -1:]
 
 
 def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The rows in an order that depends on their values alone, and which of them are equal.
+    """Return an order of rows that depends on their values alone, and which of them are equal.
 
     Rows are sorted by a hash of their ranks, column by column. So the order of a table changes nothing, not even
     rounding, nor do units, origins and constant columns; and the first m distinct rows are as good as drawn at random.
@@ -155,25 +156,25 @@ def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[
 
 
 def some_rows(rows: Array, share: float, rng: np.random.RandomState | None) -> NDArray[np.bool_]:
-    """A share of the rows, ``(n,)`` of booleans, equal ones together; their order in the table does not matter.
+    """Select a share of the rows, ``(n,)`` of booleans, equal ones together, whatever their order in the table.
 
     Args:
         rows: ``(n, d)``.
         share: Between 0 and 1.
-        rng: Which ones; None takes the first in the order of `distinct_rows`.
+        rng: Source of the selection; None takes the first in the order of `distinct_rows`.
     """
     order, groups = distinct_rows(rows)
     sizes = np.bincount(groups)
     shuffled = np.arange(len(sizes)) if rng is None else rng.permutation(len(sizes))
     taken = shuffled[: np.searchsorted(np.cumsum(sizes[shuffled]), share * len(rows), side="right")]
-    found = np.zeros(len(rows), dtype=bool)
-    found[order[np.isin(groups, taken)]] = True
-    return found
+    selected = np.zeros(len(rows), dtype=bool)
+    selected[order[np.isin(groups, taken)]] = True
+    return selected
 
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """Distinct rows of a table; see `Problem` for the rest."""
+    """Distinct rows of a table as arrays; see `TrainingRows` for the attributes."""
 
     x: Array
     targets: Array
@@ -183,9 +184,9 @@ class Merged:
 
 
 def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None = None) -> Merged:
-    """Make one row of equal ones, with the sum of their weights and the weighted mean of their targets.
+    """Merge equal rows into one, with the sum of their weights and the weighted mean of their targets.
 
-    A copy of a row would stay in the fit when the row is left out, and tell its target. Merged, the minimizer is the
+    A copy of a row would stay in the fit when the row is left out, with its target. Merged, the minimizer is the
     same: ``K + n lambda W^{-1}`` on distinct rows. Equal rows of different folds stay apart, as their folds are.
 
     Args:
@@ -194,8 +195,7 @@ def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64
         weights: ``(n,)``, positive.
         folds: The fold of each row.
     """
-    told_apart = x if folds is None else np.column_stack([x, folds])
-    order, groups = distinct_rows(told_apart)
+    order, groups = distinct_rows(x if folds is None else np.column_stack([x, folds]))
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     w, y = weights[order], targets[order]
     sums = np.add.reduceat(w, starts)
@@ -203,3 +203,61 @@ def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64
     spread = np.add.reduceat(w[:, None] * (y - means[groups]) ** 2, starts, axis=0)
     first = order[starts]
     return Merged(x[first], means, sums, None if folds is None else folds[first], spread)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetUnits:
+    """Offset and scale of each output, in float64: ``y = offset + scale * standardized``.
+
+    Attributes:
+        offset: Mean of each output, shape ``(c,)``; 0 for a fit without intercept and for class codes.
+        scale: Standard deviation of each output, shape ``(c,)``, all positive; 1 for constant outputs and class codes.
+        constant: Whether each output is constant, shape ``(c,)``; a constant output is standardized to 0.
+    """
+
+    offset: Array
+    scale: Array
+    constant: NDArray[np.bool_]
+
+    @staticmethod
+    def none(outputs: int) -> TargetUnits:
+        """Return units that change nothing."""
+        return TargetUnits(np.zeros(outputs), np.ones(outputs), np.zeros(outputs, dtype=bool))
+
+    def standardize(self, targets: Array) -> Array:
+        """Return targets in standardized units, shape ``(n, c)``."""
+        standardized = (targets - self.offset) / self.scale
+        standardized[:, self.constant] = 0.0
+        return standardized
+
+    def restore(self, outputs: Array) -> Array:
+        """Return standardized outputs in the user's units, shape ``(n, c)``."""
+        return outputs * self.scale + self.offset
+
+
+def target_units(targets: Array, weights: Array, centered: bool = True) -> TargetUnits:
+    """Return the weighted mean and standard deviation of each output.
+
+    Sums are correctly rounded (`math.fsum`): the order of rows does not change them.
+
+    Args:
+        targets: Finite targets, shape ``(n, c)``.
+        weights: Weight of each row, shape ``(n,)``, all positive.
+        centered: Whether the fit has an intercept. Without one the offset is 0 and the scale the root mean square.
+    """
+    total = math.fsum(weights)
+    units = TargetUnits.none(targets.shape[1])
+    for place, column in enumerate(targets.T):
+        largest = float(np.abs(column).max())
+        if largest == 0.0:
+            units.constant[place] = True
+            continue
+        shares = column / largest  # their squares stay in range
+        mean = math.fsum(weights * shares) / total if centered else 0.0
+        spread = math.sqrt(math.fsum(weights * (shares - mean) ** 2) / total)
+        units.offset[place] = mean * largest
+        if spread <= 8 * np.finfo(np.float64).eps:  # what rounding leaves of a constant
+            units.constant[place] = True
+        else:
+            units.scale[place] = spread * largest
+    return units

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.rfm.iteration import Fit, Settings, predict_rows
+from featlearn.rfm.iteration import Coefficients as Fit
+from featlearn.rfm.iteration import Settings, predict_rows
 from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows as Problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,10 +29,11 @@ from featlearn.papers.claim import Claim, about, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
-from featlearn.rfm.iteration import Fit, Settings, fit_rows, predict_rows
+from featlearn.rfm.iteration import Coefficients as Fit
+from featlearn.rfm.iteration import Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows as Problem
 
 PROTOCOLS = ("clean", "paper")
 _SHIFTS = (10.0, 1.0, 0.1, 0.01, 0.001)

@@ -11,9 +11,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm.kernel_solver import Gram, SingularKernelError
+from featlearn.rfm.kernel_solver import KernelSolver, SingularKernelError
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows
 
 BANDWIDTH = 2.0
 SIZES = {"one strip": 60, "strips": 1100}
@@ -24,8 +24,8 @@ def case(n: int, c: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return oracles.numbers(n, 4, seed=n), oracles.numbers(n, c, seed=n + 1), oracles.positive(n, seed=n + 2)
 
 
-def inverse_diagonal(gram: Gram, n: int) -> Tensor:
-    return 1.0 / gram.missed(torch.ones(n, 1, dtype=gram.dtype))[:, 0]
+def inverse_diagonal(solver: KernelSolver, n: int) -> Tensor:
+    return 1.0 / solver.loo_residuals(torch.ones(n, 1, dtype=solver.dtype))[:, 0]
 
 
 @pytest.mark.parametrize("n", SIZES.values(), ids=SIZES)
@@ -34,16 +34,17 @@ def test_solve_and_inverse_diagonal_are_those_of_numpy(name: str, n: int) -> Non
     kernel = oracles.KERNELS[name]
     u, right, shift = case(n)
     dense = oracles.matrix(kernel, u, u, BANDWIDTH).numpy()
-    gram = Gram(kernel, u, BANDWIDTH)
+    solver = KernelSolver(kernel, u, BANDWIDTH)
     for turn in (shift, 0.3 * shift.flip(0)):  # the second factor comes from the pairs, not from the first factor
         shifted = dense + np.diag(turn.numpy())
-        gram.factor(turn)
-        assert gram.jitter == 0.0
+        solver.factor(turn)
+        assert solver.jitter == 0.0
         assert (
-            oracles.relative_error(gram.solve(right), torch.from_numpy(np.linalg.solve(shifted, right.numpy()))) < 1e-11
+            oracles.relative_error(solver.solve(right), torch.from_numpy(np.linalg.solve(shifted, right.numpy())))
+            < 1e-11
         )
         inverse = torch.from_numpy(np.linalg.inv(shifted).diagonal().copy())
-        assert oracles.relative_error(inverse_diagonal(gram, n), inverse) < 1e-11
+        assert oracles.relative_error(inverse_diagonal(solver, n), inverse) < 1e-11
 
 
 @pytest.mark.parametrize("name", oracles.KERNELS)
@@ -52,10 +53,10 @@ def test_slopes_after_a_factor_are_those_of_the_pairs(name: str) -> None:
     u, _, shift = case(600)
     u[77] = u[550]
     expected = kernel.slopes_(kernel.pairs(u, u), BANDWIDTH)
-    gram = Gram(kernel, u, BANDWIDTH)
-    gram.factor(shift)
-    inverse_diagonal(gram, 600)
-    slopes = gram.slopes()
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    solver.factor(shift)
+    inverse_diagonal(solver, 600)
+    slopes = solver.slopes()
     assert torch.equal(slopes, slopes.mT)
     assert oracles.relative_error(slopes, expected) < 1e-12
     if kernel.radial and kernel.exponent < kernel.norm:
@@ -66,20 +67,20 @@ def test_slopes_after_a_factor_are_those_of_the_pairs(name: str) -> None:
 def test_the_factor_is_made_in_place_below_the_pairs(n: int) -> None:
     kernel = make_kernel("laplace")
     u, right, shift = case(n)
-    gram = Gram(kernel, u, BANDWIDTH)
-    buffer = gram._buffer
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    buffer = solver._buffer
     pairs = buffer.triu(1)
     assert oracles.relative_error(pairs, kernel.pairs(u, u).triu(1)) < 1e-12
-    gram.factor(shift)
+    solver.factor(shift)
     assert torch.equal(buffer.triu(1), pairs)
     factor = buffer.tril()
     dense = oracles.matrix(kernel, u, u, BANDWIDTH) + torch.diag(shift)
     assert oracles.relative_error(factor @ factor.mT, dense) < 1e-12
-    gram.solve(right)
+    solver.solve(right)
     assert torch.equal(buffer.tril(), factor)
-    inverse_diagonal(gram, n)
+    inverse_diagonal(solver, n)
     assert torch.equal(buffer.triu(1), pairs)
-    assert gram.slopes().data_ptr() == buffer.data_ptr()
+    assert solver.slopes().data_ptr() == buffer.data_ptr()
 
 
 def test_float32_is_as_good_as_its_precision_lets_it_be() -> None:
@@ -87,13 +88,13 @@ def test_float32_is_as_good_as_its_precision_lets_it_be() -> None:
     u, right, _ = case(700)
     shift = torch.full((700,), 0.1, dtype=torch.float64)
     dense = oracles.matrix(kernel, u, u, BANDWIDTH) + torch.diag(shift)
-    gram = Gram(kernel, u.float(), BANDWIDTH)
-    gram.factor(shift.float())
-    solved, diagonal = gram.solve(right.float()), inverse_diagonal(gram, 700)
+    solver = KernelSolver(kernel, u.float(), BANDWIDTH)
+    solver.factor(shift.float())
+    solved, diagonal = solver.solve(right.float()), inverse_diagonal(solver, 700)
     assert solved.dtype == diagonal.dtype == torch.float32
     assert oracles.relative_error(solved, torch.linalg.solve(dense, right)) < 1e-3
     assert oracles.relative_error(diagonal, torch.linalg.inv(dense).diagonal()) < 1e-3
-    assert oracles.relative_error(gram.slopes(), kernel.slopes_(kernel.pairs(u, u), BANDWIDTH)) < 1e-3
+    assert oracles.relative_error(solver.slopes(), kernel.slopes_(kernel.pairs(u, u), BANDWIDTH)) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "exp"])
@@ -102,10 +103,10 @@ def test_condition_is_estimated(name: str, size: float) -> None:
     kernel = oracles.KERNELS[name]
     u, _, _ = case(80)
     shift = torch.full((80,), size, dtype=torch.float64)
-    gram = Gram(kernel, u, BANDWIDTH)
-    gram.factor(shift)
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    solver.factor(shift)
     true = np.linalg.cond(oracles.matrix(kernel, u, u, BANDWIDTH).numpy() + np.diag(shift.numpy()), 1)
-    assert true / 10 < gram.condition < true * 10
+    assert true / 10 < solver.condition < true * 10
 
 
 def test_a_singular_matrix_gets_jitter_and_a_warning() -> None:
@@ -113,24 +114,24 @@ def test_a_singular_matrix_gets_jitter_and_a_warning() -> None:
     u = oracles.numbers(40, 3, seed=5).float()
     u = torch.cat([u, u, u])
     y = u[:, :1].sin()
-    gram = Gram(kernel, u, 4.0)
+    solver = KernelSolver(kernel, u, 4.0)
     with pytest.warns(ConvergenceWarning, match=r"singular to torch.float32 precision.*larger ridge"):
-        gram.factor(torch.zeros(120))
-    assert 0 < gram.jitter < 1e-2
-    fitted = kernel.matrix(u, u, 4.0).double() @ gram.solve(y).double()
+        solver.factor(torch.zeros(120))
+    assert 0 < solver.jitter < 1e-2
+    fitted = kernel.matrix(u, u, 4.0).double() @ solver.solve(y).double()
     assert (fitted - y).abs().max() < 0.05
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        gram.factor(torch.ones(120))  # the ladder starts anew
-    assert gram.jitter == 0.0
+        solver.factor(torch.ones(120))  # the ladder starts anew
+    assert solver.jitter == 0.0
 
 
 def test_a_hopeless_matrix_is_refused() -> None:
     u = oracles.numbers(30, 3, seed=6)
     with pytest.raises(SingularKernelError, match="not positive definite"):
-        Gram(make_kernel("laplace"), u, 1.0).factor(torch.full((30,), -5.0, dtype=torch.float64))
+        KernelSolver(make_kernel("laplace"), u, 1.0).factor(torch.full((30,), -5.0, dtype=torch.float64))
     with pytest.raises(SingularKernelError, match="larger ridge"):
-        Gram(make_kernel("laplace"), u * float("nan"), 1.0).factor(torch.ones(30, dtype=torch.float64))
+        KernelSolver(make_kernel("laplace"), u * float("nan"), 1.0).factor(torch.ones(30, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -143,11 +144,11 @@ def test_leave_one_out_is_that_of_refits(name: str, weighted: bool, intercept: b
     targets = targets + 3.0
     weights = weights if weighted else torch.ones_like(weights)
     dense = oracles.matrix(kernel, u, u, BANDWIDTH)
-    gram = Gram(kernel, u, BANDWIDTH)
-    gram.factor(float(weights.sum()) * ridge / weights)
-    problem = Problem(u, targets, weights, intercept=intercept)
-    solved = gram.solve(problem.right_sides())
-    residuals, alpha = problem.residuals(gram.missed(solved)), problem.coefficients(solved)
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    solver.factor(float(weights.sum()) * ridge / weights)
+    problem = TrainingRows(u, targets, weights, intercept=intercept)
+    solved = solver.solve(problem.right_sides())
+    residuals, alpha = problem.residuals(solver.loo_residuals(solved)), problem.coefficients(solved)
     expected = oracles.left_out_errors(dense, targets, weights, ridge, intercept)
     assert oracles.relative_error(residuals, expected) < 1e-8
     mean = (weights[:, None] * targets).sum(0) / weights.sum() if intercept else 0.0

@@ -14,13 +14,13 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm import _leave_one_out as judging
+from featlearn.rfm import _leave_one_out
 from featlearn.rfm import recursion as machine_module
 from featlearn.rfm.iteration import Settings, predict_rows
 from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.recursion import Iteration, Machine, iterates, learn
-from featlearn.rfm.training_rows import HeldOut, Problem
+from featlearn.rfm.recursion import FittedRFM, Iteration, iterates, learn
+from featlearn.rfm.training_rows import HeldOut, TrainingRows
 
 EYE = torch.eye(3, dtype=torch.float64)
 UPDATES = ["fact", "fact-geometric", "nfa"]
@@ -36,19 +36,19 @@ KERNELS = {
 FIXED = Settings(KERNELS["laplace"], "fact", bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
 
 
-def problem_of(n: int = 40, weighted: bool = True, seed: int = 0, **options) -> Problem:
+def problem_of(n: int = 40, weighted: bool = True, seed: int = 0, **options) -> TrainingRows:
     source = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 3, generator=source, dtype=torch.float64)
     noise = torch.randn(n, 2, generator=source, dtype=torch.float64)
     y = torch.stack([1.0 + x[:, 0] * x[:, 1], torch.sin(2 * x[:, 0])], dim=1) + 0.1 * noise
     w = 0.3 + 2 * torch.rand(n, generator=source, dtype=torch.float64)
-    return Problem(x, y, w if weighted else torch.ones_like(w), **options)
+    return TrainingRows(x, y, w if weighted else torch.ones_like(w), **options)
 
 
 class Naive:
     """Algorithm 1 with fixed bandwidths and penalties, in the order of the paper; gradients come from autograd."""
 
-    def __init__(self, problem: Problem, settings: Settings, metric: Tensor | None = None) -> None:
+    def __init__(self, problem: TrainingRows, settings: Settings, metric: Tensor | None = None) -> None:
         self.problem, self.settings = problem, settings
         self.metric = torch.eye(problem.x.shape[1], dtype=torch.float64) if metric is None else metric
 
@@ -96,7 +96,7 @@ def windows_of(size: int, n: int, iterations: int) -> list[list[list[int]]]:
     return [circle[2 * i : 2 * i + 2] for i in range(iterations)]
 
 
-def predictions(machine: Machine, kernel: Kernel, z: Tensor) -> Tensor:
+def predictions(machine: FittedRFM, kernel: Kernel, z: Tensor) -> Tensor:
     """Of a fitted machine, by the definition of its attributes."""
     root = oracles.power(oracles.as_matrix(machine.metric), 0.5)
     return oracles.matrix(kernel, z @ root, machine.centers @ root, machine.fit.bandwidth) @ machine.fit.alpha + (
@@ -172,7 +172,7 @@ def test_iterates_one_after_the_other(update: str) -> None:
 class NaiveJudge:
     """An M for each fold, learned from scratch on the rows outside; its rows are left out of solves on all others."""
 
-    def __init__(self, problem: Problem, settings: Settings, count: int | None = None) -> None:
+    def __init__(self, problem: TrainingRows, settings: Settings, count: int | None = None) -> None:
         self.problem, self.settings = problem, settings
         self.folds = torch.arange(len(problem)) % 5 if problem.folds is None else problem.folds
         numbers = range(int(self.folds.max()) + 1 if count is None else count)
@@ -202,7 +202,7 @@ class NaiveJudge:
             learned = []
             for rows in windows:
                 others = torch.tensor([row for row in rows if self.folds[row] != fold])
-                naive = Naive(self.problem.part(others), self.settings, metric)
+                naive = Naive(self.problem.subset(others), self.settings, metric)
                 naive.solve(bandwidth, ridge * float(self.problem.weights[rows].sum()))
                 naive.update()
                 learned.append(naive.metric)
@@ -301,7 +301,7 @@ def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
 
 @pytest.mark.parametrize("tuning_rows", [500, 20])
 def test_held_out_rows_judge_iterates(tuning_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
+    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
     there = problem_of(15, seed=1)
     problem = problem_of(held_out=HeldOut(there.x, there.targets, there.weights))
     found = learn(problem, FIXED)
@@ -334,7 +334,7 @@ def median_distance(x: Tensor, metric: Tensor) -> float:
 
 def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[float, float]:
     """Bandwidth and penalty with the least error of rows that neither M nor solve has seen."""
-    grid = [(multiple * scale, shift) for multiple in (2.0, 4.0, 8.0) for shift in judging.SHIFTS.tolist()]
+    grid = [(multiple * scale, shift) for multiple in (2.0, 4.0, 8.0) for shift in _leave_one_out.SHIFTS.tolist()]
     return min(grid, key=lambda place: judge.error(rows, *place))
 
 
@@ -364,7 +364,7 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
     for line, metric in zip(found.history, (EYE, found.metric), strict=True):
         if given == "bandwidth":
             assert line.bandwidth == 3.0
-            candidates = [(3.0, shift) for shift in judging.SHIFTS.tolist()]
+            candidates = [(3.0, shift) for shift in _leave_one_out.SHIFTS.tolist()]
         else:
             assert line.ridge == pytest.approx(1e-2, rel=1e-14)
             scale = median_distance(problem.x, metric)
@@ -395,19 +395,19 @@ def test_without_a_judge_bandwidth_and_ridge_are_still_the_best_to_leave_rows_ou
 # -- stopping and keeping ----------------------------------------------------------------------------------------------
 
 
-def noise(n: int = 50) -> Problem:
+def noise(n: int = 50) -> TrainingRows:
     """Targets that no feature explains: learning M cannot help for long."""
     source = torch.Generator().manual_seed(5)
     x, y = (torch.randn(n, c, generator=source, dtype=torch.float64) for c in (6, 1))
-    return Problem(x, y, torch.ones(n, dtype=torch.float64))
+    return TrainingRows(x, y, torch.ones(n, dtype=torch.float64))
 
 
-def valley() -> Problem:
+def valley() -> TrainingRows:
     """A table on which a later iterate is best, though not the last."""
     source = torch.Generator().manual_seed(0)
     x = torch.randn(60, 4, generator=source, dtype=torch.float64)
     y = x[:, :1] * x[:, 1:2] + 0.5 * torch.randn(60, 1, generator=source, dtype=torch.float64)
-    return Problem(x, y, torch.ones(60, dtype=torch.float64))
+    return TrainingRows(x, y, torch.ones(60, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
@@ -531,7 +531,7 @@ def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("enough", "count"), [(1, 1), (8, 1), (9, 2), (16, 2), (24, 3), (25, 4), (33, 5), (99, 5)])
 def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five with 8 rows each."""
-    monkeypatch.setattr(judging, "_ENOUGH", enough)
+    monkeypatch.setattr(_leave_one_out, "_ENOUGH", enough)
     problem, settings = problem_of(), replace(FIXED, n_iter=1)
     found = learn(problem, settings)
     wanted = NaiveJudge(problem, settings, count).errors(found.history)
@@ -541,10 +541,10 @@ def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest
 
 
 def test_the_first_folds_of_those_given_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "_ENOUGH", 11)
+    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 11)
     problem, settings = problem_of(folds=torch.arange(40) % 4), replace(FIXED, n_iter=2)
     for tuning_rows in (500, 25):
-        monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
+        monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
         found = learn(problem, settings)
         wanted = NaiveJudge(problem, settings, 2).errors(found.history)
         assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
@@ -569,12 +569,12 @@ def test_a_thousand_rows_judge(n: int, judged: int) -> None:
 def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, settings, count, windows = problem_of(), FIXED, None, None
     if case == "first folds":
-        monkeypatch.setattr(judging, "_ENOUGH", 16)
+        monkeypatch.setattr(_leave_one_out, "_ENOUGH", 16)
         count = 2
     elif case == "folds":
         problem = replace(problem, folds=FOLDS["three folds"])
     elif case == "many rows":
-        monkeypatch.setattr(judging, "TUNING_ROWS", 10)
+        monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 10)
     elif case == "windows":
         settings = replace(settings, subset=23, ridge=1e-2)
         windows = windows_of(23, 40, 4)
@@ -602,7 +602,7 @@ def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.M
 def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, settings = problem_of(folds=FOLDS[folds]), FIXED
     few = learn(problem, settings)
-    monkeypatch.setattr(judging, "TUNING_ROWS", 25)
+    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 25)
     many = learn(problem, settings)
     wanted = NaiveJudge(problem, settings).errors(many.history)
     assert [line.error for line in many.history] == pytest.approx(wanted, rel=1e-8)
@@ -613,8 +613,8 @@ def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytes
 @pytest.mark.parametrize("enough", [1000, 17])
 def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth and ridge come from solves on the first rows; then the ridge goes downhill on the errors of all."""
-    monkeypatch.setattr(judging, "TUNING_ROWS", 15)
-    monkeypatch.setattr(judging, "_ENOUGH", enough)
+    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 15)
+    monkeypatch.setattr(_leave_one_out, "_ENOUGH", enough)
     problem = problem_of(34, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
     found = learn(problem, settings)
@@ -661,7 +661,7 @@ def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
     for both in WINDOWS[:5]:
         learned = []
         for window in both:
-            naive = Naive(problem.part(torch.tensor(window)), settings, metric)
+            naive = Naive(problem.subset(torch.tensor(window)), settings, metric)
             naive.solve(3.0, 1e-2 * naive.problem.total)
             naive.update()
             learned.append(naive.metric)
@@ -682,7 +682,7 @@ def test_errors_on_subsets(
     folds: Tensor | None, tuning_rows: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows of the window, under an M that has seen their fold in no window."""
-    monkeypatch.setattr(judging, "TUNING_ROWS", tuning_rows)
+    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
     problem = problem_of(50, folds=folds)
     settings = replace(FIXED, ridge=1e-2, n_iter=5, subset=20)
     if chosen:
@@ -721,7 +721,7 @@ def test_rows_that_were_held_out_come_back_for_the_last_solve(chosen: bool) -> N
     kept, out = torch.arange(40), torch.arange(40, 50)
     held = HeldOut(whole.x[out], whole.targets[out], whole.weights[out])
     settings = replace(FIXED, ridge=None if chosen else 1e-2, n_iter=2)
-    problem = replace(whole.part(kept), held_out=held)
+    problem = replace(whole.subset(kept), held_out=held)
     found = learn(problem, settings, refit=whole)
     best = found.history[found.best]
     shift = best.ridge * problem.total if chosen else 1e-2 * whole.total
@@ -774,7 +774,7 @@ def test_all_rows_as_centers_are_the_direct_solve() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_of_a_machine_are_of_its_type(dtype: torch.dtype) -> None:
     exact = problem_of()
-    problem = Problem(exact.x.to(dtype), exact.targets.to(dtype), exact.weights.to(dtype))
+    problem = TrainingRows(exact.x.to(dtype), exact.targets.to(dtype), exact.weights.to(dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = learn(problem, Settings(KERNELS["laplace"], n_iter=2))
@@ -792,7 +792,7 @@ def at_rest(name: str, directions: list[list[float]], diagonal: bool = False) ->
     """M after so many updates without rescaling that it rests, and FACT of its solution, both by autograd."""
     x = problem_of(60).x
     targets = (x @ torch.tensor(directions, dtype=torch.float64).T).sin()
-    problem = Problem(x, targets, torch.ones(60, dtype=torch.float64))
+    problem = TrainingRows(x, targets, torch.ones(60, dtype=torch.float64))
     settings = Settings(KERNELS[name], "fact-geometric", 0.5, None, 2.0, 1e-2, 250, diagonal, judge=False)
     found = learn(problem, settings)
     naive = Naive(problem, settings, oracles.as_matrix(found.metric))

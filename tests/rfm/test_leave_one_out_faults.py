@@ -9,24 +9,23 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from featlearn.errors import InputError
-from featlearn.rfm import RFMRegressor
-from featlearn.rfm import _leave_one_out as judging
+from featlearn.rfm import RFMRegressor, _leave_one_out
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import learn
-from featlearn.rfm.training_rows import Problem
+from featlearn.rfm.training_rows import TrainingRows
 
 
-def problem_of(n: int, **options) -> Problem:
+def problem_of(n: int, **options) -> TrainingRows:
     x = oracles.numbers(n, 3, seed=0)
-    return Problem(x, x[:, :1] * x[:, 1:2], torch.ones(n, dtype=torch.float64), **options)
+    return TrainingRows(x, x[:, :1] * x[:, 1:2], torch.ones(n, dtype=torch.float64), **options)
 
 
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`history_.loc[best_iteration_]` was a KeyError; a failure at the first iteration left no history at all."""
-    fit, fits = judging.fit_rows, []
+    fit, fits = _leave_one_out.fit_rows, []
 
     def failing(*arguments, **options):
         fits.append(arguments)
@@ -37,7 +36,7 @@ def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, mo
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
     whole = learn(problem_of(40), settings).history
     assert whole[1].error < whole[0].error  # or the failing iterate would not be the best
-    monkeypatch.setattr(judging, "fit_rows", failing)
+    monkeypatch.setattr(_leave_one_out, "fit_rows", failing)
     with pytest.warns(ConvergenceWarning):
         found = learn(problem_of(40), settings)
     assert found.history
@@ -59,7 +58,7 @@ def test_a_window_without_a_row_that_judges_is_said() -> None:
 
 def test_a_tiny_fold_does_not_judge_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folds of a user may differ in size: so many judge that they hold enough rows, whatever their number."""
-    monkeypatch.setattr(judging, "_ENOUGH", 20)
+    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 20)
     folds = torch.tensor([0] + [1] * 30 + [2] * 30)
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=1)
     found = learn(problem_of(61, folds=folds), settings)

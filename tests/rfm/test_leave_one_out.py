@@ -13,10 +13,10 @@ import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
-from featlearn.rfm._leave_one_out import Choice, View, kernel_scale, tune, walk
-from featlearn.rfm.kernel_solver import Gram
+from featlearn.rfm._leave_one_out import FoldView, Hyperparameters, kernel_scale, line_search, tune
+from featlearn.rfm.kernel_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel, make_kernel
-from featlearn.rfm.training_rows import HeldOut, Problem, distinct_rows, merge_rows
+from featlearn.rfm.training_rows import HeldOut, TrainingRows, distinct_rows, merge_rows
 
 LAPLACE = make_kernel("laplace")
 BANDWIDTH = 2.0
@@ -42,7 +42,7 @@ def naive_fit(
 
 
 def naive_left_out(
-    kernel: Kernel, problem: Problem, shift: float, bandwidth: float = BANDWIDTH, u: Tensor | None = None
+    kernel: Kernel, problem: TrainingRows, shift: float, bandwidth: float = BANDWIDTH, u: Tensor | None = None
 ) -> Tensor:
     """Residuals of one fit for each row or fold, which it has not seen; the penalty stays that of all rows."""
     u = problem.x if u is None else u
@@ -59,7 +59,7 @@ def naive_left_out(
 
 
 def naive_error(
-    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
+    kernel: Kernel, problem: TrainingRows, views: Sequence[FoldView], shift: float, bandwidth: float = BANDWIDTH
 ) -> tuple[float, Tensor]:
     """The error of all rows that a view judges, and their residuals; NaN in the others."""
     residuals = torch.full_like(problem.targets, torch.nan)
@@ -74,20 +74,20 @@ def naive_error(
     return squares / total, residuals
 
 
-def all_rows(problem: Problem) -> list[View]:
-    return [View(problem.x, torch.ones(len(problem), dtype=torch.bool))]
+def all_rows(problem: TrainingRows) -> list[FoldView]:
+    return [FoldView(problem.x, torch.ones(len(problem), dtype=torch.bool))]
 
 
 def by_eigenvalues(
-    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
-) -> Choice:
+    kernel: Kernel, problem: TrainingRows, views: Sequence[FoldView], shift: float, bandwidth: float = BANDWIDTH
+) -> Hyperparameters:
     return tune(problem, kernel, views, [bandwidth], torch.tensor([shift], dtype=torch.float64), relative=False)
 
 
 def by_cholesky(
-    kernel: Kernel, problem: Problem, views: Sequence[View], shift: float, bandwidth: float = BANDWIDTH
-) -> Choice:
-    return walk(problem, kernel, views, Choice(bandwidth, shift), 2.0, 1)
+    kernel: Kernel, problem: TrainingRows, views: Sequence[FoldView], shift: float, bandwidth: float = BANDWIDTH
+) -> Hyperparameters:
+    return line_search(problem, kernel, views, Hyperparameters(bandwidth, shift), 2.0, 1)
 
 
 WAYS = [by_eigenvalues, by_cholesky]
@@ -105,7 +105,7 @@ LEFT_OUT = {
 @pytest.mark.parametrize("weighted", [True, False])
 def test_residuals_of_rows_left_out_are_those_of_fits_without_them(fast, intercept, left_out, weighted) -> None:
     x, y, w = rows_of(30)
-    problem = Problem(x, y, w if weighted else torch.ones(30, dtype=torch.float64), LEFT_OUT[left_out],
+    problem = TrainingRows(x, y, w if weighted else torch.ones(30, dtype=torch.float64), LEFT_OUT[left_out],
                       intercept=intercept)  # fmt: skip
     for shift in (1e-3, 1.0):
         found = fast(LAPLACE, problem, all_rows(problem), shift)
@@ -121,7 +121,7 @@ def test_residuals_of_rows_left_out_are_those_of_fits_without_them(fast, interce
 @pytest.mark.parametrize("fast", WAYS)
 def test_other_kernels_leave_out_likewise(name: str, fast) -> None:
     kernel = make_kernel(name, norm=1.3, exponent=0.8) if name == "lpq" else make_kernel(name)
-    problem = Problem(*rows_of(25))
+    problem = TrainingRows(*rows_of(25))
     found = fast(kernel, problem, all_rows(problem), 0.1)
     torch.testing.assert_close(found.residuals, naive_left_out(kernel, problem, 0.1), rtol=1e-8, atol=1e-8)
 
@@ -130,7 +130,7 @@ def test_other_kernels_leave_out_likewise(name: str, fast) -> None:
 def test_strips_of_the_gram_matrix_join_without_a_seam(n: int) -> None:
     """The factor is filled in strips of 512 rows; the definition's inverse knows of none."""
     x, y, w = rows_of(n, outputs=1)
-    problem = Problem(x, y, w)
+    problem = TrainingRows(x, y, w)
     distances = (x.square().sum(1)[:, None] + x.square().sum(1) - 2 * x @ x.T).clamp_min(0).fill_diagonal_(0).sqrt()
     inverse = torch.linalg.inv(torch.exp(-distances / BANDWIDTH) + 0.1 * torch.diag(1 / w))
     missed = inverse @ problem.right_sides() / inverse.diagonal()[:, None]
@@ -141,12 +141,12 @@ def test_strips_of_the_gram_matrix_join_without_a_seam(n: int) -> None:
 # -- several M ---------------------------------------------------------------------------------------------------------
 
 
-def seen_by_three(problem: Problem) -> list[View]:
+def seen_by_three(problem: TrainingRows) -> list[FoldView]:
     """Three metrics, one of them of rank 2; each judges rows or folds of its own, and some are judged by none."""
     roots = [torch.eye(3, dtype=torch.float64), oracles.numbers(3, 3, seed=1), oracles.numbers(3, 2, seed=2)]
     units = torch.arange(len(problem)) % 7 if problem.folds is None else problem.folds
     masks = [units == 0, (units == 2) | (units == 3), units == 5]
-    return [View(problem.x @ root, mask) for root, mask in zip(roots, masks, strict=True) if mask.any()]
+    return [FoldView(problem.x @ root, mask) for root, mask in zip(roots, masks, strict=True) if mask.any()]
 
 
 VIEWED = {
@@ -161,7 +161,9 @@ VIEWED = {
 @pytest.mark.parametrize("left_out", VIEWED)
 def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: bool, left_out: str) -> None:
     x, y, w = rows_of(30)
-    problem = Problem(x, y, w, VIEWED[left_out], intercept=intercept, spread=torch.stack([0.2 * w.flip(0), 0.1 * w], 1))
+    problem = TrainingRows(
+        x, y, w, VIEWED[left_out], intercept=intercept, spread=torch.stack([0.2 * w.flip(0), 0.1 * w], 1)
+    )
     views = seen_by_three(problem)
     assert len(views) > 1
     for shift in (1e-3, 1.0):
@@ -177,7 +179,7 @@ def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: b
 def test_rows_that_nobody_judges_do_not_count() -> None:
     x, y, w = rows_of(12)
     spread = torch.rand(12, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    problem, judged = Problem(x, y, w, spread=spread), torch.arange(12) % 3 == 1
+    problem, judged = TrainingRows(x, y, w, spread=spread), torch.arange(12) % 3 == 1
     residuals = oracles.numbers(12, 2, seed=3)
     wanted = (w[judged] @ residuals[judged].square().sum(1) + spread[judged].sum()) / w[judged].sum()
     assert problem.error(residuals, judged) == pytest.approx(float(wanted), rel=1e-12)
@@ -187,7 +189,7 @@ def test_rows_that_nobody_judges_do_not_count() -> None:
 
 
 def test_first_rows_of_a_view() -> None:
-    view = View(oracles.numbers(9, 2, seed=0), torch.arange(9) % 2 == 0, oracles.numbers(3, 2, seed=1))
+    view = FoldView(oracles.numbers(9, 2, seed=0), torch.arange(9) % 2 == 0, oracles.numbers(3, 2, seed=1))
     few = view.first(4)
     assert torch.equal(few.u, view.u[:4])
     assert few.rows.tolist() == [True, False, True, False]
@@ -205,7 +207,7 @@ BANDWIDTHS, SHIFTS = [0.5, 2.0, 8.0], torch.tensor([1e-4, 1e-2, 1.0, 100.0], dty
 @pytest.mark.parametrize("relative", [True, False])
 def test_tune_takes_the_least_of_all_errors(left_out: str, several: bool, relative: bool) -> None:
     x, y, w = rows_of(30)
-    problem = Problem(x, y, w, VIEWED[left_out])
+    problem = TrainingRows(x, y, w, VIEWED[left_out])
     views = seen_by_three(problem) if several else all_rows(problem)
     errors = {
         (bandwidth, shift): naive_error(LAPLACE, problem, views, shift, bandwidth)[0]
@@ -220,7 +222,7 @@ def test_tune_takes_the_least_of_all_errors(left_out: str, several: bool, relati
 @pytest.mark.parametrize("ends", [(0, 0), (2, 0), (0, 3), (2, 3)])
 def test_tune_finds_the_least_error_wherever_it_is_in_the_grid(ends: tuple[int, int]) -> None:
     """The best of the test before, as the first or last of both lists."""
-    problem = Problem(*rows_of(30))
+    problem = TrainingRows(*rows_of(30))
     views = seen_by_three(problem)
     one = tune(problem, LAPLACE, views, BANDWIDTHS, SHIFTS, False)
     bandwidths = [bandwidth for bandwidth in BANDWIDTHS if bandwidth != one.bandwidth]
@@ -237,11 +239,11 @@ def test_only_rows_that_are_judged_choose() -> None:
     x, y, w = rows_of(30)
     noisy = torch.arange(30) % 2 == 0
     y[noisy] += 4 * oracles.numbers(15, 2, seed=8)
-    problem = Problem(x, y, w)
+    problem = TrainingRows(x, y, w)
     shifts = torch.logspace(-4, 2, 13, dtype=torch.float64)
     chosen = []
     for rows in (noisy, ~noisy, noisy | ~noisy):
-        views = [View(x, rows)]
+        views = [FoldView(x, rows)]
         errors = [naive_error(LAPLACE, problem, views, shift)[0] for shift in shifts.tolist()]
         found = tune(problem, LAPLACE, views, [BANDWIDTH], shifts, False)
         assert found.shift == shifts[int(np.argmin(errors))]
@@ -252,7 +254,7 @@ def test_only_rows_that_are_judged_choose() -> None:
 def test_relative_shifts_are_units_of_the_kernels_diagonal() -> None:
     kernel = make_kernel("quadratic")
     x, y, _ = rows_of(30)
-    problem = Problem(x, y, torch.ones(30, dtype=torch.float64))
+    problem = TrainingRows(x, y, torch.ones(30, dtype=torch.float64))
     one = torch.tensor([0.01], dtype=torch.float64)
     for bandwidth in (BANDWIDTH, 5.0):
         found = tune(problem, kernel, all_rows(problem), [bandwidth], one)
@@ -267,7 +269,7 @@ def test_relative_shifts_are_units_of_the_kernels_diagonal() -> None:
 def test_relative_shifts_of_rows_that_are_all_zero() -> None:
     """The kernel is 0 on its diagonal: nothing is a unit, and shifts stay positive."""
     _, y, _ = rows_of(10)
-    problem = Problem(torch.zeros(10, 3, dtype=torch.float64), y, torch.ones(10, dtype=torch.float64))
+    problem = TrainingRows(torch.zeros(10, 3, dtype=torch.float64), y, torch.ones(10, dtype=torch.float64))
     found = tune(problem, make_kernel("quadratic"), all_rows(problem), [1.0], SHIFTS)
     assert found.shift > 0
     others = (10 * problem.mean - y) / 9
@@ -283,8 +285,8 @@ def test_held_out_rows_judge_by_their_own_weights(intercept: bool, fast) -> None
     x, y, w = rows_of(30)
     there, wanted, their_weights = rows_of(12, seed=1)
     root = oracles.numbers(3, 3, seed=4)
-    problem = Problem(x, y, w, held_out=HeldOut(there, wanted, their_weights), intercept=intercept)
-    views = [View(x @ root, torch.ones(30, dtype=torch.bool), there @ root)]
+    problem = TrainingRows(x, y, w, held_out=HeldOut(there, wanted, their_weights), intercept=intercept)
+    views = [FoldView(x @ root, torch.ones(30, dtype=torch.bool), there @ root)]
     errors = {}
     for shift in (1e-3, 1e-1, 10.0):
         residuals = wanted - naive_fit(LAPLACE, x @ root, y, w, shift, intercept, there @ root, BANDWIDTH)
@@ -314,12 +316,12 @@ WALKS = {
 def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
     x, _, w = rows_of(30)
     y = 3 + x[:, :2] + oracles.numbers(30, 2, seed=7)  # noise, so that neither no ridge nor a large one is best
-    problem = Problem(x, y, w)
+    problem = TrainingRows(x, y, w)
     if case == "held out":
         there, _, their_weights = rows_of(20, seed=1)
         wanted = 3 + there[:, :2] + oracles.numbers(20, 2, seed=17)
         problem = replace(problem, held_out=HeldOut(there, wanted, their_weights))
-        views = [View(x, torch.ones(30, dtype=torch.bool), there)]
+        views = [FoldView(x, torch.ones(30, dtype=torch.bool), there)]
 
         def error(shift: float) -> float:
             missed = (wanted - naive_fit(LAPLACE, x, y, w, shift, True, there, BANDWIDTH)).square().sum(1)
@@ -337,13 +339,15 @@ def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
     assert 1 < best < 11  # or there is no valley
     assert errors == sorted(errors[:best], reverse=True) + sorted(errors[best:])  # one valley
     for start in range(13):
-        found = walk(problem, LAPLACE, views, Choice(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, 20)
+        found = line_search(problem, LAPLACE, views, Hyperparameters(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, 20)
         assert found.shift == pytest.approx(0.1 * STEP ** (best - 6), rel=1e-12)
         assert found.error == pytest.approx(errors[best], rel=1e-9)
         assert found.bandwidth == BANDWIDTH
     for start in (0, best, 12):
         for tries in (1, 2, 3, 4):
-            found = walk(problem, LAPLACE, views, Choice(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, tries)
+            found = line_search(
+                problem, LAPLACE, views, Hyperparameters(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, tries
+            )
             moved = round(math.log(found.shift / 0.1, STEP)) + 6 - start
             assert found.error == pytest.approx(errors[start + moved], rel=1e-9)
             # A try may be lost on the wrong side, and only one; the start is a try.
@@ -355,27 +359,27 @@ def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
 @pytest.mark.parametrize("tries", [1, 2, 4])
 @pytest.mark.parametrize("several", [True, False])
 def test_walks_factor_no_more_than_they_may(tries: int, several: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    factor, tried = Gram.factor, []
+    factor, tried = KernelSolver.factor, []
 
-    def counted(self: Gram, shift: Tensor) -> None:
+    def counted(self: KernelSolver, shift: Tensor) -> None:
         tried.append(shift)
         factor(self, shift)
 
-    monkeypatch.setattr(Gram, "factor", counted)
-    problem = Problem(*rows_of(30))
+    monkeypatch.setattr(KernelSolver, "factor", counted)
+    problem = TrainingRows(*rows_of(30))
     views = seen_by_three(problem) if several else all_rows(problem)
     for start in (1e-5, 0.3, 1e4):
         tried.clear()
-        walk(problem, LAPLACE, views, Choice(BANDWIDTH, start), STEP, tries)
+        line_search(problem, LAPLACE, views, Hyperparameters(BANDWIDTH, start), STEP, tries)
         assert len(tried) <= tries * len(views)
         torch.testing.assert_close(tried[0], start / problem.weights)
 
 
 def test_a_start_that_is_told_keeps_no_error_of_its_own() -> None:
     """What few rows said of it is not what all rows say."""
-    problem = Problem(*rows_of(30))
-    start = Choice(BANDWIDTH, 0.1, -1.0, torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
-    found = walk(problem, LAPLACE, all_rows(problem), start, STEP, 1)
+    problem = TrainingRows(*rows_of(30))
+    start = Hyperparameters(BANDWIDTH, 0.1, -1.0, torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+    found = line_search(problem, LAPLACE, all_rows(problem), start, STEP, 1)
     assert found.error == pytest.approx(naive_error(LAPLACE, problem, all_rows(problem), 0.1)[0], rel=1e-9)
     assert len(found.residuals) == len(found.judged) == 30
 
@@ -401,13 +405,13 @@ def repeated(n: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
     return x, x[:, :2] + source.normal(size=(4 * n, 2)), source.uniform(0.2, 3.0, 4 * n)
 
 
-def as_problem(merged, intercept: bool = True) -> Problem:
+def as_problem(merged, intercept: bool = True) -> TrainingRows:
     x, y, w, spread = map(torch.from_numpy, (merged.x, merged.targets, merged.weights, merged.spread))
     folds = None if merged.folds is None else torch.from_numpy(merged.folds)
-    return Problem(x, y, w, folds, intercept=intercept, spread=spread)
+    return TrainingRows(x, y, w, folds, intercept=intercept, spread=spread)
 
 
-def left_out(problem: Problem, shift: float) -> Tensor:
+def left_out(problem: TrainingRows, shift: float) -> Tensor:
     residuals = by_cholesky(LAPLACE, problem, all_rows(problem), shift).residuals
     assert residuals is not None
     return residuals
@@ -437,7 +441,7 @@ def test_error_of_merged_rows_is_that_of_the_rows_one_by_one() -> None:
         for row, target, weight in zip(x.tolist(), y, w, strict=True)
     )
     assert problem.error(residuals) == pytest.approx(one_by_one / w.sum(), rel=1e-12)
-    assert problem.error(residuals) > 1.5 * Problem(problem.x, problem.targets, problem.weights).error(residuals)
+    assert problem.error(residuals) > 1.5 * TrainingRows(problem.x, problem.targets, problem.weights).error(residuals)
 
 
 def test_equal_rows_of_one_fold_merge_and_those_of_two_stay_apart() -> None:
@@ -470,7 +474,7 @@ def test_without_equal_rows_merging_is_an_order() -> None:
 def test_rows_of_a_problem_keep_what_belongs_to_them() -> None:
     problem = as_problem(merge_rows(*repeated(), folds=np.arange(80) % 3))
     rows = torch.tensor([4, 0, 7])
-    part = problem.part(rows)
+    part = problem.subset(rows)
     for name in ("x", "targets", "weights", "folds", "spread"):
         assert torch.equal(getattr(part, name), getattr(problem, name)[rows])
     assert part.intercept == problem.intercept

@@ -1,10 +1,11 @@
-"""Teachers that read one or a few directions of a Gaussian input: what kernels can learn of them, and what not."""
+"""Teachers of Gaussian inputs: linear maps, and functions of one or a few directions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,89 @@ from torch import Tensor, nn
 from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
+from featlearn.datasets._gaussian_inputs import draw_gaussian
 from featlearn.errors import InputError
 from featlearn.linalg import gaussian_mean, hermite_coefficients
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """``f*(x) = W* x`` (FACT paper, appendix C).
+
+    Attributes:
+        matrix: W*, ``(c, d)`` in float64.
+    """
+
+    matrix: Tensor
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """The map at ``(..., d)`` inputs; returns ``(..., c)``, computed in float64 and rounded to their dtype."""
+        return (X.double() @ self.matrix.to(X.device).mT).to(X.dtype)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LinearTask(RegressionTask):
+    """A `RegressionTask` whose target is linear; labels are ``(n, c)``.
+
+    Attributes:
+        matrix: W*, ``(c, d)`` in float64.
+    """
+
+    matrix: Tensor
+
+
+def linear_task(
+    n: int = 5000,
+    d: int = 10,
+    c: int = 5,
+    n_test: int = 0,
+    *,
+    noise: float = 0.0,
+    generator: Seed = None,
+    dtype: torch.dtype | None = None,
+) -> LinearTask:
+    """Standard normal inputs with labels ``W* x``, W* standard normal (FACT paper, appendix C, figure 11).
+
+    The defaults are the paper's. Labels keep their scale. Numbers are drawn in float64 and then rounded; noise is
+    drawn even if its size is 0, so that it changes the training labels alone.
+
+    Args:
+        n: Number of training points.
+        d: Number of input coordinates.
+        c: Number of outputs.
+        n_test: Number of test points.
+        noise: Standard deviation of the noise in the training labels; the paper has none.
+        generator: Generator or integer seed.
+        dtype: Of inputs and labels; torch's default if None.
+    """
+    check_sizes(n, n_test)
+    if d < 1 or c < 1:
+        raise InputError(f"a linear map needs d >= 1 inputs and c >= 1 outputs, got d={d}, c={c}")
+    if not (math.isfinite(noise) and noise >= 0):
+        raise InputError(f"noise is a standard deviation and must not be negative, got {noise!r}")
+    generator = as_generator(generator, "linear")
+    target = LinearMap(torch.randn(c, d, generator=generator, dtype=torch.float64))
+    return LinearTask(**_noisy_rows(target, (n, n_test), d, c, noise, generator, dtype), matrix=target.matrix)
+
+
+def _noisy_rows(
+    target: Callable[[Tensor], Tensor],
+    sizes: tuple[int, int],
+    d: int,
+    c: int,
+    noise: float,
+    generator: torch.Generator,
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """Draw Gaussian inputs and noisy labels of a target with c outputs, as the fields of a `RegressionTask`."""
+    X = draw_gaussian(sizes[0], d, None, generator)
+    errors = torch.randn(sizes[0], c, generator=generator, dtype=torch.float64)
+    # Test points come last, so that asking for some leaves the others as they are.
+    X_test = draw_gaussian(sizes[1], d, None, generator)
+    rows = {"X": X, "y": target(X) + noise * errors, "X_test": X_test, "y_test": target(X_test)}
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return {key: rows[key].to(dtype) for key in rows} | {"target": target, "scale": 1.0, "noise": noise}
 
 
 @renamed_arguments(normalised="normalized", centre_norm="center_norm")
@@ -60,24 +141,10 @@ def teacher_task(
     if noise < 0:
         raise InputError(f"noise is a standard deviation and must not be negative, got {noise!r}")
     generator = as_generator(generator, "teacher")
-    dtype = torch.get_default_dtype() if dtype is None else dtype
     directions = orthonormal_columns(d, k, generator).mT.contiguous()
     sigma = normalized_activation(activation) if normalized else activation_module(activation)
     teacher = Teacher(directions, sigma.double().requires_grad_(False), tau, center_norm)
-    X = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    errors = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-    # Test points come last, so that asking for some leaves the others as they are.
-    X_test = torch.randn(n_test, d, generator=generator, dtype=torch.float64)
-    return TeacherTask(
-        X=X.to(dtype),
-        y=(teacher(X) + noise * errors).to(dtype),
-        X_test=X_test.to(dtype),
-        y_test=teacher(X_test).to(dtype),
-        target=teacher,
-        scale=1.0,
-        noise=noise,
-        teacher=teacher,
-    )
+    return TeacherTask(**_noisy_rows(teacher, (n, n_test), d, 1, noise, generator, dtype), teacher=teacher)
 
 
 @dataclass(frozen=True, eq=False)

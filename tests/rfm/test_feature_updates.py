@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn import InputError
 from featlearn.rfm import feature_updates as updates
 from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of
-from featlearn.rfm.kernel_solver import Gram
+from featlearn.rfm.kernel_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel
 
 BANDWIDTH = 2.5
@@ -34,10 +34,10 @@ def machine(kernel: Kernel, n: int, c: int, form: str, d: int = D) -> dict[str, 
     u = x @ oracles.as_matrix(root)
     weights = oracles.positive(n, seed=n + 1)
     targets = (u[:, :1] * u[:, 1:2]).tanh() + 0.3 * oracles.numbers(n, c, seed=n + 2)
-    gram = Gram(kernel, u, BANDWIDTH)
-    gram.factor(1e-2 * weights.sum() / weights)
-    alpha = gram.solve(targets)
-    return {"x": x, "u": u, "root": root, "alpha": alpha, "weights": weights, "slopes": gram.slopes()}
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    solver.factor(1e-2 * weights.sum() / weights)
+    alpha = solver.solve(targets)
+    return {"x": x, "u": u, "root": root, "alpha": alpha, "weights": weights, "slopes": solver.slopes()}
 
 
 def check(kernel: Kernel, given: dict[str, Tensor]) -> None:
@@ -87,7 +87,7 @@ def test_fact_times_the_metric_is_symmetric(name: str) -> None:
     assert oracles.relative_error(found, found.T) > 1e-2
 
 
-def updated(update: str, metric: Tensor, matrix: Tensor, power: float = 0.5) -> Tensor:
+def update_metric(update: str, metric: Tensor, matrix: Tensor, power: float = 0.5) -> Tensor:
     """The update where this is the matrix that it asks for; the other one must not be computed."""
 
     def other() -> Tensor:
@@ -101,30 +101,30 @@ def updated(update: str, metric: Tensor, matrix: Tensor, power: float = 0.5) -> 
 @pytest.mark.parametrize("power", [0.25, 0.5, 1.0])
 def test_nfa_is_a_power_of_agop(power: float) -> None:
     matrix = metric_of("full")
-    assert oracles.relative_error(updated("nfa", matrix, matrix, power), oracles.power(matrix, power)) < 1e-12
+    assert oracles.relative_error(update_metric("nfa", matrix, matrix, power), oracles.power(matrix, power)) < 1e-12
     diagonal = metric_of("diagonal")
-    assert torch.equal(updated("nfa", diagonal, diagonal, power), diagonal**power)
+    assert torch.equal(update_metric("nfa", diagonal, diagonal, power), diagonal**power)
 
 
 def test_nfa_does_not_raise_rounding_to_a_root() -> None:
     matrix = metric_of("low rank")
-    found = updated("nfa", matrix, matrix, 0.5)
+    found = update_metric("nfa", matrix, matrix, 0.5)
     assert torch.linalg.eigvalsh(found)[:3].abs().max() < 1e-12  # and not the root of the rounding, 1e-8
 
 
 def test_fact_and_geometric_are_their_definitions() -> None:
     metric, matrix = metric_of("full"), oracles.numbers(D, D, seed=13)
-    assert oracles.relative_error(updated("fact", metric, matrix), oracles.power(matrix @ matrix.T, 0.5)) < 1e-10
+    assert oracles.relative_error(update_metric("fact", metric, matrix), oracles.power(matrix @ matrix.T, 0.5)) < 1e-10
     product = matrix @ metric
-    geometric = updated("fact-geometric", metric, matrix)
+    geometric = update_metric("fact-geometric", metric, matrix)
     assert oracles.relative_error(geometric, oracles.power(product @ product.T, 0.25)) < 1e-10
     for update in ("nfa", "fact", "fact-geometric"):
-        found = updated(update, metric, metric if update == "nfa" else matrix)
+        found = update_metric(update, metric, metric if update == "nfa" else matrix)
         assert torch.equal(found, found.T)
     line, start = oracles.numbers(D, seed=14), metric_of("diagonal")
-    assert torch.equal(updated("fact", start, line), line.abs())
-    whole = updated("fact-geometric", torch.diag(start), torch.diag(line))
-    assert oracles.relative_error(torch.diag(updated("fact-geometric", start, line)), whole) < 1e-12
+    assert torch.equal(update_metric("fact", start, line), line.abs())
+    whole = update_metric("fact-geometric", torch.diag(start), torch.diag(line))
+    assert oracles.relative_error(torch.diag(update_metric("fact-geometric", start, line)), whole) < 1e-12
 
 
 @pytest.mark.parametrize("name", oracles.SMOOTH)
@@ -135,21 +135,21 @@ def test_geometric_of_an_inner_product_is_a_root(name: str) -> None:
     found = fact(kernel, given["slopes"], given["x"], given["u"], given["root"], given["alpha"])
     product = found @ metric  # symmetric, and positive semi-definite as the slopes are a kernel
     assert torch.linalg.eigvalsh((product + product.T) / 2)[0] > -1e-12 * product.norm()
-    assert oracles.relative_error(updated("fact-geometric", metric, found), oracles.power(product, 0.5)) < 1e-7
+    assert oracles.relative_error(update_metric("fact-geometric", metric, found), oracles.power(product, 0.5)) < 1e-7
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal", "low rank"])
 def test_both_updates_keep_a_fixed_point(form: str) -> None:
     metric = metric_of(form)
     for update in ("fact", "fact-geometric"):
-        assert oracles.relative_error(updated(update, metric, metric), metric) < 1e-7
+        assert oracles.relative_error(update_metric(update, metric, metric), metric) < 1e-7
     squares = metric**2 if form == "diagonal" else metric @ metric
-    assert oracles.relative_error(updated("nfa", metric, squares), metric) < 1e-7
+    assert oracles.relative_error(update_metric("nfa", metric, squares), metric) < 1e-7
 
 
 def test_an_unknown_update_is_refused() -> None:
     with pytest.raises(InputError, match=r"must be one of fact, .*'agop'"):
-        updated("agop", metric_of("full"), metric_of("full"))
+        update_metric("agop", metric_of("full"), metric_of("full"))
 
 
 def test_root_is_squared_to_the_metric() -> None:
@@ -170,10 +170,10 @@ def test_an_offset_of_the_features_changes_nothing(name: str) -> None:
         x = raw + offset
         x = x - x.mean(0)
         u = x @ root
-        gram = Gram(kernel, u, BANDWIDTH)
-        gram.factor(torch.full((60,), 0.5, dtype=torch.float64))
-        alpha = gram.solve(targets)
-        slopes = gram.slopes()
+        solver = KernelSolver(kernel, u, BANDWIDTH)
+        solver.factor(torch.full((60,), 0.5, dtype=torch.float64))
+        alpha = solver.solve(targets)
+        slopes = solver.slopes()
         found.append((agop(kernel, slopes, u, root, alpha, torch.ones(60)), fact(kernel, slopes, x, u, root, alpha)))
     for here, there in zip(*found, strict=True):
         assert oracles.relative_error(there, here) < 1e-8
@@ -189,8 +189,8 @@ def test_rows_apart_only_where_the_metric_is_blind_have_no_slope(name: str) -> N
     x = x - x.mean(0)
     u, weights = x @ root, torch.ones(30, dtype=torch.float64)
     assert 0 < (u[5] - u[2]).abs().max() < 1e-14
-    gram = Gram(kernel, u, BANDWIDTH)
-    gram.factor(0.1 * weights)
-    alpha = gram.solve(oracles.numbers(30, 1, seed=17))
-    slopes = gram.slopes()
+    solver = KernelSolver(kernel, u, BANDWIDTH)
+    solver.factor(0.1 * weights)
+    alpha = solver.solve(oracles.numbers(30, 1, seed=17))
+    slopes = solver.slopes()
     check(kernel, {"x": x, "u": u, "root": root, "alpha": alpha, "weights": weights, "slopes": slopes})
