@@ -75,13 +75,13 @@ def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:
     import typer
 
-    from featlearn.cli._errors import exit_codes
+    from featlearn.cli._errors import handle_errors
 
-    with pytest.raises(typer.Exit) as ended, exit_codes():
+    with pytest.raises(typer.Exit) as ended, handle_errors():
         raise ZeroDivisionError("two\nlines")
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == "featlearn: ZeroDivisionError: two lines (featlearn --debug ... shows where)\n"
-    with exit_codes():
+    with handle_errors():
         warnings.simplefilter("always")
         for _ in range(3):
             warnings.warn("y is constant", UserWarning, stacklevel=1)

@@ -70,9 +70,15 @@ def folder_of_runs(folder: Path) -> Path:
     return folder
 
 
-LEDGER = """{"schema_version": 1, "experiments": [{"name": "nfa-fig1", "title": "figure", "paper": "nfa",
+OLD_LEDGER = """{"schema_version": 1, "experiments": [{"name": "nfa-fig1", "title": "figure", "paper": "nfa",
 "covers": ["figure 1"], "scale": "smoke", "seconds": 1.0, "trouble": "", "remarks": "", "claims": [
 {"text": "NFC <b>of</b> the first layer", "where": "figure 1", "relation": "about", "published": 0.93,
  "measured": [0.92], "tolerance": 0.03, "reason": "", "note": "", "missing": "", "verdict": "reproduced"},
 {"text": "NFC at random", "where": "figure 1", "relation": "about", "published": 0.53,
  "measured": [0.9], "tolerance": 0.03, "reason": "", "note": "", "missing": "", "verdict": "differs"}]}]}"""
+LEDGER = (
+    OLD_LEDGER.replace('"schema_version": 1', '"schema_version": 3')
+    .replace('"paper": "nfa"', '"paper": "nfa", "paper_title": "Feature learning as alignment (NFA)", "stale": false')
+    .replace('"published": 0.93', '"published": 0.93, "published_text": "0.93", "measured_text": "0.92"')
+    .replace('"published": 0.53', '"published": 0.53, "published_text": "0.53", "measured_text": "0.9"')
+)

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from dashboard_runs import EVIL, FEATURES, folder_of_runs, log_step, trained_run
+from dashboard_runs import EVIL, FEATURES, OLD_LEDGER, folder_of_runs, log_step, trained_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featlearn.errors import InputError
+from featlearn.papers.ledger import write_ledger
+from featlearn.papers.runner import reproduce
 from featlearn.runs import Run
 from processes import running
 
@@ -175,6 +177,23 @@ def test_runs_are_compared(client: TestClient, ids: dict[str, str]) -> None:
     assert found["settings"] == [{"setting": "lr", "values": {ids["first"]: 0.1, ids["second"]: 0.2}}]
     assert client.get("/api/compare").status_code == 400
     assert client.get("/api/compare?ids=000000000000").status_code == 404
+
+
+def test_an_old_ledger_and_one_that_was_just_written(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "ledger.json").write_text(OLD_LEDGER)
+    (done,) = reproduce(["adaptive-fig2"], "smoke", folder=tmp_path / "points")
+    write_ledger([done], tmp_path / "new")
+    with client_of(tmp_path) as client:
+        answer = strictly(client.get("/api/ledger").text)
+    assert answer["troubles"] == []
+    old = [claim for claim in answer["claims"] if claim["experiment"] == "nfa-fig1"]
+    assert [(claim["published"], claim["measured"]) for claim in old] == [("0.93", "0.92"), ("0.53", "0.9")]
+    new = [claim for claim in answer["claims"] if claim["experiment"] == "adaptive-fig2"]
+    assert [(c["text"], c["published"], c["measured"], c["verdict"], c["tolerance"]) for c in new] == [
+        (c.text, c.published_text, c.measured_text, c.verdict, c.tolerance) for c in done.claims
+    ]
+    assert {claim["paper"] for claim in new} == {"Adaptive tangent features"}
 
 
 def test_the_ledger_and_a_damaged_one(client: TestClient, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from featlearn.cli._console import print_files, print_json, result_console
-from featlearn.cli._errors import exit_codes, remark
+from featlearn.cli._errors import handle_errors, print_notice
 from featlearn.errors import InputError
 
 
@@ -29,7 +29,7 @@ def dashboard(
       featlearn dashboard runs --port 9000 --host 0.0.0.0 --token a-long-secret-word
       featlearn dashboard runs --export runs.html
     """
-    with exit_codes("The runs are as they were."):
+    with handle_errors("The runs are as they were."):
         if not folder.is_dir():
             raise InputError(f"there is no folder {str(folder)!r}: name one that holds runs")
         try:
@@ -48,7 +48,7 @@ def dashboard(
             return
 
         def ready(address: str) -> None:
-            remark(f"runs of {folder} on {address}, until Ctrl-C")
+            print_notice(f"runs of {folder} on {address}, until Ctrl-C")
             if show:
                 import webbrowser
 

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from featlearn.cli._console import print_files, print_json, result_console, text_table
-from featlearn.cli._errors import exit_codes
+from featlearn.cli._errors import handle_errors
 from featlearn.cli._fit import use_one_core
 from featlearn.cli._output_dir import check_folder, check_run, open_page
 
@@ -52,7 +52,7 @@ def demo(
       featlearn demo --out tour --seed 1 --open
     """
     began = time.perf_counter()
-    with exit_codes(f"What is in {out} may be of this demo and of the one before."):
+    with handle_errors(f"What is in {out} may be of this demo and of the one before."):
         from featlearn.cli.wine import wine_features
         from featlearn.plots import save_figure
         from featlearn.reports import write_report

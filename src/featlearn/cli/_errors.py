@@ -34,26 +34,26 @@ def replace_what_cannot_be_shown(stream: TextIO) -> None:
         stream.reconfigure(errors="replace")
 
 
-def remark(text: str) -> None:
+def print_notice(text: str) -> None:
     """Tell the user something that is no trouble, on stderr: stdout is for results."""
     print(f"featlearn: {_one_line(text)}", file=sys.stderr)
 
 
 @contextmanager
-def exit_codes(kept: str | Callable[[], str] = _NOTHING) -> Iterator[None]:
+def handle_errors(cancel_message: str | Callable[[], str] = _NOTHING) -> Iterator[None]:
     """Run the body of a command, and turn what goes wrong into a sentence on stderr and an exit code.
 
     1 is trouble, 130 is Ctrl-C; 2, a wrong option, is typer's own. Warnings of the library become remarks.
 
     Args:
-        kept: A sentence for Ctrl-C: what is on disk now. Called if it is a function.
+        cancel_message: A sentence for Ctrl-C: what is on disk now. Called if it is a function.
     """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _once()
             yield
     except KeyboardInterrupt:
-        _end(f"stopped. {kept() if callable(kept) else kept}", INTERRUPTED)
+        _end(f"stopped. {cancel_message() if callable(cancel_message) else cancel_message}", INTERRUPTED)
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise  # typer's own way to end, and a reader of our output who has seen enough
     except (FeatlearnError, OSError) as error:
@@ -67,7 +67,7 @@ def exit_codes(kept: str | Callable[[], str] = _NOTHING) -> Iterator[None]:
 def _end(sentence: str, code: int) -> None:
     if _tracebacks:
         traceback.print_exc()
-    remark(sentence)
+    print_notice(sentence)
     raise typer.Exit(code) from None
 
 
@@ -98,6 +98,6 @@ def _warn(
 ) -> None:
     """Show a warning that is meant for users as a remark, and others only to those who look for bugs."""
     if issubclass(category, UserWarning):
-        remark(str(message))
+        print_notice(str(message))
     elif _tracebacks:
-        remark(f"{filename}:{lineno}: {category.__name__}: {message}")
+        print_notice(f"{filename}:{lineno}: {category.__name__}: {message}")

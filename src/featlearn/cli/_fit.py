@@ -14,7 +14,7 @@ from rich.text import Text
 
 from featlearn._utils.formatting import count
 from featlearn.cli._console import print_files, print_json, result_console, text_table
-from featlearn.cli._errors import exit_codes
+from featlearn.cli._errors import handle_errors
 from featlearn.cli._output_dir import check_folder, check_run, open_page, staged
 from featlearn.errors import InputError
 
@@ -110,7 +110,7 @@ def fit(
       featlearn fit houses.parquet --target price --drop id --out houses
       featlearn fit large.csv --target y --centers 2000 --cv 3
     """
-    with exit_codes():
+    with handle_errors():
         check_folder(out, _FILES)
         check_run(out / "run", {"kind": "rfm"})
         fitted = _fit(table, target, task.value, update.value, cv, tuple(drop or ()), centers, iterations, seed)

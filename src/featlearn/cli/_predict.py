@@ -11,7 +11,7 @@ import typer
 
 from featlearn._utils.formatting import count, pick_text
 from featlearn.cli._console import print_files, print_json, result_console
-from featlearn.cli._errors import exit_codes, remark
+from featlearn.cli._errors import handle_errors, print_notice
 from featlearn.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def predict(
       featlearn predict fit/model.safetensors new.csv -o out.csv
       featlearn predict fit/model.safetensors new.parquet -o out.csv --proba
     """
-    with exit_codes(f"{output} is as it was."):
+    with handle_errors(f"{output} is as it was."):
         from featlearn._utils.atomic import atomic_write
         from featlearn.rfm import load_tabular
 
@@ -98,7 +98,7 @@ def _aligned(pipeline: Any, table: Path, target: str, rows: int) -> Iterator[pd.
                 f"{pick_text(map(repr, missing), 10)}; it has {pick_text(map(repr, names), 10)}"
             )
         if further := [name for name in names if name not in kinds and name != target]:
-            remark(
+            print_notice(
                 f"{count(len(further), 'column')} left aside, not of the training: {pick_text(map(repr, further), 5)}"
             )
         return [name for name in kinds if name in names]

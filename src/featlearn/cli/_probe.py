@@ -14,7 +14,7 @@ import typer
 
 from featlearn._utils.formatting import count, pick_text
 from featlearn.cli._console import print_files, print_json, result_console, text_table
-from featlearn.cli._errors import exit_codes, remark
+from featlearn.cli._errors import handle_errors, print_notice
 from featlearn.cli._output_dir import check_folder, open_page, staged
 from featlearn.errors import FeatlearnError, InputError
 
@@ -89,7 +89,7 @@ def probe(
       featlearn probe model.py:net --data xy.npz --checkpoint end.safetensors
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
-    with exit_codes():
+    with handle_errors():
         check_folder(out, _FILES)
         if weight_decay is not None and loss is None:
             raise InputError("--weight-decay is for FACT, which needs --loss as well")
@@ -185,7 +185,7 @@ def _matrices(report: Report) -> dict[str, dict[str, Tensor]]:
                 found[name][matrix] = features.matrix(matrix).float().contiguous()
                 room -= 4 * found[name][matrix].numel()
     if len(found) < len(report):
-        remark(f"the matrices of {count(len(report) - len(found), 'layer')} are too large to be written out")
+        print_notice(f"the matrices of {count(len(report) - len(found), 'layer')} are too large to be written out")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from featlearn.cli._errors import exit_codes
+from featlearn.cli._errors import handle_errors
 
 
 def reproduce(
@@ -43,7 +43,7 @@ def reproduce(
         page_text = f", and {page} shows what is finished" if page.exists() else ""
         return f"What was measured is kept in {out}{page_text}; the same command goes on from there."
 
-    with exit_codes(kept):
+    with handle_errors(kept):
         from featlearn.papers.command import list_experiments, run_experiments
 
         if listed:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from featlearn._utils.formatting import count
 from featlearn.cli._console import print_files, print_json, result_console, shorten, text_table
-from featlearn.cli._errors import exit_codes
+from featlearn.cli._errors import handle_errors
 from featlearn.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def list_all(
       featlearn runs list
       featlearn runs list experiments --json
     """
-    with exit_codes():
+    with handle_errors():
         from featlearn.runs import list_runs
 
         table = list_runs(root)
@@ -92,7 +92,7 @@ def show(
       featlearn runs show demo/run --all
       featlearn runs show demo/run --json
     """
-    with exit_codes():
+    with handle_errors():
         from featlearn._utils.validation import flat_settings
         from featlearn.runs import open_run
 
@@ -136,7 +136,7 @@ def compare(
     Examples:
       featlearn runs compare runs/a runs/b
     """
-    with exit_codes():
+    with handle_errors():
         from featlearn.runs import compare_configs, open_run
 
         opened = [open_run(folder) for folder in folders]
@@ -177,7 +177,7 @@ def export(
       featlearn runs export demo/run numbers.csv
       featlearn runs export demo/run numbers.parquet
     """
-    with exit_codes():
+    with handle_errors():
         from featlearn.runs import export as write
         from featlearn.runs import open_run
 
@@ -202,7 +202,7 @@ def remove(
       featlearn runs remove runs/a
       featlearn runs remove runs/a --yes
     """
-    with exit_codes("Nothing was removed."):
+    with handle_errors("Nothing was removed."):
         from featlearn.runs import open_run
         from featlearn.runs import remove as delete
 

@@ -9,7 +9,7 @@ import typer
 
 from featlearn._utils.formatting import count, pick_text
 from featlearn.cli._console import print_files, print_json, result_console, text_table
-from featlearn.cli._errors import exit_codes
+from featlearn.cli._errors import handle_errors
 from featlearn.cli._output_dir import check_folder, open_page, staged
 from featlearn.errors import InputError
 
@@ -50,7 +50,7 @@ def spectra(
       featlearn spectra trained.pt --initial start.pt --out spectra
       featlearn spectra models/gpt2 --layers "*attn*" --json
     """
-    with exit_codes():
+    with handle_errors():
         from featlearn.spectra import weight_spectra
 
         check_folder(out, ("spectra.csv", "index.html"))

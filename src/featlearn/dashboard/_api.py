@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from featlearn._utils.formatting import short_number
 from featlearn._utils.json import encode_utf8
 from featlearn._utils.validation import flat_settings
 from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps, rounded
@@ -18,6 +22,7 @@ from featlearn.runs.query import Curve, curves, quantities, words
 from featlearn.training.diagnosis import DIAGNOSES
 
 MOST_LAYERS = 64
+_LEDGER_VERSIONS = (1, 2, 3)
 MOST_COMPARED = 12
 _WORDS = ("reading", "reason", "w.phase", "ck.phase", "ntk.phase")
 
@@ -114,36 +119,45 @@ def compare(
 
 
 def ledger(store: Store) -> dict[str, Any]:
-    """Claims of the ledgers in the folder."""
-    from featlearn.papers.ledger import read_records  # imports all experiments: only where there is a ledger
-
+    """Claims of the ledgers in the folder, from the files that `featlearn.papers` wrote."""
     claims: list[dict[str, Any]] = []
     troubles: list[str] = []
     for file in store.ledgers():
         try:
-            for record in read_records(file):
-                about = {"experiment": record.name, "title": record.title, "scale": record.scale}
-                about["paper"] = record.paper_title
-                if record.trouble:
-                    troubles.append(f"{record.name}: {record.trouble}")
-                claims += [
-                    about
-                    | {
-                        "text": claim.text,
-                        "where": claim.where,
-                        "published": claim.published_text,
-                        "measured": claim.measured_text,
-                        "tolerance": claim.tolerance,
-                        "verdict": claim.verdict,
-                        "note": claim.note,
-                    }
-                    for claim in record.claims
-                ]
+            records = _ledger_records(file)
+            troubles += [f"{record['name']}: {record['trouble']}" for record in records if record["trouble"]]
+            claims += [_ledger_claim(record, claim) for record in records for claim in record["claims"]]
         except FeatlearnError as error:
             troubles.append(store.redact_error(error))
-        except Exception as error:  # written by other hands
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
     return {"claims": claims, "troubles": troubles}
+
+
+def _ledger_records(file: Path) -> list[dict[str, Any]]:
+    ledger = json.loads(file.read_text(encoding="utf-8"))
+    if ledger["schema_version"] not in _LEDGER_VERSIONS:
+        raise InputError(f"{file.name} was written by another version of featlearn: remove it and run again")
+    return list(ledger["experiments"])
+
+
+def _ledger_claim(record: Mapping[str, Any], claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the page; ledgers before version 3 have numbers instead of texts."""
+    measured = [float(value) for value in claim["measured"]]
+    mean = sum(measured) / len(measured) if measured else math.nan
+    return {
+        "experiment": str(record["name"]),
+        "title": str(record["title"]),
+        "scale": str(record["scale"]),
+        "paper": str(record.get("paper_title", record["name"].partition("-")[0])),
+        "text": str(claim["text"]),
+        "where": str(claim["where"]),
+        "published": str(claim.get("published_text", short_number(float(claim["published"])))),
+        "measured": str(claim.get("measured_text", short_number(mean))),
+        "tolerance": float(claim["tolerance"]),
+        "verdict": str(claim["verdict"]),
+        "note": str(claim["note"]),
+    }
 
 
 def _kept(store: Store, run: Found) -> tuple[list[int], dict[str, tuple[int, ...]], str]:
