@@ -228,7 +228,7 @@ def test_autocast(place: str, name: str) -> None:
 
 def test_autocast_with_projected_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """The products with W are done outside autocast, or they would be in bfloat16."""
-    monkeypatch.setattr("featlearn.features.quantities._OUTER_UP_TO", 0)
+    monkeypatch.setattr("featlearn.features.measurement_plan._OUTER_UP_TO", 0)
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 40))).float()
     x = real(50, 4).float()
     with torch.autocast("cpu", torch.bfloat16):

@@ -94,6 +94,15 @@ def test_data_from_files(featlearn: Any, folder: Path) -> None:
     assert found[1]["enfa"] == pytest.approx(found[0]["enfa"], abs=1e-6)
 
 
+def test_the_old_spelling_of_an_option(featlearn: Any, folder: Path) -> None:
+    table = pd.DataFrame(np.random.default_rng(0).normal(3, 2, size=(20, 64))).add_prefix("c")
+    table.to_csv(folder / "x.csv", index=False)
+    command = ("probe", "model.py:instance", "--data", "x.csv", "--json")
+    old, new, plain = (featlearn(*command, *option) for option in (["--standardise"], ["--standardize"], []))
+    assert old.json["layers"] == new.json["layers"] != plain.json["layers"]
+    assert "--standardise is deprecated: use --standardize" in old.err
+
+
 def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> None:
     (folder / "texts.csv").write_text("a,b\nx,1\ny,2\n")
     (folder / "junk.npz").write_bytes(os.urandom(200))

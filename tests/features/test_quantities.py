@@ -137,7 +137,7 @@ def test_square_roots(case: Case) -> None:
 @EACH_CASE
 def test_projected_sums_give_the_same_correlations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where k_out > k_in only W^T K W is summed, as for the head of a language model."""
-    monkeypatch.setattr("featlearn.features.quantities._OUTER_UP_TO", 0)
+    monkeypatch.setattr("featlearn.features.measurement_plan._OUTER_UP_TO", 0)
     model, initial = perturbed(case)
     report = fl.probe(
         model,

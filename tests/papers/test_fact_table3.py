@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.preprocessing import StandardScaler
 
-from featlearn.cli.wine import wine_features
+from featlearn.cli.demo import wine_features
 from featlearn.datasets import UCITable
 from featlearn.errors import InputError
 from featlearn.papers import uci_accuracy

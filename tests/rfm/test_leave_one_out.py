@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from featlearn.rfm._leave_one_out import FoldView, Hyperparameters, kernel_scale, line_search, tune
-from featlearn.rfm.kernel_solver import KernelSolver
+from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.training_rows import HeldOut, TrainingRows, distinct_rows, merge_rows
 

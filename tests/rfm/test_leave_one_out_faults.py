@@ -10,8 +10,8 @@ from sklearn.exceptions import ConvergenceWarning
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMRegressor, _leave_one_out
+from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.iteration import Settings
-from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import learn
 from featlearn.rfm.training_rows import TrainingRows

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from featlearn import InputError
 from featlearn.rfm import _kernel_blocks as kernel_rows
-from featlearn.rfm import _nystrom as centers_module
-from featlearn.rfm import _nystrom as nystrom
-from featlearn.rfm._nystrom import NystromSolution, choose_centers, solve_nystrom
-from featlearn.rfm.kernel_solver import SingularKernelError
+from featlearn.rfm import _nystrom_solver as centers_module
+from featlearn.rfm import _nystrom_solver as nystrom
+from featlearn.rfm._nystrom_solver import NystromSolution, choose_centers, solve_nystrom
+from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
 
 LAPLACE = make_kernel("laplace")
@@ -195,8 +195,8 @@ MEASURE = """
 import torch
 from pathlib import Path
 from featlearn.rfm.kernels import make_kernel
-from featlearn.rfm._nystrom import choose_centers
-from featlearn.rfm._nystrom import solve_nystrom
+from featlearn.rfm._nystrom_solver import choose_centers
+from featlearn.rfm._nystrom_solver import solve_nystrom
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024

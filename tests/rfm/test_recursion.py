@@ -16,8 +16,8 @@ from torch import Tensor
 
 from featlearn.rfm import _leave_one_out
 from featlearn.rfm import recursion as machine_module
+from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.iteration import Settings, predict_rows
-from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.recursion import FittedRFM, Iteration, iterates, learn
 from featlearn.rfm.training_rows import HeldOut, TrainingRows

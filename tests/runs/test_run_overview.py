@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featlearn._utils.state_file import read_tensor, tensor_shapes
+from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
 from featlearn.runs import query as overview

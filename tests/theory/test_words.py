@@ -13,7 +13,7 @@ from featlearn.theory._free_probability import (
     matrix_moments,
     noncrossing_partitions,
 )
-from featlearn.theory._quadratic_prediction import (
+from featlearn.theory._quadratic_alignment import (
     expected_derivatives,
     isotropic_numerator,
     numerator_terms,

@@ -25,7 +25,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "note.txt"
-        >>> with whole_file(target) as draft:
+        >>> with atomic_write(target) as draft:
         ...     _ = draft.write_text("all of it")
         >>> target.read_text()
         'all of it'

@@ -68,6 +68,7 @@ def probe(
     target: Annotated[str | None, typer.Option(help="Column of a table that is the target.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows at the most, drawn at random.")] = None,
     standardize: Annotated[bool, typer.Option("--standardize", help="Inputs to mean 0, deviation 1.")] = False,
+    standardise: Annotated[bool, typer.Option("--standardise", hidden=True)] = False,
     layers: Annotated[list[str] | None, typer.Option(help="Only layers that match a glob; may be repeated.")] = None,
     outputs: Annotated[str, typer.Option(help="auto, exact, or a number of random output vectors.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of rows and output vectors.")] = 0,
@@ -90,6 +91,8 @@ def probe(
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
     with handle_errors():
+        if standardise:
+            print_notice("--standardise is deprecated: use --standardize")
         check_folder(out, _FILES)
         if weight_decay is not None and loss is None:
             raise InputError("--weight-decay is for FACT, which needs --loss as well")
@@ -97,7 +100,7 @@ def probe(
         with redirect_stdout(sys.stderr):  # what the user's code prints is no result
             report, about = _probe(
                 source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
-                standardize, layers, outputs, seed,
+                standardize or standardise, layers, outputs, seed,
             )  # fmt: skip
         table = report.table([*_COLUMNS], strict=False)
         shown = _shown(table)

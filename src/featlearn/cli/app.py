@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from featlearn.cli._dashboard import dashboard
-from featlearn.cli._demo import demo
 from featlearn.cli._errors import replace_what_cannot_be_shown, show_tracebacks
 from featlearn.cli._fit import fit
 from featlearn.cli._predict import predict
@@ -19,6 +18,7 @@ from featlearn.cli._probe import probe
 from featlearn.cli._reproduce import reproduce
 from featlearn.cli._runs import runs
 from featlearn.cli._spectra import spectra
+from featlearn.cli.demo import demo
 
 __all__ = ["app"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featlearn._utils.state_file import read_tensor, tensor_shapes
+from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import InputError, NotThereError
 from featlearn.runs.artifacts import steps_of

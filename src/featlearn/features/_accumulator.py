@@ -16,11 +16,10 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
 from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, rows_of, shared_layers
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
-from featlearn.features._layer_features import LayerFeatures
+from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
 from featlearn.features._statistics import CELLS, BatchSums, Totals, in_processes, mirrored
-from featlearn.features.objective import Loss, WeightDecay, check_loss, decay_of_layers, summed_loss
-from featlearn.features.quantities import (
+from featlearn.features.measurement_plan import (
     GROUPS,
     Outputs,
     check_outputs,
@@ -29,6 +28,7 @@ from featlearn.features.quantities import (
     plan_sums,
     resolve_measure,
 )
+from featlearn.features.objective import Loss, WeightDecay, check_loss, decay_of_layers, summed_loss
 from featlearn.layers import Layer, coverage, find_layers, select_layers
 
 Rows = dict[str, list[Tensor]]

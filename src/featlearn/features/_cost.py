@@ -12,7 +12,7 @@ from featlearn._utils.memory import parse_memory, readable_size
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.features._statistics import CELLS
-from featlearn.features.quantities import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
+from featlearn.features.measurement_plan import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
 
 

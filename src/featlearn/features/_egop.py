@@ -13,7 +13,7 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
 from featlearn.features._statistics import add_gram, mirrored
-from featlearn.features.quantities import check_outputs, cotangents, plan_outputs
+from featlearn.features.measurement_plan import check_outputs, cotangents, plan_outputs
 
 
 def egop(

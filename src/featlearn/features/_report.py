@@ -22,10 +22,10 @@ import pandas as pd
 import safetensors
 
 from featlearn._utils.atomic import commit_file
-from featlearn._utils.state_file import check_version, damage_errors, stored_tensors, write_state
+from featlearn._utils.safetensors_file import check_version, damage_errors, stored_tensors, write_state
 from featlearn.errors import InputError, NotMeasuredError
-from featlearn.features._layer_features import LayerFeatures
-from featlearn.features.quantities import Outputs
+from featlearn.features._feature_matrices import LayerFeatures
+from featlearn.features.measurement_plan import Outputs
 from featlearn.layers import ParameterCoverage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.features.quantities import UNGROUPED, Outputs, SumPlan
+from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
 
 # Columns taken at a time by `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
 _BLOCK = 64

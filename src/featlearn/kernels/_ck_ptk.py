@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from featlearn._utils.memory import check_fits
 from featlearn.capture import Forward, ModelSession, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.features.quantities import Outputs, cotangents
+from featlearn.features.measurement_plan import Outputs, cotangents
 from featlearn.kernels._ntk import most_rows
 from featlearn.layers import Layer, find_layers, unwrap
 

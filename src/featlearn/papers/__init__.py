@@ -1,6 +1,6 @@
 """Experiments of the papers: one file per table or figure."""
 
-from featlearn.cli.wine import WineFeatures, wine_features
+from featlearn.cli.demo import WineFeatures, wine_features
 from featlearn.papers.adaptive.sec3_estimator import AdaptiveComparison, adaptive_comparison
 from featlearn.papers.fact.table3 import UCIAccuracy, uci_accuracy
 from featlearn.papers.nfa.slo_alignment import SLOAlignment, SLORun, slo_alignment

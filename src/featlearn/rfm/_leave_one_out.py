@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
+from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Settings, average_metrics, fit_rows, update_metric
-from featlearn.rfm.kernel_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
 

@@ -15,7 +15,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from featlearn._utils.state_file import open_state, stored_tensors, write_state
+from featlearn._utils.safetensors_file import open_state, stored_tensors, write_state
 from featlearn.errors import InputError
 from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor

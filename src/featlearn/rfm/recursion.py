@@ -14,10 +14,10 @@ from torch import Tensor
 
 from featlearn._utils.rng import as_generator
 from featlearn.rfm._leave_one_out import Hyperparameters, LeaveOneOutValidator
-from featlearn.rfm._nystrom import choose_centers, solve_nystrom
+from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
+from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Coefficients, Settings, average_metrics, first_metric, fit_rows, update_metric
-from featlearn.rfm.kernel_solver import SingularKernelError
 from featlearn.rfm.training_rows import TrainingRows
 from featlearn.spectra import effective_rank
 

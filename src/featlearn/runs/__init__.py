@@ -3,7 +3,7 @@
 `list`, `open`, `compare`, `export` and `remove` are meant to be called through the module: ``runs.open("first")``.
 """
 
-from featlearn._utils.state_file import load_nested, save_nested
+from featlearn._utils.safetensors_file import load_nested, save_nested
 from featlearn.runs._collection import compare, compare_configs, export, list_runs, open_run, remove
 from featlearn.runs._run import Run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featlearn._utils.atomic import file_trouble
-from featlearn._utils.state_file import load_nested, save_nested
+from featlearn._utils.safetensors_file import load_nested, save_nested
 from featlearn.errors import InputError, RunStoreError
 
 __all__ = ["FOLDERS", "load_newest", "load_step", "remove_all", "remove_older", "save_step", "steps_of", "tidy"]

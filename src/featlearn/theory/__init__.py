@@ -13,15 +13,7 @@ from featlearn.theory._convergence_bounds import (
 from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
 from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
-from featlearn.theory._quadratic_networks import (
-    QuadraticNetwork,
-    Separation,
-    SeparationData,
-    least_norm_network,
-    separation,
-    separation_data,
-)
-from featlearn.theory._quadratic_prediction import (
+from featlearn.theory._quadratic_alignment import (
     NumeratorTerms,
     QuadraticPrediction,
     expected_derivatives,
@@ -30,7 +22,20 @@ from featlearn.theory._quadratic_prediction import (
     predict_quadratic,
     readout_moments,
 )
-from featlearn.theory._wide_networks import WideAlignment, derivative_correlation, predict_depth, sphere_alignment
+from featlearn.theory._quadratic_networks import (
+    QuadraticNetwork,
+    Separation,
+    SeparationData,
+    least_norm_network,
+    separation,
+    separation_data,
+)
+from featlearn.theory._wide_network_alignment import (
+    WideAlignment,
+    derivative_correlation,
+    predict_depth,
+    sphere_alignment,
+)
 
 __all__ = [
     "EARLY_EXPONENTS",

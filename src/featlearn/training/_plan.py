@@ -15,7 +15,7 @@ from featlearn._utils.memory import readable_size
 from featlearn.capture import ModelSession, Sizes, few_rows, shared_layers
 from featlearn.errors import FeatlearnError
 from featlearn.features import probe_cost
-from featlearn.features.quantities import SKETCHES, plan_outputs
+from featlearn.features.measurement_plan import SKETCHES, plan_outputs
 from featlearn.kernels.contractions import pair_operations, sample_operations
 from featlearn.layers import Layer, find_layers
 from featlearn.training._probe_data import ProbeRows, first_of

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.rfm.iteration import Coefficients as Fit
-from featlearn.rfm.iteration import Settings, predict_rows
-from featlearn.rfm.kernel_solver import SingularKernelError
+from featlearn.rfm.dense_solver import SingularKernelError
+from featlearn.rfm.iteration import Coefficients, Settings, predict_rows
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import TrainingRows as Problem
+from featlearn.rfm.training_rows import TrainingRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +31,12 @@ class Watched:
     metric: Tensor
     train: float
     test: float
-    fit: Fit
+    fit: Coefficients
 
 
-def rows_as_they_are(X: Tensor, targets: Tensor) -> Problem:
+def rows_as_they_are(X: Tensor, targets: Tensor) -> TrainingRows:
     """Rows of weight one, without an intercept, as algorithm 1 of the paper has them."""
-    return Problem(X, targets, torch.ones(len(X), dtype=X.dtype), intercept=False)
+    return TrainingRows(X, targets, torch.ones(len(X), dtype=X.dtype), intercept=False)
 
 
 def watched(

@@ -29,11 +29,10 @@ from featlearn.papers.claim import Claim, about, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, experiment
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
-from featlearn.rfm.iteration import Coefficients as Fit
-from featlearn.rfm.iteration import Settings, fit_rows, predict_rows
+from featlearn.rfm.iteration import Coefficients, Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import TrainingRows as Problem
+from featlearn.rfm.training_rows import TrainingRows
 
 PROTOCOLS = ("clean", "paper")
 _SHIFTS = (10.0, 1.0, 0.1, 0.01, 0.001)
@@ -148,14 +147,20 @@ def _settings(update: str, power: float, n_iter: int, ridge: float) -> Settings:
     )  # fmt: skip
 
 
-def _rows(X: NDArray[np.float64], y: NDArray[Any], classes: int) -> Problem:
+def _rows(X: NDArray[np.float64], y: NDArray[Any], classes: int) -> TrainingRows:
     """Rows as the benchmark has them: nothing merged, no intercept."""
     targets = torch.from_numpy(simplex(classes)[y])
-    return Problem(torch.from_numpy(X), targets, torch.ones(len(X), dtype=torch.float64), intercept=False)
+    return TrainingRows(torch.from_numpy(X), targets, torch.ones(len(X), dtype=torch.float64), intercept=False)
 
 
 def _score(
-    settings: Settings, problem: Problem, metric: Tensor, fit: Fit, X: NDArray[np.float64], y: NDArray[Any], k: int
+    settings: Settings,
+    problem: TrainingRows,
+    metric: Tensor,
+    fit: Coefficients,
+    X: NDArray[np.float64],
+    y: NDArray[Any],
+    k: int,
 ) -> float:
     outputs = predict_rows(problem, settings.kernel, metric, fit, torch.from_numpy(X))
     return float((np.argmax(outputs.numpy() @ simplex(k).T, axis=1) == y).mean())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.theory._wide_networks import (
+from featlearn.theory._wide_network_alignment import (
     ACTIVATIONS,
     _normal_integral,
     as_activation,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featlearn._utils.validation import check_option
 from featlearn.errors import InputError, NotMeasuredError
-from featlearn.features._factored import (
+from featlearn.features._correlations import (
     Factor,
     Factored,
     GroupProducts,

@@ -181,7 +181,7 @@ def sphere_alignment(
     Args:
         d: Input dimension.
         n: Points.
-        activation: A name of `featlearn.theory._wide_networks.ACTIVATIONS`, or (phi, derivative).
+        activation: A name of `featlearn.theory._wide_network_alignment.ACTIVATIONS`, or (phi, derivative).
         target: ``target(X) -> (n,)``; None is ``x_1``, of length one.
         seed: Of the points.
 

@@ -11,7 +11,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm.kernel_solver import KernelSolver, SingularKernelError
+from featlearn.rfm.dense_solver import KernelSolver, SingularKernelError
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.training_rows import TrainingRows
 
