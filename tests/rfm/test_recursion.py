@@ -14,7 +14,6 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm import _leave_one_out
 from featlearn.rfm import recursion as machine_module
 from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.iteration import Settings, predict_rows

@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.rfm import RFMClassifier, RFMRegressor, _leave_one_out, iteration
+from featlearn.rfm import RFMClassifier, RFMRegressor, iteration
 from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.training_rows import some_rows
 

@@ -14,7 +14,7 @@ import torch
 
 from featlearn.errors import RunStoreError
 from featlearn.runs import Run, compare, compare_configs, list_runs, remove
-from featlearn.runs import query as overview
+from featlearn.runs import reader as overview
 from featlearn.runs.lock import being_written
 
 DEEP = '{"a":' * 200 + "1" + "}" * 200

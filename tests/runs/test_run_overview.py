@@ -13,7 +13,7 @@ import torch
 from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
-from featlearn.runs import query as overview
+from featlearn.runs import reader as overview
 
 
 def _logged(folder: Path) -> Run:

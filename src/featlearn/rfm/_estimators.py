@@ -26,7 +26,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
     The model is ``f(x) = mean + sum_j k_M(x, x_j) alpha_j``, ``alpha = (K_M + n ridge I)^{-1} (y - mean)``, with
     distances ``r^2 = (x - z)^T M (x - z)``. From M = I on, each iteration solves for alpha and learns M from the
     solution. The iterate, the ridge and the bandwidth with the least leave-one-out error are selected, under an M that
-    was not learned from the row (`featlearn.rfm._leave_one_out.LeaveOneOutValidator`): all rows are used, and no
+    was not learned from the row (`featlearn.rfm._hyperparameters.LeaveOneOutValidator`): all rows are used, and no
     validation set is needed.
     Features should be on one scale: `featlearn.make_tabular` sees to that, and to categories and gaps.
 

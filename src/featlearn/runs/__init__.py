@@ -4,7 +4,7 @@
 """
 
 from featlearn._utils.safetensors_file import load_nested, save_nested
-from featlearn.runs._collection import compare, compare_configs, export, list_runs, open_run, remove
+from featlearn.runs._catalog import compare, compare_configs, export, list_runs, open_run, remove
 from featlearn.runs._run import Run
 
 list = list_runs

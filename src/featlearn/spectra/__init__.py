@@ -12,7 +12,6 @@ from featlearn.spectra._bulk import (
 )
 from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
-from featlearn.spectra._heavy_tail import TailEvidence, tail_evidence
 from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
@@ -26,6 +25,7 @@ from featlearn.spectra._ranks import (
     weight_eigenvalues,
 )
 from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
+from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
 from featlearn.spectra._weight_spectrum import WeightSpectrum
 

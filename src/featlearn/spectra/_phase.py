@@ -14,9 +14,9 @@ from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
 from featlearn.spectra._bulk import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, edge_scale, empirical_edge
 from featlearn.spectra._compare import histogram, ks_distance, qq
-from featlearn.spectra._heavy_tail import TailEvidence, tail_evidence
 from featlearn.spectra._laws import Law
 from featlearn.spectra._ranks import effective_rank, positive_eigenvalues, stable_rank
+from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 
 Array = NDArray[np.float64]
 PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank collapse", "undecided"]

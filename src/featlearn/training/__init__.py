@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from featlearn._utils.public_names import lazy_names, renamed_names
+from featlearn.errors import DivergenceError as DivergenceError
 
 if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
-    from featlearn.errors import DivergenceError as DivergenceError
     from featlearn.training._measurement import PARTS as PARTS
     from featlearn.training._measurement import Snapshot as Snapshot
     from featlearn.training._monitor import Monitor as Monitor
@@ -26,7 +26,6 @@ _HOMES = {
     "PASSES": "_plan",
     "Budget": "_schedule",
     "Diagnosis": "diagnosis",
-    "DivergenceError": "_trainer",
     "History": "_trainer",
     "Monitor": "_monitor",
     "Snapshot": "_measurement",
@@ -36,7 +35,7 @@ _HOMES = {
     "relative_gradient": "_trainer",
 }
 
-__all__ = [*_HOMES]
+__all__ = ["DivergenceError", *_HOMES]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 __getattr__ = renamed_names(

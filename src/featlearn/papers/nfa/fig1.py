@@ -23,8 +23,8 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
-    found = chain_alignment(**point)
+def _measure(seed: int, **point: Any) -> Mapping[str, Any]:
+    found = chain_alignment(generator=seed, **point)
     first = found.after["0"]
     return {
         "nfc": first.nfc,

@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 
 from featlearn.errors import InputError
-from featlearn.rfm import RFMRegressor, _leave_one_out
+from featlearn.rfm import RFMRegressor
 from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel

@@ -17,10 +17,10 @@ from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.validation import as_folder, flat_settings
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs._run import Run
-from featlearn.runs.artifacts import FOLDERS, remove_all, tidy
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.lock import WriterLock
-from featlearn.runs.query import overview
+from featlearn.runs.reader import overview
+from featlearn.runs.step_files import FOLDERS, remove_all, tidy
 
 
 def export(

@@ -17,9 +17,9 @@ from torch import Tensor
 from featlearn._utils.validation import as_step, as_text, stored_moment, stored_settings
 from featlearn.errors import RunStoreError
 from featlearn.runs import _sql
-from featlearn.runs.artifacts import load_newest, load_step, steps_of
 from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.lock import being_written
+from featlearn.runs.step_files import load_newest, load_step, steps_of
 
 __all__ = ["Curve", "Overview", "RunRecord", "curves", "natural_order", "overview", "quantities", "words"]
 

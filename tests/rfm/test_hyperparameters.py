@@ -13,7 +13,7 @@ import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
-from featlearn.rfm._leave_one_out import FoldView, Hyperparameters, kernel_scale, line_search, tune
+from featlearn.rfm._hyperparameters import FoldView, Hyperparameters, kernel_scale, line_search, tune
 from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.training_rows import HeldOut, TrainingRows, distinct_rows, merge_rows
