@@ -4,6 +4,7 @@ Every message says what went wrong, what was expected, what was given, and how t
 """
 
 __all__ = [
+    "DataNotPresent",
     "DivergenceError",
     "FeatlearnError",
     "InputError",
@@ -12,6 +13,7 @@ __all__ = [
     "NotThereError",
     "RunLockedError",
     "RunStoreError",
+    "SingularKernelError",
     "UnsupportedModelError",
     "VectorizationError",
 ]
@@ -55,3 +57,11 @@ class NotThereError(InputError):
 
 class MissingPackageError(FeatlearnError, ImportError):
     """A package of an optional part is not installed."""
+
+
+class SingularKernelError(FeatlearnError, ArithmeticError):
+    """The kernel with its ridge is not positive definite, even with jitter."""
+
+
+class DataNotPresent(InputError):
+    """The files of a data set are not where they are looked for."""

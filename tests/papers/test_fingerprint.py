@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import time
@@ -27,6 +25,7 @@ from featlearn.papers.ledger import read_records, write_ledger
 from featlearn.papers.registry import all_experiments
 from featlearn.papers.runner import reproduce
 from featlearn.runs import load_nested, save_nested
+from processes import run_code
 
 _CACHED = ("_fingerprint", "_modules", "_tree", "_code", "_needs", "_resolve")
 
@@ -329,6 +328,9 @@ def test_versions_are_those_in_use() -> None:
 
 _SCRIPT = """
 import json, sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "featlearn"]:
+    del sys.modules[name]  # the process was forked from one that has imported the library under test
+sys.path.insert(0, sys.argv.pop(1))
 import featlearn
 from featlearn.papers.runner import reproduce
 (found,) = reproduce(["nfa-fig1"], "smoke", folder=sys.argv[1], keep_stale=len(sys.argv) > 2)
@@ -343,9 +345,8 @@ def test_an_edited_library_is_measured_again(tmp_path: Path) -> None:
     store = tmp_path / "out" / "nfa-fig1" / "smoke" / "points"
 
     def run(*options: str) -> tuple[list[Any], set[int]]:
-        environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "out"), *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = run_code(_SCRIPT, tmp_path / "src", tmp_path / "out", *options)
+        assert done.returncode == 0, done.stderr
         file, stale, claims = json.loads(done.stdout)
         assert Path(file).is_relative_to(tmp_path)
         return [stale, claims], {path.stat().st_mtime_ns for path in store.iterdir()}

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +13,14 @@ import pytest
 import torch
 
 from featlearn import runs
-from featlearn.datasets.data_home import DataNotPresent
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers import registry
 from featlearn.papers import runner as module
 from featlearn.papers.claim import about
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.runner import reproduce
 from featlearn.plots import new_figure
+from processes import running
 
 
 @dataclass(frozen=True)
@@ -155,24 +152,15 @@ module.reproduce(folder={folder!r})
 """
 
 
-def _in_a_process(folder: Path, log: Path, pause: float) -> subprocess.Popen[bytes]:
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    code = _KILLED.format(paths=paths, folder=str(folder))
-    environment = os.environ | {"FEATLEARN_TEST_LOG": str(log), "FEATLEARN_TEST_PAUSE": str(pause)}
-    source = str(Path(module.__file__).parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join([source, environment.get("PYTHONPATH", "")])
-    return subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
-
-
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, folder = tmp_path / "log", tmp_path / "out"
-    process = _in_a_process(folder, log, pause=1.0)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     store = folder / "nfa-test" / "quick" / "points"
     deadline = time.monotonic() + 60
-    while not (store.exists() and list(store.glob("*.safetensors"))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    environment = {"FEATLEARN_TEST_LOG": str(log), "FEATLEARN_TEST_PAUSE": "1.0"}
+    with running(_KILLED.format(paths=paths, folder=str(folder)), env=environment):  # killed when the block ends
+        while not (store.exists() and list(store.glob("*.safetensors"))) and time.monotonic() < deadline:
+            time.sleep(0.02)
     done = len(list(store.glob("*.safetensors")))
     assert 1 <= done < 3
     before = log.read_text().split()

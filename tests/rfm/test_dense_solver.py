@@ -11,7 +11,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.rfm.dense_solver import KernelSolver, SingularKernelError
+from featlearn.errors import SingularKernelError
+from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.training_rows import TrainingRows
 

@@ -8,9 +8,8 @@ import rfm_oracles as oracles
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from featlearn.errors import InputError
-from featlearn.rfm import RFMRegressor
-from featlearn.rfm.dense_solver import SingularKernelError
+from featlearn.errors import InputError, SingularKernelError
+from featlearn.rfm import RFMRegressor, _hyperparameters
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import learn
@@ -25,7 +24,7 @@ def problem_of(n: int, **options) -> TrainingRows:
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`history_.loc[best_iteration_]` was a KeyError; a failure at the first iteration left no history at all."""
-    fit, fits = _leave_one_out.fit_rows, []
+    fit, fits = _hyperparameters.fit_rows, []
 
     def failing(*arguments, **options):
         fits.append(arguments)
@@ -36,7 +35,7 @@ def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, mo
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
     whole = learn(problem_of(40), settings).history
     assert whole[1].error < whole[0].error  # or the failing iterate would not be the best
-    monkeypatch.setattr(_leave_one_out, "fit_rows", failing)
+    monkeypatch.setattr(_hyperparameters, "fit_rows", failing)
     with pytest.warns(ConvergenceWarning):
         found = learn(problem_of(40), settings)
     assert found.history
@@ -47,18 +46,17 @@ def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, mo
 
 def test_a_window_without_a_row_that_judges_is_said() -> None:
     """Of 5,000 rows every fifth judges: a window of three may have none. It was an IndexError."""
-    source = np.random.default_rng(0)
-    rows = source.normal(size=(5000, 3))
-    try:
-        machine = RFMRegressor(n_iter=4, patience=None, subset=3, centers=20).fit(rows, rows[:, 0] * rows[:, 1])
-    except InputError:
-        return
-    assert np.isfinite(machine.history_.error).all()
+    rows = np.random.default_rng(0).normal(size=(5000, 3))
+    model = RFMRegressor(n_iter=4, patience=None, subset=3, centers=20)
+    with pytest.raises(InputError, match="none of the 3 rows of a subset can be judged: take a larger subset, or None"):
+        model.fit(rows, rows[:, 0] * rows[:, 1])
+    model.set_params(subset=30).fit(rows, rows[:, 0] * rows[:, 1])
+    assert np.isfinite(model.history_.error).all()
 
 
 def test_a_tiny_fold_does_not_judge_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folds of a user may differ in size: so many judge that they hold enough rows, whatever their number."""
-    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 20)
+    monkeypatch.setattr(_hyperparameters, "_ENOUGH", 20)
     folds = torch.tensor([0] + [1] * 30 + [2] * 30)
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=1)
     found = learn(problem_of(61, folds=folds), settings)

@@ -14,11 +14,11 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn import InputError
+from featlearn.errors import SingularKernelError
 from featlearn.rfm import _kernel_blocks as kernel_rows
 from featlearn.rfm import _nystrom_solver as centers_module
 from featlearn.rfm import _nystrom_solver as nystrom
 from featlearn.rfm._nystrom_solver import NystromSolution, choose_centers, solve_nystrom
-from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.kernels import Kernel, make_kernel
 
 LAPLACE = make_kernel("laplace")

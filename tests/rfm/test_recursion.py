@@ -14,8 +14,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from featlearn.errors import SingularKernelError
+from featlearn.rfm import _hyperparameters
 from featlearn.rfm import recursion as machine_module
-from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.iteration import Settings, predict_rows
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.recursion import FittedRFM, Iteration, iterates, learn
@@ -300,7 +301,7 @@ def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
 
 @pytest.mark.parametrize("tuning_rows", [500, 20])
 def test_held_out_rows_judge_iterates(tuning_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", tuning_rows)
     there = problem_of(15, seed=1)
     problem = problem_of(held_out=HeldOut(there.x, there.targets, there.weights))
     found = learn(problem, FIXED)
@@ -333,7 +334,7 @@ def median_distance(x: Tensor, metric: Tensor) -> float:
 
 def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[float, float]:
     """Bandwidth and penalty with the least error of rows that neither M nor solve has seen."""
-    grid = [(multiple * scale, shift) for multiple in (2.0, 4.0, 8.0) for shift in _leave_one_out.SHIFTS.tolist()]
+    grid = [(multiple * scale, shift) for multiple in (2.0, 4.0, 8.0) for shift in _hyperparameters.SHIFTS.tolist()]
     return min(grid, key=lambda place: judge.error(rows, *place))
 
 
@@ -363,7 +364,7 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
     for line, metric in zip(found.history, (EYE, found.metric), strict=True):
         if given == "bandwidth":
             assert line.bandwidth == 3.0
-            candidates = [(3.0, shift) for shift in _leave_one_out.SHIFTS.tolist()]
+            candidates = [(3.0, shift) for shift in _hyperparameters.SHIFTS.tolist()]
         else:
             assert line.ridge == pytest.approx(1e-2, rel=1e-14)
             scale = median_distance(problem.x, metric)
@@ -530,7 +531,7 @@ def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("enough", "count"), [(1, 1), (8, 1), (9, 2), (16, 2), (24, 3), (25, 4), (33, 5), (99, 5)])
 def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five with 8 rows each."""
-    monkeypatch.setattr(_leave_one_out, "_ENOUGH", enough)
+    monkeypatch.setattr(_hyperparameters, "_ENOUGH", enough)
     problem, settings = problem_of(), replace(FIXED, n_iter=1)
     found = learn(problem, settings)
     wanted = NaiveJudge(problem, settings, count).errors(found.history)
@@ -540,10 +541,10 @@ def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest
 
 
 def test_the_first_folds_of_those_given_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 11)
+    monkeypatch.setattr(_hyperparameters, "_ENOUGH", 11)
     problem, settings = problem_of(folds=torch.arange(40) % 4), replace(FIXED, n_iter=2)
     for tuning_rows in (500, 25):
-        monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
+        monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", tuning_rows)
         found = learn(problem, settings)
         wanted = NaiveJudge(problem, settings, 2).errors(found.history)
         assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
@@ -568,12 +569,12 @@ def test_a_thousand_rows_judge(n: int, judged: int) -> None:
 def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, settings, count, windows = problem_of(), FIXED, None, None
     if case == "first folds":
-        monkeypatch.setattr(_leave_one_out, "_ENOUGH", 16)
+        monkeypatch.setattr(_hyperparameters, "_ENOUGH", 16)
         count = 2
     elif case == "folds":
         problem = replace(problem, folds=FOLDS["three folds"])
     elif case == "many rows":
-        monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 10)
+        monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 10)
     elif case == "windows":
         settings = replace(settings, subset=23, ridge=1e-2)
         windows = windows_of(23, 40, 4)
@@ -601,7 +602,7 @@ def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.M
 def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, settings = problem_of(folds=FOLDS[folds]), FIXED
     few = learn(problem, settings)
-    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 25)
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 25)
     many = learn(problem, settings)
     wanted = NaiveJudge(problem, settings).errors(many.history)
     assert [line.error for line in many.history] == pytest.approx(wanted, rel=1e-8)
@@ -612,8 +613,8 @@ def test_cholesky_factors_judge_as_eigenvalues_do(folds: str, monkeypatch: pytes
 @pytest.mark.parametrize("enough", [1000, 17])
 def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth and ridge come from solves on the first rows; then the ridge goes downhill on the errors of all."""
-    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 15)
-    monkeypatch.setattr(_leave_one_out, "_ENOUGH", enough)
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 15)
+    monkeypatch.setattr(_hyperparameters, "_ENOUGH", enough)
     problem = problem_of(34, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
     found = learn(problem, settings)
@@ -681,7 +682,7 @@ def test_errors_on_subsets(
     folds: Tensor | None, tuning_rows: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows of the window, under an M that has seen their fold in no window."""
-    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", tuning_rows)
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", tuning_rows)
     problem = problem_of(50, folds=folds)
     settings = replace(FIXED, ridge=1e-2, n_iter=5, subset=20)
     if chosen:

@@ -18,7 +18,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.rfm import RFMClassifier, RFMRegressor, iteration
+from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, iteration
 from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.training_rows import some_rows
 
@@ -250,10 +250,10 @@ def test_one_matrix_of_all_rows_at_a_time(validation, monkeypatch: pytest.Monkey
             alive.add(self)
             most[0] = max(most[0], sum(solver._buffer.numel() for solver in alive) / 80**2)
 
-    for module in (iteration, _leave_one_out):
+    for module in (iteration, _hyperparameters):
         monkeypatch.setattr(module, "KernelSolver", Watched)
-    monkeypatch.setattr(_leave_one_out, "TUNING_ROWS", 10)  # below, a few matrices are allowed,
-    monkeypatch.setattr(_leave_one_out, "_ENOUGH", 10)  # and one per fold while more rows are needed
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 10)  # below, a few matrices are allowed,
+    monkeypatch.setattr(_hyperparameters, "_ENOUGH", 10)  # and one per fold while more rows are needed
     RFMRegressor(n_iter=3, ridge=1e-3, bandwidth=2.0, validation=validation).fit(X, Y)
     assert 0 < most[0] <= 1.0
 

@@ -4,9 +4,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from featlearn.datasets.data_home import DataNotPresent
 from featlearn.datasets.uci import uci_names, uci_table, uci_tables
-from featlearn.errors import InputError
+from featlearn.errors import DataNotPresent, InputError
 
 
 def described(**entries):

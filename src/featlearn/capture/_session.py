@@ -16,7 +16,7 @@ from featlearn._utils.validation import check_option
 from featlearn.capture._data import Batch, Forward, as_batch, map_tensors, pick_rows, run_forward
 from featlearn.capture._hooks import Call, Capture, Trace
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
-from featlearn.capture.jacobian import forward_products, sample_jacobian
+from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 
@@ -317,7 +317,7 @@ class ModelSession:
             return sample_jacobian(self.model, batch, self._forward, names, directions)
 
     def forward_products(self, batch: Batch, directions: Mapping[str, Tensor]) -> Tensor:
-        """Derivatives of the outputs along directions in the parameters; see `featlearn.capture.jacobian`.
+        """Derivatives of the outputs along directions in the parameters; see `featlearn.capture.parameter_jacobian`.
 
         Without hooks: the model must not be open.
         """

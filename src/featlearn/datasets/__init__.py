@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from featlearn._utils.public_names import lazy_names
+from featlearn.errors import DataNotPresent as DataNotPresent
 
 if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
     from featlearn.datasets._base import ClassificationTask as ClassificationTask
@@ -37,7 +38,6 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.datasets._text import sentence_task as sentence_task
     from featlearn.datasets.alignment_reversing import ReversingTask as ReversingTask
     from featlearn.datasets.alignment_reversing import reversing_task as reversing_task
-    from featlearn.datasets.data_home import DataNotPresent as DataNotPresent
     from featlearn.datasets.data_home import data_folder as data_folder
     from featlearn.datasets.images import ImageTask as ImageTask
     from featlearn.datasets.images import image_task as image_task
@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
 _HOMES = {
     "CharacterTask": "_text",
     "ClassificationTask": "_base",
-    "DataNotPresent": "data_home",
     "ImageTask": "images",
     "KernelLowerBounds": "_teachers",
     "LinearMap": "_teachers",
@@ -92,6 +91,6 @@ _HOMES = {
     "uci_tables": "uci",
 }
 
-__all__ = [*_HOMES]
+__all__ = ["DataNotPresent", *_HOMES]
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -7,13 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from featlearn.errors import InputError
+from featlearn.errors import DataNotPresent
 
 __all__ = ["DataNotPresent", "data_folder", "not_present"]
-
-
-class DataNotPresent(InputError):
-    """The files of a data set are not where they are looked for."""
 
 
 def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path:

@@ -2,12 +2,12 @@
 
 from featlearn.errors import NotMeasuredError
 from featlearn.features._accumulator import FeatureAccumulator
+from featlearn.features._batch_sums import in_processes
 from featlearn.features._cost import ProbeCost, probe_cost
 from featlearn.features._egop import egop
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._probe import probe
 from featlearn.features._report import Report
-from featlearn.features._statistics import in_processes
 from featlearn.features.measurement_plan import QUANTITIES, Outputs
 
 __all__ = [

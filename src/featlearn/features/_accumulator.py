@@ -16,9 +16,9 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
 from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, rows_of, shared_layers
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
+from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes, mirrored
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
-from featlearn.features._statistics import CELLS, BatchSums, Totals, in_processes, mirrored
 from featlearn.features.measurement_plan import (
     GROUPS,
     Outputs,

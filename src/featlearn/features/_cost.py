@@ -11,7 +11,7 @@ from torch import nn
 from featlearn._utils.memory import parse_memory, readable_size
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
-from featlearn.features._statistics import CELLS
+from featlearn.features._batch_sums import CELLS
 from featlearn.features.measurement_plan import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
 

@@ -12,7 +12,7 @@ from featlearn._utils.memory import check_fits
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
-from featlearn.features._statistics import add_gram, mirrored
+from featlearn.features._batch_sums import add_gram, mirrored
 from featlearn.features.measurement_plan import check_outputs, cotangents, plan_outputs
 
 

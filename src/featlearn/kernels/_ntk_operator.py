@@ -17,7 +17,7 @@ from featlearn._utils.memory import parse_memory
 from featlearn._utils.progress import progress_bar
 from featlearn._utils.validation import is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, sliceable
-from featlearn.capture.jacobian import differentiable_attention, reverse_products
+from featlearn.capture.parameter_jacobian import differentiable_attention, reverse_products
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.per_sample_gradients import counted_parameters
 

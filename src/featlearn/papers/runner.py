@@ -14,8 +14,7 @@ from typing import Any
 import joblib
 import torch
 
-from featlearn.datasets.data_home import DataNotPresent
-from featlearn.errors import FeatlearnError, InputError
+from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers.claim import Claim
 from featlearn.papers.experiment import Experiment, Outcome, Result
 from featlearn.papers.fingerprint import source_fingerprint, versions

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputError
-from featlearn.rfm.dense_solver import SingularKernelError
+from featlearn.errors import InputError, SingularKernelError
 from featlearn.rfm.kernels import Kernel, row_blocks
 
 BLOCK = 2**18  # entries of a block of the kernel: its products are then taken from the cache

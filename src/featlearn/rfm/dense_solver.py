@@ -17,17 +17,13 @@ from scipy.linalg import lapack
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from featlearn.errors import FeatlearnError
+from featlearn.errors import SingularKernelError
 from featlearn.rfm.kernels import Kernel
 
 __all__ = ["KernelSolver", "SingularKernelError"]
 
 _STRIP = 512
 _LADDER = 8
-
-
-class SingularKernelError(FeatlearnError, ArithmeticError):
-    """The kernel with its ridge is not positive definite, even with jitter."""
 
 
 class KernelSolver:

@@ -13,9 +13,9 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn._utils.rng import as_generator
+from featlearn.errors import SingularKernelError
 from featlearn.rfm._hyperparameters import Hyperparameters, LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
-from featlearn.rfm.dense_solver import SingularKernelError
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Coefficients, Settings, average_metrics, first_metric, fit_rows, update_metric
 from featlearn.rfm.training_rows import TrainingRows
@@ -113,8 +113,8 @@ def learn(
 ) -> FittedRFM:
     """Run the iterations and keep the best one.
 
-    The best iteration has the least error of `featlearn.rfm._hyperparameters.LeaveOneOutValidator`. Iterations stop when
-    that error has not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
+    The best iteration has the least error of `featlearn.rfm._hyperparameters.LeaveOneOutValidator`. Iterations stop
+    when that error has not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
 
     Args:
         problem: Rows and targets.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.rfm.dense_solver import SingularKernelError
+from featlearn.errors import SingularKernelError
 from featlearn.rfm.iteration import Coefficients, Settings, predict_rows
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.recursion import iterates
