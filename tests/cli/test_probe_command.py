@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.datasets
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import featlearn as fl
+from featlearn.cli._input_data import load_data
 
 CODE = """
 from torch import nn
@@ -94,10 +96,18 @@ def test_data_from_files(featlearn: Any, folder: Path) -> None:
     assert found[1]["enfa"] == pytest.approx(found[0]["enfa"], abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "diabetes"])
+def test_tables_of_scikit_learn(name: str) -> None:
+    expected = getattr(sklearn.datasets, f"load_{name}")().data
+    data = load_data(name, nn.Linear(expected.shape[1], 1))
+    X = data.batch[0] if isinstance(data.batch, tuple) else data.batch
+    assert tuple(X.shape) == expected.shape
+
+
 def test_the_old_spelling_of_an_option(featlearn: Any, folder: Path) -> None:
     table = pd.DataFrame(np.random.default_rng(0).normal(3, 2, size=(20, 64))).add_prefix("c")
     table.to_csv(folder / "x.csv", index=False)
-    command = ("probe", "model.py:instance", "--data", "x.csv", "--json")
+    command = ("probe", "model.py:net", "--checkpoint", "end.safetensors", "--data", "x.csv", "--json")
     old, new, plain = (featlearn(*command, *option) for option in (["--standardise"], ["--standardize"], []))
     assert old.json["layers"] == new.json["layers"] != plain.json["layers"]
     assert "--standardise is deprecated: use --standardize" in old.err

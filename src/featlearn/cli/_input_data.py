@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _IMAGES = ("mnist", "cifar10", "gtsrb", "svhn", "digits")
-_TABLES = ("iris", "demo", "breast_cancer", "diabetes")
+_TABLES = ("iris", "wine", "breast_cancer", "diabetes")
 _TOKENS = 64
 
 

@@ -75,7 +75,7 @@ def demo(
             "layers": chain.after.plot(["nfc", "centered_nfc"]),
             "evolution": evolution(run, title="the chain monomial"),
             "spectrum": student.weights.phase().plot("spectrum of $W^T W/h$"),
-            "demo": wines.plot(),
+            "wine": wines.plot(),
         }
         for name, figure in figures.items():
             save_figure(figure, out / f"{name}.png")
@@ -158,7 +158,7 @@ def _sections(
             _WINES[0],
             (f"{_WINES[1].capitalize()}.", " ".join(_table_reading(wines))),
             {"Shares of the feature matrix's diagonal, the five largest": top},
-            {"The feature matrix, and its diagonal": figures["demo"]},
+            {"The feature matrix, and its diagonal": figures["wine"]},
         ),
     ]
 
@@ -178,7 +178,7 @@ def _numbers(chain: ChainAlignment, student: SpectralEvolution, wines: WineFeatu
             "test_error": student.test_error,
             "lazy_error": student.lazy_error,
         },
-        "demo": {"accuracy": wines.score, "baseline": wines.baseline, "leading": wines.leading},
+        "wine": {"accuracy": wines.score, "baseline": wines.baseline, "leading": wines.leading},
     }
 
 
