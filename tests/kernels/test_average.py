@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 
 import numpy as np
 import pytest
@@ -115,12 +114,11 @@ def test_a_linear_network_needs_one_point_and_the_model_stays_as_it_is() -> None
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_too_few_points_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_points_are_told(warnings_logged: list[str]) -> None:
     model, start, X = trained("tanh", scale=3.0)
-    with caplog.at_level(logging.WARNING, logger="featlearn"):
-        error = average_ntk(model, start, X, points=2).completeness_error
+    error = average_ntk(model, start, X, points=2).completeness_error
     assert error > 0.05
-    assert "misses the change of the network" in caplog.text
+    assert "misses the change of the network" in warnings_logged[0]
 
 
 def test_bad_input() -> None:

@@ -81,7 +81,7 @@ def test_a_full_disk_takes_nothing_that_was_there(small_disk: Path) -> None:
 
 
 @pytest.mark.slow  # mounts a disk, as root
-def test_a_full_disk_does_not_hide_the_error_of_a_training(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_does_not_hide_the_error_of_a_training(small_disk: Path, warnings_logged: list[str]) -> None:
     def train() -> None:
         with Run.create(small_disk / "run") as run:
             _fill(small_disk / "filler")
@@ -92,7 +92,7 @@ def test_a_full_disk_does_not_hide_the_error_of_a_training(small_disk: Path, cap
 
     with pytest.raises(ZeroDivisionError, match="of the training"):
         train()
-    assert "could not be marked as failed" in caplog.text
+    assert "could not be marked as failed" in warnings_logged[0]
     assert Run.open(small_disk / "run").status == "interrupted"
 
 

@@ -12,8 +12,6 @@ import safetensors
 
 from featlearn.errors import RunStoreError
 
-__all__ = ["atomic_write", "commit_file", "file_trouble"]
-
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:

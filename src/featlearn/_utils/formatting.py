@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-__all__ = ["count", "pick_text", "short_number"]
-
 
 def short_number(value: float, digits: int = 3) -> str:
     """A few digits that count: whole numbers whole, very large and very small ones with an exponent.

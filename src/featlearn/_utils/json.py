@@ -11,8 +11,6 @@ from typing import Any
 
 from featlearn.errors import InputError
 
-__all__ = ["encode_json", "encode_utf8", "short_repr", "to_json"]
-
 _DEEPEST = 100
 _LARGEST_INTEGER = 2**53  # larger ones lose digits in a browser
 _MISSING = ("NAType", "NaTType")  # pd.NA and pd.NaT, by name: commands that print help do without pandas

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from featlearn.errors import InputError
 
-__all__ = ["available_memory", "check_fits", "memory_limit", "parse_memory", "readable_size"]
-
 
 def parse_memory(max_memory: int | float | str | None) -> int:
     """A number of bytes from a number, from text as ``"2 GB"``, or, for None, half of the machine's memory."""

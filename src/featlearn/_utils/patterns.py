@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 from featlearn.errors import InputError
 
-__all__ = ["parse_patterns", "pick_values", "select_matching"]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["progress_bar"]
-
 # A terminal has room for one bar: a loop inside a loop that shows one stays quiet.
 _shown = threading.Lock()
 

@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["RenamedAttribute", "lazy_names", "renamed_arguments", "renamed_names"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -8,8 +8,6 @@ import torch
 
 from featlearn.errors import InputError
 
-__all__ = ["Seed", "as_generator"]
-
 Seed = torch.Generator | int | None
 """What a random function takes: a generator is used and advanced, an integer or None (0) makes a new one."""
 

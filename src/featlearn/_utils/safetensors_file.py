@@ -25,18 +25,6 @@ from torch import Tensor
 from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn.errors import FeatlearnError, InputError, RunStoreError
 
-__all__ = [
-    "check_version",
-    "damage_errors",
-    "load_nested",
-    "open_state",
-    "read_tensor",
-    "save_nested",
-    "stored_tensors",
-    "tensor_shapes",
-    "write_state",
-]
-
 FORMAT = 1
 _DEEPEST = 100
 _LONGEST_HEADER = 90_000_000  # safetensors refuses to read one of more than 100 MB

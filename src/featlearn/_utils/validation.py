@@ -19,24 +19,6 @@ from torch import Tensor
 from featlearn._utils.json import short_repr, to_json
 from featlearn.errors import InputError
 
-__all__ = [
-    "as_folder",
-    "as_number",
-    "as_settings",
-    "as_step",
-    "as_text",
-    "as_value",
-    "changed_settings",
-    "check_int",
-    "check_number",
-    "check_option",
-    "flat_settings",
-    "is_int",
-    "is_number",
-    "stored_moment",
-    "stored_settings",
-]
-
 _LAST_STEP = 2**63 - 1  # the largest integer of SQLite
 _DEEPEST = 100  # levels of nested settings, as `to_json` writes them
 _LAST_MOMENT = 9e9  # the year 2255; pandas holds a few more

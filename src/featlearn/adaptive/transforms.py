@@ -15,8 +15,6 @@ from featlearn.adaptive._effective_penalty import minimizers
 from featlearn.adaptive._penalties import PENALTIES, Penalty
 from featlearn.kernels.contractions import Gradients, Pairs, Share
 
-__all__ = ["Diagonal", "Kronecker", "Transform", "along", "pulled", "refreshed", "untouched"]
-
 _UNMOVED = 1e-14
 
 

@@ -15,15 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from featlearn.capture._data import Batch, Forward, map_tensors, run_forward
 from featlearn.errors import VectorizationError
 
-__all__ = [
-    "VectorizationError",
-    "Whole",
-    "differentiable_attention",
-    "forward_products",
-    "reverse_products",
-    "sample_jacobian",
-]
-
 
 def sample_jacobian(
     model: nn.Module,

@@ -20,8 +20,6 @@ from featlearn.cli._runs import runs
 from featlearn.cli._spectra import spectra
 from featlearn.cli.demo import demo
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 app.command()(demo)

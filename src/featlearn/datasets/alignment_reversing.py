@@ -12,8 +12,6 @@ from torch import Tensor
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 
-__all__ = ["ReversingTask", "reversing_task"]
-
 Reading = Literal["consistent", "pseudo-inverse"]
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from featlearn.errors import DataNotPresent
 
-__all__ = ["DataNotPresent", "data_folder", "not_present"]
-
 
 def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a data set, which need not exist.

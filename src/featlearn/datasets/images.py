@@ -29,8 +29,6 @@ from featlearn.datasets._image_io import (
 from featlearn.datasets.data_home import data_folder, not_present
 from featlearn.errors import InputError
 
-__all__ = ["ImageSet", "ImageTask", "Standardize", "image_task", "read_image_set"]
-
 Folder = str | os.PathLike[str] | None
 
 _CIFAR_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

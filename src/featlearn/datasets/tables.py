@@ -23,8 +23,6 @@ from featlearn.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["parts_of", "read_frugally", "read_table", "read_whole", "split_target", "target_values"]
-
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 _PARQUET = ".parquet"
 _ENDINGS = (*_SEPARATORS, _PARQUET)

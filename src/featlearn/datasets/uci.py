@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from featlearn.datasets.data_home import data_folder, not_present
 from featlearn.errors import InputError
 
-__all__ = ["UCITable", "uci_names", "uci_table", "uci_tables"]
-
 _ARCHIVE = "uci121_official.tar.xz"
 _INDEX = "index.csv"
 _TUNING, _FOLDS = "conxuntos.dat", "conxuntos_kfold.dat"

@@ -14,22 +14,6 @@ from featlearn._utils.validation import is_int
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
-__all__ = [
-    "EXACT_UP_TO",
-    "GROUPS",
-    "QUANTITIES",
-    "SKETCHES",
-    "UNGROUPED",
-    "Outputs",
-    "SumPlan",
-    "check_outputs",
-    "cotangents",
-    "plan_outputs",
-    "plan_sums",
-    "resolve_measure",
-    "sums_bytes",
-]
-
 # Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
 # (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
 # k_out x k_out matrix itself, where a correlation would do with the smaller side.

@@ -13,8 +13,6 @@ from featlearn._utils.validation import check_number
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
-__all__ = ["Loss", "WeightDecay", "check_loss", "decay_of_layers", "summed_loss"]
-
 # By name: torch got some of them after the oldest version that is supported.
 _DECOUPLED = {"AdamW", "Adafactor", "Muon"}
 

@@ -11,15 +11,6 @@ from featlearn._utils.validation import check_option
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, cosine
 
-__all__ = [
-    "centered_alignment",
-    "centered_kernel",
-    "check_kernel",
-    "kernel_target_alignment",
-    "label_kernel",
-    "labels_vary",
-]
-
 
 def check_kernel(kernel: Any, what: str = "the kernel") -> Tensor:
     """A kernel on one set of points as float64: square, symmetric, finite and not zero."""

@@ -15,23 +15,6 @@ from torch import Tensor
 from featlearn.capture import Call
 from featlearn.layers import Layer, stacked
 
-__all__ = [
-    "Gradients",
-    "Indexed",
-    "Pairs",
-    "Share",
-    "average",
-    "bytes_of",
-    "contract",
-    "derivative",
-    "joined",
-    "pair_operations",
-    "pairs_are_cheaper",
-    "sample_operations",
-    "share_of",
-    "single",
-]
-
 _STRIP = 64  # rows; narrower products are slow
 _PAIRS = 2**23  # pairs of positions at a time: 32 MB in single precision
 

@@ -22,8 +22,6 @@ from featlearn.capture import ModelSession, batches
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import ntk
 
-__all__ = ["Factory", "LazyRegressor", "device_of", "network_of"]
-
 Array = NDArray[np.float64]
 Factory = Callable[[int, int, torch.Generator], nn.Module]
 """``(n_features, n_outputs, generator) -> Module``."""

@@ -16,17 +16,6 @@ from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
 
-__all__ = [
-    "OTHER",
-    "Features",
-    "Owned",
-    "PerSampleGradients",
-    "Sketch",
-    "called_by_some",
-    "counted_parameters",
-    "owned",
-]
-
 OTHER = "other parameters"
 """Under this name stand the gradients in parameters that are no layer's own."""
 

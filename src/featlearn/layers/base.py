@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Layer", "child_name", "stacked"]
-
 
 @dataclass(frozen=True)
 class Layer:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from featlearn.errors import InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 
-__all__ = ["Activation", "Elementwise", "NormalizedActivation", "activation_module", "normalized_activation"]
-
 Activation = str | nn.Module | type[nn.Module] | Callable[..., "nn.Module | Tensor"]
 """A name, a module (copied), a factory of modules, or a function of a tensor."""
 

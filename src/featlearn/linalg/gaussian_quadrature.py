@@ -13,8 +13,6 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["ActivationConstants", "activation_constants", "gaussian_mean", "hermite", "hermite_coefficients"]
-
 Function = Callable[[Tensor], Tensor]
 
 _REACH = 14.0  # the normal density is 1e-43 there

@@ -15,8 +15,6 @@ from torch import Tensor
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 
-__all__ = ["as_float64", "corrupt", "cosine", "pearson", "principal_angles", "psd_power", "symmetric_eigh"]
-
 
 def as_float64(array: Any) -> Tensor:
     """A detached float64 tensor of anything array-like, on the device it is on."""

@@ -14,8 +14,6 @@ from featlearn._utils.patterns import pick_values
 from featlearn._utils.validation import check_option
 from featlearn.errors import InputError, UnsupportedModelError
 
-__all__ = ["ScaleOf", "SubtractInitial", "scale_weights", "subtract_initial"]
-
 ScaleOf = Literal["std", "variance"]
 """What a scale multiplies: the weights themselves, or their variance."""
 

@@ -17,12 +17,6 @@ from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 from featlearn.models.initialization import ScaleOf, scale_weights
 
-__all__ = [
-    "check_widths",
-    "linear_layer",
-    "mlp",
-]
-
 
 def mlp(
     widths: Sequence[int],

@@ -21,8 +21,6 @@ from featlearn.papers.ledger import write_ledger
 from featlearn.papers.registry import find_experiments
 from featlearn.papers.runner import Reproduction, reproductions
 
-__all__ = ["list_experiments", "run_experiments"]
-
 _COLORS = {"reproduced": "green", "differs": "red", "stale": "yellow"}
 _SHORT = {"not tried at this size": "not tried", "data not present": "no data"}
 _ROOMY = 100  # columns of a terminal that has room for places in the papers

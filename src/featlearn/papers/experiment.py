@@ -23,8 +23,6 @@ from featlearn.papers.claim import Claim
 from featlearn.papers.fingerprint import code_without_words
 from featlearn.plots.style import style
 
-__all__ = ["PAPERS", "SCALES", "Experiment", "Outcome", "Outcomes", "Result", "Values", "experiment", "registered"]
-
 PAPERS = {
     "nfa": "Feature learning as alignment (NFA)",
     "fact": "Features at convergence (FACT)",

@@ -35,18 +35,6 @@ from featlearn.reports.html import (
     rows_table,
 )
 
-__all__ = [
-    "LEDGER_COLUMNS",
-    "Record",
-    "ledger_table",
-    "markdown_ledger",
-    "read_records",
-    "record_of",
-    "write_ledger",
-    "write_page",
-    "write_records",
-]
-
 LEDGER_COLUMNS = ("experiment", "claim", "place", "published", "measured", "tolerance", "verdict", "note", "scale")
 
 _VERSION = 3  # 1 had no source; 2 had no texts of published and measured numbers

@@ -13,8 +13,6 @@ from functools import cache
 from featlearn.errors import InputError
 from featlearn.papers.experiment import PAPERS, Experiment, registered
 
-__all__ = ["all_experiments", "find_experiments"]
-
 
 @cache
 def all_experiments() -> dict[str, Experiment]:

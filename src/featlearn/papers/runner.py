@@ -21,8 +21,6 @@ from featlearn.papers.fingerprint import source_fingerprint, versions
 from featlearn.papers.registry import find_experiments
 from featlearn.runs import Run, load_nested, save_nested
 
-__all__ = ["Reproduction", "reproduce", "reproductions"]
-
 BACKENDS = ("loky", "threading", "ray")
 
 Measured = tuple[int, Mapping[str, Any], float]

@@ -14,16 +14,6 @@ from numpy.typing import NDArray
 from featlearn.errors import InputError
 from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, style
 
-__all__ = [
-    "draw_qq",
-    "draw_spectrum_histogram",
-    "qq_plot",
-    "spectrum",
-    "spectrum_evolution",
-    "spectrum_histogram",
-    "tail_plot",
-]
-
 Array = NDArray[np.float64]
 Steps = tuple[Any, Any]
 """Edges of bins, and the heights between them."""

@@ -22,8 +22,6 @@ from featlearn._utils.atomic import atomic_write
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
-__all__ = ["MARKERS", "PALETTE", "as_array", "new_figure", "save_figure", "shorten", "style"]
-
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colors of Okabe and Ito, told apart by color-blind readers; the palest come last."""
 

@@ -19,19 +19,6 @@ from matplotlib.figure import Figure
 from featlearn._utils.atomic import atomic_write
 from featlearn._utils.formatting import short_number
 
-__all__ = [
-    "Section",
-    "definitions",
-    "document",
-    "frame_table",
-    "heading",
-    "link",
-    "paragraph",
-    "picture",
-    "rows_table",
-    "write_report",
-]
-
 _ENVIRONMENT = Environment(
     loader=PackageLoader("featlearn.reports"),
     autoescape=True,

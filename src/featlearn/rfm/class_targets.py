@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
-__all__ = ["class_probabilities", "fit_sharpness", "simplex"]
-
 Array = NDArray[np.float64]
 
 

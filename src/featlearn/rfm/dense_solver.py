@@ -20,8 +20,6 @@ from torch import Tensor
 from featlearn.errors import SingularKernelError
 from featlearn.rfm.kernels import Kernel
 
-__all__ = ["KernelSolver", "SingularKernelError"]
-
 _STRIP = 512
 _LADDER = 8
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.rfm.kernels import Kernel, rounding_of, row_blocks
 
-__all__ = ["UPDATES", "agop", "fact", "next_metric", "root_of", "transform"]
-
 UPDATES = ("fact", "fact-geometric", "nfa", "none")
 """Names of the updates."""
 

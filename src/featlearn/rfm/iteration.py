@@ -14,17 +14,6 @@ from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of, tran
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
 
-__all__ = [
-    "Coefficients",
-    "Settings",
-    "average_metrics",
-    "first_metric",
-    "fit_rows",
-    "predict_rows",
-    "rescaled",
-    "update_metric",
-]
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 
-__all__ = ["KERNELS", "Kernel", "make_kernel", "rounding_of", "row_blocks"]
-
 _RADIAL = ("laplace", "gaussian", "exponential", "lpq")
 _PRODUCT = ("quadratic", "polynomial", "exp")
 KERNELS = _RADIAL + _PRODUCT

@@ -21,15 +21,6 @@ from featlearn.rfm.iteration import Coefficients, Settings, average_metrics, fir
 from featlearn.rfm.training_rows import TrainingRows
 from featlearn.spectra import effective_rank
 
-__all__ = [
-    "FittedRFM",
-    "HeldOutResiduals",
-    "Iteration",
-    "iterates",
-    "learn",
-]
-
-
 WINDOWS = 2
 """Windows of rows that an iteration averages M over, if it does not see all rows at once."""
 

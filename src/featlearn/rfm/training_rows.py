@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["HeldOut", "TargetUnits", "TrainingRows", "distinct_rows", "merge_rows", "some_rows", "target_units"]
-
 Array = NDArray[np.float64]
 
 

@@ -12,23 +12,6 @@ from pathlib import Path
 from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn.errors import FeatlearnError, RunStoreError
 
-__all__ = [
-    "BUSY_SECONDS",
-    "DATABASE_FILE",
-    "SCHEMA_VERSION",
-    "SIDE_FILES",
-    "Database",
-    "create_database",
-    "create_tables",
-    "database_trouble",
-    "migrate",
-    "pretend_current",
-    "require_run",
-    "row_trouble",
-    "safest_journal",
-    "version_of",
-]
-
 DATABASE_FILE = "run.db"
 SIDE_FILES = ("run.db-wal", "run.db-shm", "run.db-journal")
 

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from featlearn._utils.validation import as_folder, as_settings, changed_settings
-from featlearn.errors import InputError, RunStoreError
+from featlearn.errors import InputError, RunLockedError, RunStoreError
 from featlearn.runs._run import Run
 from featlearn.runs.database import DATABASE_FILE
-from featlearn.runs.lock import LOCK_FILE, RunLockedError
-
-__all__ = ["check_config", "launch", "run_to_continue"]
+from featlearn.runs.lock import LOCK_FILE
 
 
 def run_to_continue(folder: str | os.PathLike[str]) -> Run | None:

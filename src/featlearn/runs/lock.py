@@ -19,8 +19,6 @@ try:
 except ImportError:  # Windows: runs can be read there, not written
     fcntl: Any = None  # type: ignore[no-redef]
 
-__all__ = ["LOCK_FILE", "RunLockedError", "WriterLock", "being_written"]
-
 LOCK_FILE = "run.lock"
 
 # A reader that asks whether there is a writer holds the lock for an instant, so that one refusal proves nothing.

@@ -21,8 +21,6 @@ from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.lock import being_written
 from featlearn.runs.step_files import load_newest, load_step, steps_of
 
-__all__ = ["Curve", "Overview", "RunRecord", "curves", "natural_order", "overview", "quantities", "words"]
-
 _SMALL = 8_000_000  # bytes of a database of which every row is looked at to find the names
 _SAMPLED = 64  # steps, of those that have numbers of layers, in a larger one
 

@@ -14,8 +14,6 @@ from featlearn._utils.atomic import file_trouble
 from featlearn._utils.safetensors_file import load_nested, save_nested
 from featlearn.errors import InputError, RunStoreError
 
-__all__ = ["FOLDERS", "load_newest", "load_step", "remove_all", "remove_older", "save_step", "steps_of", "tidy"]
-
 FOLDERS = ("matrices", "checkpoints", "initial")
 
 _STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")

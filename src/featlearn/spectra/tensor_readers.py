@@ -21,13 +21,6 @@ from featlearn.errors import InputError
 from featlearn.spectra._stored_tensor import StoredTensor, identity, tie, undo_weight_norm, unusable
 from featlearn.spectra._tensor_matrices import module_tensors
 
-__all__ = [
-    "CheckpointReader",
-    "Source",
-    "open_source",
-    "state_of",
-]
-
 _INSIDE = ("state_dict", "model_state_dict", "model", "module", "net", "weights", "params")
 _DEPTH = 4
 _KEPT = 64 << 20  # bytes of a mapped file that may stay in memory after use

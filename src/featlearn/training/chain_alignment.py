@@ -20,8 +20,6 @@ from featlearn.runs import Run
 from featlearn.training._monitor import Monitor
 from featlearn.training._trainer import History, fit
 
-__all__ = ["ChainAlignment", "chain_alignment", "four_matrices"]
-
 
 @dataclass(frozen=True)
 class ChainAlignment:

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["DIAGNOSES", "Diagnosis", "diagnose_layer"]
-
 DIAGNOSES = {
     "untrained": "nothing has been learned yet",
     "collapsed": "the layer passes on few directions, or none",

@@ -11,8 +11,6 @@ from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor
 from featlearn.runs import Run
 
-__all__ = ["log_machine", "machine_config"]
-
 Machine = RFMRegressor | RFMClassifier
 
 

@@ -12,8 +12,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from featlearn.errors import MissingPackageError
 
-__all__ = ["MLflowTracker", "MissingPackageError", "TensorBoardTracker", "Tracker", "WandbTracker", "needed"]
-
 
 def needed(module: str, extra: str) -> Any:
     """Import a module of an optional package.

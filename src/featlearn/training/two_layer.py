@@ -23,23 +23,6 @@ from featlearn.spectra import ChangeNorms, Phase, change_norms, phase
 from featlearn.training._schedule import Every, step_rule
 from featlearn.training._trainer import History, fit
 
-__all__ = [
-    "READOUT",
-    "MatrixEvolution",
-    "Size",
-    "SpectralEvolution",
-    "Student",
-    "Watch",
-    "draw_student",
-    "hidden_weight",
-    "new_student",
-    "spectral_case",
-    "squared_error",
-    "student_sizes",
-    "train_student",
-    "watched_fit",
-]
-
 Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
 """Numbers to follow during training."""
 

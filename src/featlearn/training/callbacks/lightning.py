@@ -11,8 +11,6 @@ from featlearn.errors import InputError
 from featlearn.training._monitor import Monitor
 from featlearn.training.trackers import needed
 
-__all__ = ["MonitorCallback"]
-
 _Callback: Any = needed("lightning.pytorch", "lightning").Callback
 
 

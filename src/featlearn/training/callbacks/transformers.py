@@ -7,8 +7,6 @@ from typing import Any
 from featlearn.training._monitor import Monitor
 from featlearn.training.trackers import needed
 
-__all__ = ["MonitorCallback"]
-
 _Callback: Any = needed("transformers", "hf").TrainerCallback
 
 
