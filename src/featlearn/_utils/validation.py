@@ -119,7 +119,8 @@ def as_step(step: Any) -> int:
     mistake, such as a loss in the place of the step.
     """
     try:
-        number = -1 if isinstance(step, bool) or getattr(step, "dtype", None) == torch.bool else operator.index(step)
+        truth = isinstance(step, bool | np.bool_) or getattr(step, "dtype", None) == torch.bool
+        number = -1 if truth else operator.index(step)
     except TypeError:
         number = -1
     if not 0 <= number <= _LAST_STEP:

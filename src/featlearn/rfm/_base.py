@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
 from featlearn._utils.memory import check_fits
@@ -105,13 +105,17 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
 
+    def _checked_weights(self, X: Array, sample_weight: Any) -> Array:
+        weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if not weights.any():
+            raise InputError("sample_weight is zero for every row: at least one must be positive")
+        return weights
+
     def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> None:
         """Fit rows and targets, ``(n, c)``."""
         rng = None if self.random_state is None else check_random_state(self.random_state)
         settings = checked_settings(self, seed=0 if rng is None else int(rng.randint(2**31)))
         used = weights > 0
-        if not used.any():
-            raise InputError("sample_weight is zero for every row: at least one must be positive")
         # Outputs count the same in M and in every choice, whatever their units; class codes have one unit.
         targets = targets[used]
         self._units = TargetUnits.none(targets.shape[1])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from featlearn.errors import InputError
 from featlearn.rfm._base import BaseRFM
@@ -110,7 +110,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
             sample_weight: ``(n,)``, not negative; rows of weight 0 are as good as not there.
         """
         X, y = self._checked_rows(X, y, multi_output=True, y_numeric=True)
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = self._checked_weights(X, sample_weight)
         self._flat = y.ndim == 1
         targets = self._coded(y, len(X))
         used = targets[weights > 0]
@@ -253,7 +253,7 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         """
         X, y = self._checked_rows(X, y)
         check_classification_targets(y)
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        weights = self._checked_weights(X, sample_weight)
         weights = self._with_class_weights(y, weights)
         self.classes_ = np.unique(y[weights > 0])  # rows of weight 0 are as good as not there
         if len(self.classes_) == 1:
