@@ -12,7 +12,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn.errors import SingularKernelError
-from featlearn.rfm.dense_solver import KernelSolver
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.training_rows import TrainingRows
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn import InputError
 from featlearn.rfm import feature_updates as updates
-from featlearn.rfm.dense_solver import KernelSolver
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of
 from featlearn.rfm.kernels import Kernel
 

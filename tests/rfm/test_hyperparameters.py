@@ -13,8 +13,8 @@ import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm._hyperparameters import FoldView, Hyperparameters, kernel_scale, line_search, tune
-from featlearn.rfm.dense_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.training_rows import HeldOut, TrainingRows, distinct_rows, merge_rows
 

@@ -19,7 +19,7 @@ from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, iteration
-from featlearn.rfm.dense_solver import KernelSolver
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.training_rows import some_rows
 
 source = np.random.default_rng(0)

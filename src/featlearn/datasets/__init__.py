@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.datasets._base import ClassificationTask as ClassificationTask
     from featlearn.datasets._base import RegressionTask as RegressionTask
     from featlearn.datasets._base import one_hot_labels as one_hot_labels
+    from featlearn.datasets._data_home import data_folder as data_folder
     from featlearn.datasets._gaussian_inputs import covariance_with as covariance_with
     from featlearn.datasets._gaussian_inputs import decaying_covariance as decaying_covariance
     from featlearn.datasets._gaussian_inputs import gaussian_task as gaussian_task
@@ -38,7 +39,6 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.datasets._text import sentence_task as sentence_task
     from featlearn.datasets.alignment_reversing import ReversingTask as ReversingTask
     from featlearn.datasets.alignment_reversing import reversing_task as reversing_task
-    from featlearn.datasets.data_home import data_folder as data_folder
     from featlearn.datasets.images import ImageTask as ImageTask
     from featlearn.datasets.images import image_task as image_task
     from featlearn.datasets.tables import read_table as read_table
@@ -69,7 +69,7 @@ _HOMES = {
     "character_task": "_text",
     "circulant_share": "_modular_arithmetic",
     "covariance_with": "_gaussian_inputs",
-    "data_folder": "data_home",
+    "data_folder": "_data_home",
     "decaying_covariance": "_gaussian_inputs",
     "gaussian_task": "_gaussian_inputs",
     "high_rank_task": "_polynomials",

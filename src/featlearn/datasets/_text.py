@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
-from featlearn.datasets.data_home import data_folder, not_present
+from featlearn.datasets._data_home import data_folder, not_present
 from featlearn.errors import InputError
 
 Part = Literal["train", "test"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.datasets._base import ClassificationTask
+from featlearn.datasets._data_home import data_folder, not_present
 from featlearn.datasets._image_io import (
     Images,
     as_images,
@@ -26,7 +27,6 @@ from featlearn.datasets._image_io import (
     read_mat,
     read_npz,
 )
-from featlearn.datasets.data_home import data_folder, not_present
 from featlearn.errors import InputError
 
 Folder = str | os.PathLike[str] | None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.rfm.dense_solver import KernelSolver
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Settings, average_metrics, fit_rows, update_metric
 from featlearn.rfm.kernels import Kernel

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.rfm.dense_solver import KernelSolver
+from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of, transform
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
