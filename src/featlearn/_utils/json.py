@@ -11,7 +11,7 @@ from typing import Any
 
 from featlearn.errors import InputError
 
-_DEEPEST = 100
+DEEPEST = 100
 _LARGEST_INTEGER = 2**53  # larger ones lose digits in a browser
 _MISSING = ("NAType", "NaTType")  # pd.NA and pd.NaT, by name: commands that print help do without pandas
 
@@ -51,12 +51,12 @@ def encode_utf8(text: str) -> str:
 def _convert(value: Any, path: str | None, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
-    if depth > _DEEPEST:
+    if depth > DEEPEST:
         if path is None:
             return "..."
-        raise InputError(f"{path[:60]} is nested more than {_DEEPEST} deep: does it contain itself?")
+        raise InputError(f"{path[:60]} is nested more than {DEEPEST} deep: does it contain itself?")
     if isinstance(value, str | PathLike):
-        return str(value) if path is None else _encodable(str(value), path)
+        return str(value) if path is None else check_utf8(str(value), path)
     if isinstance(value, Mapping):
         if path is None:
             return {str(key): _convert(inner, None, depth + 1) for key, inner in value.items()}
@@ -97,10 +97,11 @@ def _convert_any(value: Any, depth: int) -> Any:
 def _key(key: Any, path: str) -> str:
     if not isinstance(key, str) or not key:
         raise InputError(f"a name in {path} must be a non-empty string, got {key!r}")
-    return _encodable(key, f"a name in {path}")
+    return check_utf8(key, f"a name in {path}")
 
 
-def _encodable(text: str, what: str) -> str:
+def check_utf8(text: str, what: str) -> str:
+    """Return a text that UTF-8 can encode, or raise an InputError that names it."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featlearn._utils.json import short_repr, to_json
+from featlearn._utils.json import DEEPEST, check_utf8, short_repr, to_json
 from featlearn.errors import InputError
 
 _LAST_STEP = 2**63 - 1  # the largest integer of SQLite
-_DEEPEST = 100  # levels of nested settings, as `to_json` writes them
 _LAST_MOMENT = 9e9  # the year 2255; pandas holds a few more
 
 
@@ -146,11 +145,7 @@ def as_text(text: Any, what: str, *, empty: bool = False) -> str:
     """
     if not isinstance(text, str) or not (text or empty):
         raise InputError(f"{what} must be a{'' if empty else ' non-empty'} string, got {text!r}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{what} must be text that can be written as UTF-8, got {text!r}") from None
-    return str(text)
+    return check_utf8(str(text), what)
 
 
 def as_value(value: Any, key: str) -> float | str:
@@ -193,7 +188,7 @@ def stored_settings(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("settings that are no mapping")
     layer: list[Any] = [found]
-    for _ in range(_DEEPEST + 2):
+    for _ in range(DEEPEST + 2):
         layer = [
             inner
             for nest in layer

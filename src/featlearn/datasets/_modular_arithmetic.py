@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int
 from featlearn.datasets._base import ClassificationTask
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
@@ -48,8 +49,7 @@ def modular_task(
         generator: Generator or integer seed of the split.
         dtype: Of the inputs; torch's default if None.
     """
-    if isinstance(p, bool) or not isinstance(p, int) or p < 2:
-        raise InputError(f"the modulus p must be an integer of at least 2, got {p!r}")
+    check_int("the modulus p", p, 2)
     if operation not in _OPERATIONS:
         raise InputError(f"operation must be one of {', '.join(_OPERATIONS)}, got {operation!r}")
     if operation == "divide" and not _is_prime(p):

@@ -8,7 +8,6 @@ the new one, never a mixture.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import uuid
@@ -22,6 +21,7 @@ import pandas as pd
 import safetensors
 
 from featlearn._utils.atomic import commit_file
+from featlearn._utils.json import to_json
 from featlearn._utils.safetensors_file import check_version, damage_errors, stored_tensors, write_state
 from featlearn.errors import InputError, NotMeasuredError
 from featlearn.features._feature_matrices import LayerFeatures
@@ -268,10 +268,7 @@ def save_report(report: Report, path: str | os.PathLike[str]) -> None:
             for name, features in report.items()
         ],
         "coverage": [asdict(row) for row in report.parameters],
-        "table": [
-            {"layer": name, **{str(k): _plain(v) for k, v in row.items()}}
-            for name, row in report.table().to_dict(orient="index").items()
-        ],
+        "table": [{"layer": name, **to_json(row)} for name, row in report.table().to_dict(orient="index").items()],
     }
     # In a folder of its own, because safetensors has temporary files too.
     unfinished = folder / f".saving-{mark}"
@@ -311,8 +308,3 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a dataclass from JSON, which knows lists only."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-
-
-def _plain(value: Any) -> Any:
-    """Return a cell of the table as JSON holds it: NaN becomes null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,6 +18,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 
 # What pandas calls the contents of a column, once missing values are set aside.
@@ -82,9 +83,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Decide how each column of the table is encoded."""
-        most = self.max_categories
-        if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 2:
-            raise InputError(f"max_categories must be an integer of at least 2, got {most!r}")
+        most = check_int("max_categories", self.max_categories, 2)
         frame, named = as_frame(X)
         for count, what in zip(frame.shape, ("sample", "feature"), strict=True):
             if not count:
@@ -93,9 +92,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 )
         kinds = {name: _kind(frame[name]) for name in frame.columns}
         columns: list[NumberColumn | CategoryColumn] = [
-            NumberColumn.fit(name, frame[name])
-            if kind == "number"
-            else CategoryColumn.fit(name, frame[name], int(most))
+            NumberColumn.fit(name, frame[name]) if kind == "number" else CategoryColumn.fit(name, frame[name], most)
             for name, kind in kinds.items()
             if kind in ("number", "category")
         ]
