@@ -1,6 +1,7 @@
 """Measure how the source is laid out, against what it was and what it should be: files, lines, imports.
 
-Run as ``python -m benchmarks.house``. Nothing here is a timing.
+Run as ``python -m benchmarks.house``; ``--packages`` prints the code lines of each package instead. Nothing here is a
+timing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,9 +102,20 @@ except SystemExit:
 """
 
 
+def print_packages(known: dict[str, Path]) -> None:
+    """Print the code lines of each package, the largest first."""
+    sizes = Counter[str]()
+    for name, file in known.items():
+        sizes[name.split(".")[1] if "." in name else "featlearn"] += code_lines(file)
+    for package, lines in sizes.most_common():
+        print(f"{package:12s} {lines:6,d}")
+
+
 def main() -> None:
     """Print the table."""
     known = modules()
+    if "--packages" in sys.argv[1:]:
+        return print_packages(known)
     library = {name: file for name, file in known.items() if not name.startswith("featlearn.papers")}
     private = [n for n in library if any(part.startswith("_") for part in n.split(".")) and not n.endswith("__main__")]
     with tempfile.TemporaryDirectory() as folder:
