@@ -14,11 +14,13 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -90,14 +92,32 @@ def run_code(
 
 
 def run_ranks(worker: Callable[..., None], *arguments: Any, timeout: float = 180) -> None:
-    """Run ``worker(rank, *arguments)`` in two processes, and raise what they raise."""
-    context = torch.multiprocessing.start_processes(worker, arguments, nprocs=2, join=False, start_method="forkserver")
-    for _ in range(int(timeout)):
-        if context.join(timeout=1):
-            return
-    for process in context.processes:
-        process.kill()
+    """Run ``worker(rank, *arguments)`` in two processes of one gloo group, and raise what they raise."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = torch.multiprocessing.start_processes(
+            _rank, (worker, folder, arguments), nprocs=2, join=False, start_method="forkserver"
+        )
+        for _ in range(int(timeout)):
+            if context.join(timeout=1):
+                return
+        for process in context.processes:
+            process.kill()
     raise AssertionError("a process was left waiting for the other")
+
+
+def _rank(rank: int, worker: Callable[..., None], folder: str, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    # The reducer of DistributedDataParallel must not hold the last reference to its group: that of gloo, destroyed by
+    # it, waits for a thread that waits for the interpreter.
+    group = torch.distributed.group.WORLD
+    worker(rank, *arguments)
+    torch.distributed.barrier(group)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _become(code: str, arguments: list[str], env: dict[str, str | None], cwd: str, folder: str) -> None:

@@ -48,8 +48,6 @@ def train(model: nn.Module, rows: tuple[Tensor, Tensor], folder: Path, budget: f
 
 
 def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     x, y = data()
     mine = x[20 * rank : 20 * rank + 20], y[20 * rank : 20 * rank + 20]
     for name, budget in (("all", None), ("budget", 1e9), ("little", 1e-9)):
@@ -62,7 +60,6 @@ def worker(rank: int, folder: str) -> None:
     found = again.measure(STEPS)
     again.close()
     Path(f"{folder}/moved-{rank}.txt").write_text(str(found.layers["0"]["weight_change"]))
-    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +111,6 @@ def test_a_run_that_is_taken_up_has_one_start_in_all_processes(folder: Path, tmp
 
 
 def second_launch(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store2", rank=rank, world_size=2)
     x, y = data()
     mine = x[20 * rank : 20 * rank + 20], y[20 * rank : 20 * rank + 20]
     options = {"run": Path(folder) / "again", "measure": "features", "every": 1}
@@ -135,7 +130,6 @@ def second_launch(rank: int, folder: str) -> None:
     found = monitor.step()
     monitor.close()
     Path(f"{folder}/counted-{rank}.txt").write_text(str(found.step))
-    torch.distributed.destroy_process_group()
 
 
 def test_process_0_decides_where_a_launch_goes(tmp_path: Path) -> None:
