@@ -316,6 +316,40 @@ def _steps(ax: Axes) -> None:
     _arrow(ax, (1.55, 3.75), (1.55, 3.0), "#8C8C8C")
 
 
+def packages() -> None:
+    """Draw the packages from bottom to top; each imports only those below it."""
+    rows = [
+        (("_utils, errors", "files, JSON, validation, exceptions"),),
+        (("linalg", "matrices, operators"), ("plots", "figures from arrays")),
+        (("layers", "what counts as a layer"),),
+        (("capture", "the only package that runs a model"),),
+        (("features", "NFM, AGOP, FACT, NFC"),),
+        (("kernels", "NTK, CK, PTK"),),
+        (("spectra", "laws, spikes, tails, phases"),),
+        (("optim", "SLO"), ("adaptive", "tangent features"), ("theory", "predictions")),
+        (("datasets", "tasks, tables, images, text"), ("models", "small networks")),
+        (("rfm", "recursive feature machines"),),
+        (("runs", "SQLite and safetensors"),),
+        (("training", "monitor, callbacks, trackers"),),
+        (("reports", "HTML files"), ("dashboard", "local web pages"), ("cli", "commands")),
+        (("papers", "experiments, claims, ledger"),),
+    ]
+    with style():
+        fig = new_figure(7.2, 6.4)
+        ax = fig.subplots()
+        ax.set(xlim=(0, 12), ylim=(-0.1, len(rows)))
+        ax.set_axis_off()
+        for y, row in enumerate(rows):
+            width = 12 / len(row)
+            for i, (name, text) in enumerate(row):
+                color = {"capture": "#FBE3D2", "papers": "#E2F2EC"}.get(name, "#EAF2F8")
+                x = (i + 0.5) * width
+                _box(ax, x, y + 0.43, width - 0.15, "", color, height=0.82)
+                ax.text(x, y + 0.58, name, ha="center", va="center", fontsize=9, weight="bold", color=INK)
+                ax.text(x, y + 0.26, text, ha="center", va="center", fontsize=7.5, color="#4D4D4D")
+    save_figure(fig, IMAGES / "packages.png", dpi=110)
+
+
 def wine() -> None:
     """What a recursive feature machine learns of the wine table."""
     X, y = load_wine(return_X_y=True, as_frame=True)
@@ -342,6 +376,7 @@ def _arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], color
 
 if __name__ == "__main__":
     flow()
+    packages()
     figure_1()
     evolution()
     quantities()

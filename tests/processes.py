@@ -127,7 +127,8 @@ def _become(code: str, arguments: list[str], env: dict[str, str | None], cwd: st
         handle = os.open(f"{folder}/{name}", os.O_WRONLY | os.O_CREAT if number else os.O_RDONLY)
         os.dup2(handle, number)
         os.close(handle)
-    sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", closefd=False) for n in range(3))  # noqa: SIM115
+    # By lines, as a terminal's: what a process prints is to be read while it runs.
+    sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", 1, closefd=False) for n in range(3))  # noqa: SIM115
     for name, value in env.items():
         os.environ.pop(name, None)
         if value is not None:

@@ -2,7 +2,7 @@
 
 Run as ``python tools/style.py`` (a part of ``make lint``): prints one line per fault and ends with an error if there is
 one. ``python tools/style.py --count`` prints the shares that the faults come from, ``python tools/style.py PATH ...``
-looks at some files or folders alone. The rules are those of ``docs/writing.md``.
+looks at some files or folders alone. The rules are those of ``docs/development/writing.md``.
 """
 
 from __future__ import annotations
@@ -380,7 +380,7 @@ def main() -> None:
     for fault in faults:
         print(fault)
     if faults:
-        sys.exit(f"{len(faults)} faults; the rules are in docs/writing.md")
+        sys.exit(f"{len(faults)} faults; the rules are in docs/development/writing.md")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every python block of the documentation runs, and prints what the page says.
+"""Every python block of the documentation and of README runs, and prints what the page says.
 
 The blocks of a page run in order in one namespace, in an empty folder (see ``docs/make_outputs.py``). Words and whole
 numbers must agree, other numbers to a tolerance, because a trained network differs a little between machines. A page
@@ -11,7 +11,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -40,10 +39,10 @@ def _pages() -> list[object]:
     return [
         pytest.param(
             path,
-            id=path.relative_to(DOCS).with_suffix("").as_posix(),
+            id=path.relative_to(DOCS if DOCS in path.parents else ROOT).with_suffix("").as_posix(),
             marks=[pytest.mark.slow] if "<!-- slow -->" in path.read_text(encoding="utf-8") else [],
         )
-        for path in PAGES
+        for path in [ROOT / "README.md", *PAGES]
         if blocks_of(path.read_text(encoding="utf-8"))
     ]
 
@@ -95,24 +94,6 @@ def test_outputs_are_written_into_a_page_and_nothing_is_left(tmp_path: Path) -> 
     assert written_in_the_root() == before
 
 
-@pytest.mark.slow
-def test_the_script_of_the_streaming_page_runs_in_two_processes(tmp_path: Path) -> None:
-    (script,) = [
-        block
-        for block in blocks_of((DOCS / "streaming.md").read_text(encoding="utf-8"))
-        if block.code.startswith("# file:")
-    ]
-    (tmp_path / "shards.py").write_text(script.code, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "shards.py"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert script.output is not None
-    assert same_output(script.output, done.stdout)
-
-
 def test_blocks_are_found_with_their_output() -> None:
     page = "# T\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n```bash\nls\n```\n\n"
     page += "```python\nx = 1\n```\n\nWords.\n\n```text\n2\n```\n"
@@ -149,8 +130,9 @@ def test_pictures_exist_and_are_small() -> None:
 
 def test_every_page_is_in_the_menu() -> None:
     menu = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = set(re.findall(r"[\w/-]+\.md", menu))
-    assert listed == {path.relative_to(DOCS).as_posix() for path in PAGES}
+    listed = set(re.findall(r"[\w/-]+\.(?:md|ipynb)", menu))
+    written = [*PAGES, *DOCS.rglob("*.ipynb")]
+    assert listed == {path.relative_to(DOCS).as_posix() for path in written}
 
 
 def test_no_page_asks_the_network_for_scripts_or_styles() -> None:

@@ -1,11 +1,12 @@
-"""One look for every figure, without touching matplotlib's global state.
+"""Style of all figures, independent of matplotlib's global state.
 
-Figures are made as `matplotlib.figure.Figure` and never through pyplot: they need no display, choose no
-backend, and are freed when nobody holds them.
+Figures are created as `matplotlib.figure.Figure` and never through pyplot: they need no display, select no backend, and
+are freed with their last reference.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +24,10 @@ from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Colors of Okabe and Ito, told apart by color-blind readers; the palest come last."""
+"""Colors of Okabe and Ito, distinguishable by color-blind readers; the palest come last."""
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-"""Marks that go with the colors, for print in black and white."""
+"""Markers for the colors, for print in black and white."""
 
 _GRAY = "#4D4D4D"
 _SETTINGS: dict[Any, Any] = {
@@ -61,37 +62,59 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the house style inside the block; the settings outside it are those of before."""
+    """Apply the style of featlearn's figures inside a ``with`` block, and restore all settings afterwards."""
     with mpl.rc_context():
         mpl.rcParams.update(_SETTINGS)
         yield
 
 
+class NotebookFigure(Figure):
+    """Figure that Jupyter displays as a picture, although pyplot does not know of it."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        with style():
+            self.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+
+
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure (inches) that lays out its own margins."""
-    return Figure(figsize=(width, height), layout="constrained")
+    """Return an empty figure with automatic margins.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+    """
+    return NotebookFigure(figsize=(width, height), layout="constrained")
 
 
 def as_array(values: Any) -> NDArray[np.float64]:
-    """A float64 array of a tensor on any device, an array or a list."""
+    """Return a tensor on any device, an array or a list as a float64 array."""
     return np.asarray(as_float64(values).cpu().numpy())
 
 
 def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Path:
-    """Write a figure as PNG, SVG or PDF, by the ending of its name.
+    """Write a figure as PNG, SVG or PDF.
 
-    The file appears whole or not at all, and a figure drawn twice gives the same bytes. Missing folders
-    are made.
+    The file is written atomically, and a figure that is drawn twice gives the same bytes. Missing folders are created.
+
+    Args:
+        fig: Figure to write.
+        path: Path of the file; its ending, ``.png``, ``.svg`` or ``.pdf``, selects the format.
+        dpi: Resolution of a PNG file in dots per inch.
 
     Returns:
-        The path.
+        The path of the file.
+
+    Raises:
+        InputError: If the ending of the path is another one.
     """
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     # Dates would make every file differ from the last.
     dates = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     if kind not in dates:
-        raise InputError(f"a figure is saved as .png, .svg or .pdf, got {path.name!r}")
+        raise InputError(f"path must end in .png, .svg or .pdf, got {path.name!r}.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as draft, style():
         fig.savefig(draft, format=kind, dpi=dpi, metadata=dates[kind])
@@ -99,6 +122,6 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Pa
 
 
 def shorten(name: str, longest: int = 60) -> str:
-    """A very long name with its middle left out: both ends tell names apart."""
+    """Return a name of at most ``longest`` characters; the middle of a longer one is replaced by an ellipsis."""
     half = (longest - 1) // 2
     return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
