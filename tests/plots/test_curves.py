@@ -46,5 +46,5 @@ def test_what_is_not_finite_is_left_out_and_a_loss_of_zero_has_no_log() -> None:
 
 def test_nothing_to_draw() -> None:
     for panels in ({}, {"NFC": {}}):
-        with pytest.raises(InputError, match="nothing to draw"):
+        with pytest.raises(InputError, match="at least one curve: no numbers were recorded"):
             step_curves(panels)

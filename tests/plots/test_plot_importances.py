@@ -118,14 +118,14 @@ def test_nan_entries_are_gray():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: importance_bars(["a"], [1, 2]), r"1 names and numbers of shape \(2,\)"),
-        (lambda: importance_bars("ab", [1, 2]), "1 names"),
-        (lambda: importance_bars([], []), "0 names"),
+        (lambda: importance_bars(["a"], [1, 2]), r"got 1 for numbers of shape \(2,\)"),
+        (lambda: importance_bars("ab", [1, 2]), "one name per feature, got 1"),
+        (lambda: importance_bars([], []), "one name per feature, got 0"),
         (lambda: importance_bars(["a"], [[1]]), r"\(1, 1\)"),
         (lambda: importance_bars(["a"], [1], top=0), "top"),
         (lambda: feature_matrix_picture(np.ones((2, 3))), "square"),
         (lambda: feature_matrix_picture(np.ones(3)), "must be a matrix"),
-        (lambda: feature_matrix_picture(np.eye(2), ["a"]), "1 names"),
+        (lambda: feature_matrix_picture(np.eye(2), ["a"]), "one name per feature, got 1"),
         (lambda: feature_matrix_picture(np.eye(2), top=2.5), "top"),
     ],
 )

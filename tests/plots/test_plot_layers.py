@@ -101,11 +101,11 @@ def test_a_very_long_name_keeps_both_ends():
 @pytest.mark.parametrize(
     ("names", "values", "errors", "message"),
     [
-        ([], {"a": []}, None, "needs layers"),
-        (["x"], {}, None, "needs layers"),
-        (["x"], {"a": [1.0, 2.0]}, None, "'a' needs one number a layer"),
-        (["x"], {"a": [1.0]}, {"a": [1.0, 2.0]}, "'a' needs one number a layer"),
-        (["x"], {"a": [1.0]}, {"b": [1.0]}, "errors are given"),
+        ([], {"a": []}, None, "must not be empty, got 0 names and 1 measures"),
+        (["x"], {}, None, "must not be empty, got 1 names and 0 measures"),
+        (["x"], {"a": [1.0, 2.0]}, None, "'a' must have one number per layer"),
+        (["x"], {"a": [1.0]}, {"a": [1.0, 2.0]}, "'a' must have one number per layer"),
+        (["x"], {"a": [1.0]}, {"b": [1.0]}, "errors must be of measures in values"),
         (["x"], {str(i): [1.0] for i in range(8)}, None, "two figures"),
     ],
 )

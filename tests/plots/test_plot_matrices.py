@@ -74,7 +74,7 @@ def test_ticks_are_whole_numbers():
         ({}, {}, "at least one"),
         ({"a": np.zeros(3)}, {}, "'a' must be a matrix"),
         ({"a": np.zeros((0, 0))}, {}, "'a' must be a matrix"),
-        ({"a": np.eye(2)}, {"subtitles": {"b": "x"}}, "no matrix is called"),
+        ({"a": np.eye(2)}, {"subtitles": {"b": "x"}}, "must name matrices in"),
         ({"a": np.eye(2)}, {"crop": 0}, "crop"),
         ({"a": np.eye(2)}, {"cmap": "octarine"}, "octarine"),
     ],

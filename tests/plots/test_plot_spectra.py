@@ -72,10 +72,10 @@ def test_evolution_draws_the_largest_of_each_step():
     [
         (lambda: spectrum_histogram(([0.0, 1.0], [1.0, 2.0])), "one edge more"),
         (lambda: spectrum_histogram(BINS, density=([0.0], [1.0, 2.0])), "density must be two vectors"),
-        (lambda: qq_plot([1.0], [1.0, 2.0]), "one length"),
-        (lambda: tail_plot([0.0, 1.0], 1.0, 2.0), "leave zeros out"),
+        (lambda: qq_plot([1.0], [1.0, 2.0]), "equal length"),
+        (lambda: tail_plot([0.0, 1.0], 1.0, 2.0), "Leave zeros out"),
         (lambda: tail_plot([1.0, 2.0], 3.0, 2.0), "above it"),
-        (lambda: spectrum_evolution([0], [[1.0], [2.0]]), "a row of finite eigenvalues a step"),
+        (lambda: spectrum_evolution([0], [[1.0], [2.0]]), "one row of finite eigenvalues per step"),
         (lambda: spectrum_evolution([0], [[1.0, 2.0]], top=3), "top"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Figures from arrays; nothing here knows of networks."""
+"""Figures from arrays, independent of networks and runs."""
 
 from featlearn.plots._curves import step_curves
 from featlearn.plots._feature_importance import feature_matrix_picture, importance_bars

@@ -1,4 +1,4 @@
-"""Several numbers over the steps of a training: a panel a number, a curve a layer."""
+"""Curves over training steps: one panel per number, one curve per layer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featlearn.errors import InputError
 from featlearn.plots.style import PALETTE, as_array, new_figure, shorten, style
 
 _WIDE = 3
-_NAMED = 12  # curves beyond which a legend is no help
+_NAMED = 12  # with more curves, the legend shows the first and the last only
 
 
 def step_curves(
@@ -26,29 +26,38 @@ def step_curves(
     bounded: tuple[str, ...] = (),
     title: str | None = None,
 ) -> Figure:
-    """Draw small panels side by side that share their colors: a curve keeps its color in all of them.
+    """Draw panels of curves over steps; a curve has the same color in all panels.
+
+    Steps are on a logarithmic axis if they are spaced like powers of a number.
 
     Args:
-        panels: Title of a panel -> name of a curve -> (steps, values). A curve without a name belongs to the whole
-            and is black.
-        log_scale: Panels with a logarithmic vertical axis, if all their values are positive.
-        bounded: Panels of cosines and shares, drawn from 0 (or below, if need be) to 1.
-        title: Of the figure.
+        panels: Curves of each panel: ``{panel title: {curve name: (steps, values)}}``. A curve with an empty name is
+            black and has no entry in the legend.
+        log_scale: Titles of panels with a logarithmic vertical axis. Ignored for panels with values of 0 or below.
+        bounded: Titles of panels with cosines or shares, whose vertical axis runs from 0 (or the least value) to 1.
+        title: Title of the figure. None draws no title.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If there are no curves.
     """
     if not panels or not any(panels.values()):
-        raise InputError("there is nothing to draw: no numbers were recorded")
+        raise InputError("panels must contain at least one curve: no numbers were recorded.")
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves if name))
     colors = _colors(names)
     columns = min(_WIDE, len(panels))
     rows = math.ceil(len(panels) / columns)
-    spread = _log_steps([as_array(x) for curves in panels.values() for x, _ in curves.values()])
+    gaps = [np.diff(at[at > 0]) for curves in panels.values() for at in (as_array(x) for x, _ in curves.values())]
+    log_steps = any(gap.size >= 6 and float(gap.max()) > 10 * float(np.median(gap)) for gap in gaps)
     with style():
         fig = new_figure(0.4 + 2.6 * columns, 0.5 + 2.0 * rows + (0.3 if names else 0.0))
         axes = fig.subplots(rows, columns, squeeze=False)
         for place, (name, curves) in enumerate(panels.items()):
             ax = axes[place // columns][place % columns]
             _panel(ax, name, curves, colors, name in log_scale, name in bounded)
-            if spread:
+            if log_steps:
                 ax.set_xscale("symlog", linthresh=1.0)
                 ax.set_xlim(left=0)
             else:
@@ -83,9 +92,8 @@ def _panel(
             continue
         lowest = min(lowest, float(values[known].min()))
         few = known.sum() <= 30
-        ax.plot(
-            steps[known], values[known], color=colors.get(name, "black"), marker="o" if few else None, markersize=2.5
-        )  # fmt: skip
+        color, marker = colors.get(name, "black"), "o" if few else None
+        ax.plot(steps[known], values[known], color=color, marker=marker, markersize=2.5)
     ax.set_title(title)
     ax.grid(axis="y")
     if log_scale and lowest > 0:
@@ -95,14 +103,8 @@ def _panel(
 
 
 def _colors(names: list[str]) -> dict[str, Any]:
-    """Told apart if they are few; from dark to light with depth if they are many."""
+    """Return distinct colors for a few names, or shades from dark to light for many."""
     if len(names) < len(PALETTE):
         return dict(zip(names, PALETTE, strict=False))
     shades = colormaps["viridis"](np.linspace(0.0, 0.9, len(names)))
     return dict(zip(names, shades, strict=True))
-
-
-def _log_steps(steps: list[Any]) -> bool:
-    """Whether some measurements lie evenly on a logarithmic axis rather than on a linear one."""
-    gaps = [np.diff(places[places > 0]) for places in steps]
-    return any(gap.size >= 6 and float(gap.max()) > 10 * float(np.median(gap)) for gap in gaps)

@@ -1,4 +1,4 @@
-"""Which features count, and which of them together."""
+"""Importances of features, as bars and as a feature matrix."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from featlearn.errors import InputError
 from featlearn.plots._heatmaps import as_matrix
 from featlearn.plots.style import PALETTE, as_array, new_figure, shorten, style
 
-_ROW = 0.17  # inches that a line of text takes
-_LETTER = 0.065  # inches that a letter takes
+_ROW = 0.17  # inches per line of text
+_LETTER = 0.065  # inches per letter
 _LONGEST = 32  # letters of a name
 _NAMED = 30  # features that can be named on both sides of a matrix
 
@@ -31,14 +31,20 @@ def importance_bars(
     title: str | None = None,
     xlabel: str = "importance",
 ) -> Figure:
-    """Draw a bar a feature, the largest on top, with its number behind it.
+    """Draw one bar per feature with its number, the largest on top.
 
     Args:
         names: Names of the features.
-        values: One number a feature; a NaN comes last and reads "n/a".
-        top: How many features at the most; the axis tells if there are more.
-        title: Of the figure.
-        xlabel: What the numbers are.
+        values: One number per feature. NaN comes last and is shown as "n/a".
+        top: Maximum number of features to draw; the axis label states how many there are.
+        title: Title of the figure. None draws no title.
+        xlabel: Label of the horizontal axis.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If there is not one name per number.
     """
     v = as_array(values)
     names = _checked_names(names, v)
@@ -61,22 +67,28 @@ def feature_matrix_picture(
     title: str | None = None,
     xlabel: str = "diagonal entry",
 ) -> Figure:
-    """Draw a feature matrix as a heat map, and beside it its diagonal as bars: how much each feature counts.
+    """Draw a feature matrix as a heat map, next to its diagonal as bars.
 
-    Features are sorted by their diagonal entry, the largest first, so that a row of the heat map and its bar stand
-    side by side. Entries are divided by the largest absolute entry; blue is below zero, white zero, red above.
+    Features are sorted by their diagonal entry, the largest first, so that a row of the heat map is next to its bar.
+    Entries are divided by the largest absolute entry; blue is negative, white zero, red positive.
 
     Args:
-        matrix: ``(d, d)``, e.g. ``feature_matrix_`` of a feature machine.
-        names: Names of the features; their numbers, from 0, if None.
-        top: How many features at the most, those with the largest diagonal entries. More than 30 are drawn in the
-            heat map without names, and the bars show the first 20.
-        title: Of the figure.
-        xlabel: What the diagonal entries are.
+        matrix: Feature matrix, shape ``(d, d)``, e.g. ``feature_matrix_`` of an RFM estimator.
+        names: Names of the features. Default: their numbers, from 0.
+        top: Maximum number of features to draw, those with the largest diagonal entries. More than 30 are drawn without
+            names in the heat map, and the bars show the first 20.
+        title: Title of the figure. None draws no title.
+        xlabel: Label of the axis of the diagonal entries.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If the matrix is not square, or there is not one name per row.
     """
     m = as_matrix("matrix", matrix)
     if m.shape[0] != m.shape[1]:
-        raise InputError(f"a feature matrix must be square, got shape {m.shape}")
+        raise InputError(f"matrix must be square, got shape {m.shape}.")
     diagonal = m.diagonal()
     names = _checked_names([str(i) for i in range(len(m))] if names is None else names, diagonal)
     order = _largest(diagonal, top)
@@ -121,14 +133,12 @@ def feature_matrix_picture(
 def _checked_names(names: Sequence[str], values: NDArray[np.float64]) -> list[str]:
     if isinstance(names, str) or values.ndim != 1 or len(names) != values.size or not values.size:
         given = 1 if isinstance(names, str) else len(names)
-        raise InputError(
-            f"each feature needs a name and a number, got {given} names and numbers of shape {values.shape}"
-        )
+        raise InputError(f"names must have one name per feature, got {given} for numbers of shape {values.shape}.")
     return [str(name) for name in names]
 
 
 def _largest(values: NDArray[np.float64], top: int) -> NDArray[np.intp]:
-    """Where the largest values stand, the largest first and NaN last; ties keep their order."""
+    """Return the indices of the largest values, in descending order with NaN last; ties keep their order."""
     return np.argsort(-values, kind="stable")[: check_int("top", top)]
 
 
@@ -137,7 +147,7 @@ def _of_all(what: str, shown: int, total: int) -> str:
 
 
 def _margin(names: Sequence[str], order: NDArray[np.intp]) -> float:
-    """Inches that the longest of the names takes."""
+    """Return the width of the longest name in inches."""
     return _LETTER * min(max(len(names[i]) for i in order), _LONGEST)
 
 
@@ -145,10 +155,10 @@ def _draw_bars(ax: Axes, values: NDArray[np.float64], xlabel: str) -> None:
     known = np.isfinite(values)
     lengths = np.where(known, values, 0.0)
     ax.barh(np.arange(len(values)), lengths, height=0.72, color=PALETTE[0])
-    for row, (length, told) in enumerate(zip(lengths, known, strict=True)):
+    for row, (length, is_known) in enumerate(zip(lengths, known, strict=True)):
         below = length < 0
         ax.annotate(
-            f"{values[row]:.3g}" if told else "n/a",
+            f"{values[row]:.3g}" if is_known else "n/a",
             (length, row),
             (-3 if below else 3, 0),
             textcoords="offset points",
@@ -157,7 +167,7 @@ def _draw_bars(ax: Axes, values: NDArray[np.float64], xlabel: str) -> None:
             fontsize=7,
         )
     low, high = min(lengths.min(), 0.0), max(lengths.max(), 0.0)
-    room = 0.25 * (high - low or 1.0)  # for the numbers behind the bars
+    room = 0.25 * (high - low or 1.0)  # for the numbers next to the bars
     ax.set_xlim(low - room if low < 0 else 0.0, high + room if high > 0 or low == 0 else 0.0)
     ax.set_ylim(len(values) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)

@@ -1,4 +1,4 @@
-"""Feature matrices side by side."""
+"""Heat maps of feature matrices side by side."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.plots.style import as_array, new_figure, style
 
-# Entries this far below zero are seen; rounding errors are not worth a second color.
+# Entries this far below zero are visible; rounding errors do not need a second color.
 _VISIBLE = 0.005
 
 
@@ -30,30 +31,40 @@ def matrix_row(
     crop: int | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw matrices in a row, as figure 1 of the NFA paper draws EGOP, NFM, AGOP and corrupted AGOP.
+    """Draw matrices in a row as heat maps with one color bar.
 
-    Every matrix is divided by its largest absolute entry, so that they share one color bar. If any has
-    negative entries the colors run from blue over white (zero) to red, else from white (zero) to dark.
+    Every matrix is divided by its largest absolute entry. If any matrix has negative entries, the colors run from blue
+    over white (zero) to red, otherwise from white (zero) to dark.
 
     Args:
-        matrices: ``{name: (k, k) matrix}``, tensors or arrays, drawn in this order.
-        titles: ``{name: title}``, the name by default.
-        subtitles: ``{name: line under the title}``, e.g. "cosine with NFM 0.94".
-        share_scale: Divide all by the largest entry among them, to compare magnitudes.
-        cmap: Name of a matplotlib color map, to overrule the choice.
-        crop: Show the first so many rows and columns only; the scale is still that of the whole.
-        title: Of the figure.
+        matrices: Matrices by name, ``{name: (k, k) tensor or array}``, drawn in this order.
+        titles: Titles by the name of the matrix. Default: the names.
+        subtitles: Second title lines by the name of the matrix, e.g. "cosine with NFM 0.94".
+        share_scale: Whether to divide all matrices by the largest entry among them, to compare magnitudes.
+        cmap: Name of a matplotlib color map. Default: "RdBu_r" if there are negative entries, "Blues" otherwise.
+        crop: Number of leading rows and columns to show; the scale is that of the whole matrix. Default: all.
+        title: Title of the figure. None draws no title.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If an argument is empty, names a matrix that is not there, or a color map that does not exist.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        figure 1.
     """
     arrays = {name: as_matrix(name, a) for name, a in matrices.items()}
     if not arrays:
-        raise InputError("matrix_row needs at least one matrix")
+        raise InputError("matrices must contain at least one matrix, got none.")
     for names in (titles or {}, subtitles or {}):
         if unknown := set(names) - set(arrays):
-            raise InputError(f"no matrix is called {sorted(unknown)}: the names are {list(arrays)}")
+            raise InputError(f"titles and subtitles must name matrices in {list(arrays)}, got {sorted(unknown)}.")
     if cmap is not None and cmap not in mpl.colormaps:
-        raise InputError(f"matplotlib knows no color map {cmap!r}: try RdBu_r, Blues or viridis")
-    if crop is not None and crop < 1:
-        raise InputError(f"crop must be at least 1, got {crop}")
+        raise InputError(f"cmap must be a color map of matplotlib, such as 'RdBu_r' or 'viridis'; got {cmap!r}.")
+    if crop is not None:
+        check_int("crop", crop, optional=True)
 
     largest = {name: float(np.nanmax(np.abs(a), initial=0.0)) for name, a in arrays.items()}
     if share_scale:
@@ -68,30 +79,16 @@ def matrix_row(
         axes = fig.subplots(1, len(drawn), squeeze=False)[0]
         for ax, (name, a) in zip(axes, drawn.items(), strict=True):
             ax.imshow(a, norm=norm, cmap=colors, interpolation="nearest")
-            # Two texts, not two lines of one: titles with and without a subtitle stay on one height.
+            # Two texts instead of two lines: titles with and without a subtitle stay at the same height.
             ax.set_title((titles or {}).get(name, name), fontsize=9, pad=19 if subtitles else 6)
             if line := (subtitles or {}).get(name):
-                ax.annotate(
-                    line,
-                    (0.5, 1),
-                    (0, 6),
-                    "axes fraction",
-                    "offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=8,
-                )
+                above = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "bottom"}
+                ax.annotate(line, (0.5, 1), (0, 6), fontsize=8, **above)
             for axis in (ax.xaxis, ax.yaxis):
                 axis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=2))
             ax.spines[:].set_visible(True)
-        bar = fig.colorbar(
-            ScalarMappable(norm, colors),
-            ax=list(axes),
-            shrink=0.75,
-            aspect=18,
-            pad=0.02,
-            ticks=MaxNLocator(4),
-        )
+        mappable = ScalarMappable(norm, colors)
+        bar = fig.colorbar(mappable, ax=list(axes), shrink=0.75, aspect=18, pad=0.02, ticks=MaxNLocator(4))
         bar.set_label("entry / largest of all" if share_scale else "entry / largest entry")
         if title:
             fig.suptitle(title, fontsize=10)
@@ -99,8 +96,8 @@ def matrix_row(
 
 
 def as_matrix(name: str, matrix: Any) -> NDArray[np.float64]:
-    """A float64 array of a matrix with entries."""
+    """Return a matrix with at least one entry as a float64 array, or raise."""
     a = as_array(matrix)
     if a.ndim != 2 or a.size == 0:
-        raise InputError(f"{name!r} must be a matrix with entries, got shape {a.shape}")
+        raise InputError(f"{name!r} must be a matrix with at least one entry, got shape {a.shape}.")
     return a

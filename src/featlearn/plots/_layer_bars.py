@@ -1,4 +1,4 @@
-"""One number or several a layer, down the depth of a network."""
+"""Dot plot of one or several numbers per layer."""
 
 from __future__ import annotations
 
@@ -25,30 +25,36 @@ def layer_bars(
     xlabel: str = "correlation",
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw a row a layer, first layer on top, with a dot a measure.
+    """Draw one row per layer, the first layer on top, with one dot per measure.
 
-    A NaN is drawn as a hollow mark beside zero with the words "n/a".
+    NaN is drawn as a hollow marker at zero with the text "n/a".
 
     Args:
         names: Names of the layers.
-        values: ``{measure: one number a layer}``.
-        errors: ``{measure: one standard error a layer}``, for some or all measures; NaN draws none.
-        title: Of the figure.
-        xlabel: What the numbers are.
-        limits: Range of the numbers; by default 0 to 1, or -1 to 1 if any is negative, wider if they are.
+        values: Numbers of each measure, one per layer: ``{measure: numbers}``; at most seven measures.
+        errors: Standard errors, one per layer, of some or all measures: ``{measure: numbers}``. NaN draws no error bar.
+        title: Title of the figure. None draws no title.
+        xlabel: Label of the horizontal axis.
+        limits: Range of the horizontal axis. Default: 0 to 1, extended to the least and the largest value.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If there are no layers, too many measures, or not one number per layer.
     """
     if not names or not values:
-        raise InputError(f"layer_bars needs layers and measures, got {len(names)} and {len(values)}")
+        raise InputError(f"names and values must not be empty, got {len(names)} names and {len(values)} measures.")
     if len(values) > len(PALETTE):
-        raise InputError(f"layer_bars has colors for {len(PALETTE)} measures, got {len(values)}: draw two figures")
+        raise InputError(f"values must have at most {len(PALETTE)} measures, got {len(values)}. Draw two figures.")
     numbers = {label: _row(label, v, names) for label, v in values.items()}
     spreads = {label: _row(label, v, names) for label, v in (errors or {}).items()}
     if unknown := set(spreads) - set(numbers):
-        raise InputError(f"errors are given for {sorted(unknown)}, but the measures are {list(numbers)}")
+        raise InputError(f"errors must be of measures in values, {list(numbers)}; got {sorted(unknown)}.")
     if limits is None:
         limits = _natural_limits(np.concatenate(list(numbers.values())))
 
-    row = 0.12 + 0.06 * len(numbers)  # inches; enough that the dots of one row do not touch
+    row = 0.12 + 0.06 * len(numbers)  # inches, so that the dots of one row do not touch
     with style():
         longest = max(len(name) for name in names)
         width = 4.2 + 0.075 * min(longest, 60)
@@ -72,14 +78,14 @@ def layer_bars(
 def _row(label: str, values: Any, names: Sequence[str]) -> NDArray[np.float64]:
     v = as_array(values)
     if v.shape != (len(names),):
-        raise InputError(f"{label!r} needs one number a layer, {len(names)} of them, got shape {v.shape}")
+        raise InputError(f"{label!r} must have one number per layer, shape ({len(names)},), got shape {v.shape}.")
     return v
 
 
 def _natural_limits(values: NDArray[np.float64]) -> tuple[float, float]:
     known = values[np.isfinite(values)]
     low, high = float(known.min(initial=0.0)), float(known.max(initial=1.0))
-    # Room for what is there: a correlation of -0.01 is no reason to give half the picture to the left.
+    # Just enough room on the left: a correlation of -0.01 does not need half of the picture.
     return (math.floor(10 * low - 0.5) / 10 if low < 0 else 0.0), high
 
 
@@ -92,7 +98,7 @@ def _dress(ax: Axes, names: Sequence[str], limits: tuple[float, float], xlabel: 
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.grid(axis="x")
-    # Bands lead the eye from a name to its dots; with many rows the axis is wanted at both ends.
+    # Bands lead the eye from a name to its dots. With many rows, the axis is repeated on top.
     for i in range(0, len(names), 2):
         ax.axhspan(i - 0.5, i + 0.5, color="#F4F4F4", linewidth=0, zorder=0)
     if len(names) > 20:
@@ -118,19 +124,11 @@ def _draw_measure(
     zero = min(max(0.0, limits[0]), limits[1])
     ax.hlines(y[known], zero, values[known], color=color, linewidth=1.0, alpha=0.4)
     if errors is not None:
-        told = known & np.isfinite(errors)
-        ax.errorbar(values[told], y[told], xerr=errors[told], fmt="none", ecolor=color, elinewidth=1.0, capsize=2)
+        drawn = known & np.isfinite(errors)
+        ax.errorbar(values[drawn], y[drawn], xerr=errors[drawn], fmt="none", ecolor=color, elinewidth=1.0, capsize=2)
     ax.plot(values[known], y[known], mark, color=color, markersize=size, label=label)
     if not known.all():
         at = np.full((~known).sum(), zero)
         ax.plot(at, y[~known], mark, color=color, markersize=size, fillstyle="none", clip_on=False)
         for place in y[~known]:
-            ax.annotate(
-                "n/a",
-                (zero, place),
-                (5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=5,
-                color=color,
-            )
+            ax.annotate("n/a", (zero, place), (5, 0), textcoords="offset points", va="center", fontsize=5, color=color)

@@ -1,4 +1,4 @@
-"""Plot spectra: ranked eigenvalues, histograms, quantile-quantile plots, tails, and their course over training."""
+"""Figures of spectra: ranked eigenvalues, histograms, quantile-quantile plots, tails, and spectra over training."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, style
 
 Array = NDArray[np.float64]
 Steps = tuple[Any, Any]
-"""Edges of bins, and the heights between them."""
+"""Edges of bins and their heights."""
 
 _BEFORE, _AFTER, _LAW, _SPIKE = PALETTE[0], PALETTE[1], PALETTE[6], PALETTE[2]
-_LABELED = 3  # arrows beyond this many would write over one another
+_LABELED = 3  # spikes with a printed value; more would overlap
 
 
 def spectrum_histogram(
@@ -34,18 +35,25 @@ def spectrum_histogram(
     title: str | None = None,
     xlabel: str = "eigenvalue",
 ) -> Figure:
-    """Draw histograms of a trained and an initial spectrum, as figure 1 of the spectral paper does.
+    """Draw histograms of a trained and an initial spectrum.
 
     Args:
-        trained: ``(edges, heights)`` of the bins.
-        initial: The same of the initial spectrum, drawn behind.
-        density: ``(x, y)`` of a law's density.
-        edge: Right edge of the bulk, a dashed line.
+        trained: Histogram of the trained spectrum, ``(edges, heights)``, with one edge more than heights.
+        initial: Histogram of the initial spectrum, drawn behind. None draws none.
+        density: Density of a law, ``(x, y)``. None draws none.
+        edge: Right edge of the bulk, drawn as a dashed line. None draws none.
         spikes: Eigenvalues outside the bulk, marked by arrows.
-        qq: ``(initial, trained)`` quantiles, drawn beside as in the insets there.
-        log: Both axes logarithmic, for heavy tails.
-        title: Of the figure.
-        xlabel: What the eigenvalues are of.
+        qq: Quantiles ``(initial, trained)`` for a Q-Q plot next to the histograms. None draws none.
+        log: Whether both axes are logarithmic, for heavy tails.
+        title: Title of the figure. None draws no title.
+        xlabel: Label of the axis of eigenvalues.
+
+    Returns:
+        The figure.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
+        networks", https://arxiv.org/abs/2211.06506, figure 1.
     """
     with style():
         if qq is None:
@@ -74,7 +82,7 @@ def draw_spectrum_histogram(
     spikes: Any = (),
     log: bool = False,
 ) -> None:
-    """Draw what `spectrum_histogram` does into axes that are there."""
+    """Draw the histograms of `spectrum_histogram` into existing axes."""
     top = 0.0
     for name, bins, color in (("initial", initial, _BEFORE), ("trained", trained, _AFTER)):
         if bins is None:
@@ -86,7 +94,7 @@ def draw_spectrum_histogram(
     if density is not None:
         x, y = _pair("density", density)
         ax.plot(x, y, color=_LAW, linewidth=1.2, label="law")
-        # A law may be infinite at a hard edge: the histogram sets the height.
+        # A law can be infinite at a hard edge: the histogram sets the height.
     if edge is not None:
         ax.axvline(edge, color="#808080", linestyle="--", linewidth=1.0, label=f"edge {edge:.3g}")
     if log:
@@ -97,7 +105,7 @@ def draw_spectrum_histogram(
         ax.set_xlim(left=0)
     _arrows(ax, np.sort(as_array(spikes).reshape(-1))[::-1])
     ax.set_ylabel("density")
-    # On white: the line of the edge would run through the words.
+    # On white: the line of the edge would cross the text.
     ax.legend(loc="upper right", handlelength=1.4, frameon=True, framealpha=1.0, edgecolor="none")
 
 
@@ -112,11 +120,14 @@ def qq_plot(
     """Draw the quantiles of a trained spectrum against those of the initial one; unchanged ones lie on the diagonal.
 
     Args:
-        initial: Quantiles at some shares.
-        trained: Quantiles at the same shares.
-        log: Both axes logarithmic.
-        title: Of the figure.
-        labels: Of the two axes.
+        initial: Quantiles of the initial spectrum, shape ``(k,)``.
+        trained: Quantiles of the trained spectrum at the same levels, shape ``(k,)``.
+        log: Whether both axes are logarithmic.
+        title: Title of the figure. None draws no title.
+        labels: Labels of the horizontal and the vertical axis.
+
+    Returns:
+        The figure.
     """
     with style():
         fig = new_figure(3.6, 3.5)
@@ -130,7 +141,7 @@ def qq_plot(
 
 
 def draw_qq(ax: Axes, initial: Any, trained: Any, *, log: bool = False, size: float = 4.0) -> None:
-    """Draw what `qq_plot` does into axes that are there."""
+    """Draw the quantiles of `qq_plot` into existing axes."""
     x, y = _pair("quantiles", (initial, trained))
     if log:
         kept = (x > 0) & (y > 0)
@@ -156,29 +167,34 @@ def tail_plot(
     title: str | None = None,
     xlabel: str = "eigenvalue",
 ) -> Figure:
-    """Draw the share of the eigenvalues that are at least x, on logarithmic axes, and a power law from x_min on.
+    """Draw the share of eigenvalues of at least x on logarithmic axes, with a power law from x_min on.
 
     Args:
-        eigenvalues: Positive ones, in any order.
-        x_min: Where the tail starts.
-        alpha: Exponent of its density; the share falls like ``x^(1 - alpha)``.
-        standard_error: Of alpha, for the legend.
-        initial: Positive eigenvalues before training, drawn behind.
-        title: Of the figure.
-        xlabel: What the eigenvalues are of.
+        eigenvalues: Positive eigenvalues in any order.
+        x_min: Start of the tail.
+        alpha: Exponent of the density of the tail; the share falls like ``x^(1 - alpha)``.
+        standard_error: Standard error of alpha, shown in the legend. None shows none.
+        initial: Positive eigenvalues before training, drawn behind. None draws none.
+        title: Title of the figure. None draws no title.
+        xlabel: Label of the axis of eigenvalues.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If an eigenvalue is not positive, or no eigenvalue is at least x_min.
     """
     values = _vector("eigenvalues", eigenvalues)
     if not (x_min > 0 and alpha > 1 and (values >= x_min).any()):
-        raise InputError(f"a tail needs x_min > 0 with eigenvalues above it and alpha > 1, got {x_min:g} and {alpha:g}")
+        raise InputError(f"x_min must be positive with eigenvalues above it, alpha above 1; got {x_min:g}, {alpha:g}.")
     with style():
         fig = new_figure(4.4, 3.4)
         ax = fig.subplots()
         if initial is not None:
             before = _vector("initial", initial)
             ax.plot(before, _shares(before), ".", color=_BEFORE, markersize=3, label="initial")
-        ax.plot(
-            values, _shares(values), ".", color=_AFTER, markersize=4, label="trained" if initial is not None else "data"
-        )
+        name = "trained" if initial is not None else "data"
+        ax.plot(values, _shares(values), ".", color=_AFTER, markersize=4, label=name)
         x = np.geomspace(x_min, values[-1], 50)
         spread = "" if standard_error is None else f" $\\pm$ {standard_error:.2f}"
         line = np.mean(values >= x_min) * (x / x_min) ** (1 - alpha)
@@ -204,24 +220,29 @@ def spectrum_evolution(
     title: str | None = None,
     ylabel: str = "eigenvalue",
 ) -> Figure:
-    """Draw a spectrum over training: bands of its bulk, and its largest eigenvalues as lines.
+    """Draw a spectrum over training: bands for its bulk, and lines for its largest eigenvalues.
 
     Args:
-        steps: Of training, ascending.
-        spectra: Eigenvalues at each step, a row a step, in any order.
-        top: Number of the largest eigenvalues that are drawn as lines.
-        edge: Right edge of the initial bulk, a dashed line.
-        log: Whether the eigenvalues' axis is logarithmic.
-        title: Of the figure.
-        ylabel: What the eigenvalues are of.
+        steps: Training steps in ascending order, shape ``(t,)``.
+        spectra: Eigenvalues, shape ``(t, k)``, one row per step, in any order.
+        top: Number of largest eigenvalues to draw as lines.
+        edge: Right edge of the initial bulk, drawn as a dashed line. None draws none.
+        log: Whether the axis of eigenvalues is logarithmic.
+        title: Title of the figure. None draws no title.
+        ylabel: Label of the axis of eigenvalues.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If there is not one row of finite eigenvalues per step, or top is out of range.
     """
     at, rows = as_array(steps), as_array(spectra)
     if at.ndim != 1 or rows.ndim != 2 or rows.shape[0] != at.size or not rows.size or not np.isfinite(rows).all():
         raise InputError(
-            f"spectra must have a row of finite eigenvalues a step, got shape {rows.shape} for {at.size} steps"
+            f"spectra must have one row of finite eigenvalues per step, got shape {rows.shape} for {at.size} steps."
         )
-    if not 1 <= top <= rows.shape[1]:
-        raise InputError(f"top must be from 1 to the {rows.shape[1]} eigenvalues of a step, got {top}")
+    check_int("top", top, 1, rows.shape[1])
     falling = np.sort(rows, axis=1)[:, ::-1]
     with style():
         fig = new_figure(4.8, 3.4)
@@ -242,25 +263,24 @@ def spectrum_evolution(
             ax.set_yscale("log")
         ax.set_xlabel("step")
         ax.set_ylabel(ylabel)
-        fig.legend(
-            loc="outside upper center", ncols=5, columnspacing=1.0, handlelength=1.4, title=title, title_fontsize=10
-        )
+        layout = {"ncols": 5, "columnspacing": 1.0, "handlelength": 1.4}
+        fig.legend(loc="outside upper center", title=title, title_fontsize=10, **layout)
     return fig
 
 
 def _arrows(ax: Axes, spikes: Array) -> None:
-    """An arrow down on each spike, with its value on the first few."""
+    """Draw a downward arrow at each spike, with its value at the first few."""
     if not spikes.size:
         return
     if ax.get_xscale() == "linear":
         ax.set_xlim(right=1.08 * max(float(spikes[0]), ax.get_xlim()[1] / 1.08))
-    across = ax.get_xaxis_transform()  # eigenvalue along, share of the height up
+    across = ax.get_xaxis_transform()  # x is an eigenvalue, y a share of the height
     for i, spike in enumerate(spikes):
         text = f"{spike:.3g}" if i < _LABELED else ""
         ax.annotate(
             text,
             (spike, 0.0),
-            (spike, 0.2 + 0.08 * (i % _LABELED if spikes.size > 1 else 0)),  # neighbors' words at different heights
+            (spike, 0.2 + 0.08 * (i % _LABELED if spikes.size > 1 else 0)),  # texts of neighbors at different heights
             xycoords=across,
             textcoords=across,
             ha="center",
@@ -272,28 +292,28 @@ def _arrows(ax: Axes, spikes: Array) -> None:
 
 
 def _shares(ascending: Array) -> Array:
-    """Share of the values that are at least each of them."""
+    """Return, for each of some ascending values, the share of values that are at least as large."""
     return 1 - np.searchsorted(ascending, ascending) / ascending.size
 
 
 def _vector(name: str, given: Any) -> Array:
     v = np.sort(as_array(given).reshape(-1))
     if not v.size or not np.isfinite(v).all() or v[0] <= 0:
-        raise InputError(f"{name} must be positive, finite and at least one: leave zeros out")
+        raise InputError(f"{name} must have at least one number, all positive and finite. Leave zeros out.")
     return v
 
 
 def _pair(name: str, given: tuple[Any, Any]) -> tuple[Array, Array]:
     x, y = (as_array(a) for a in given)
     if x.ndim != 1 or x.shape != y.shape:
-        raise InputError(f"{name} must be two vectors of one length, got shapes {x.shape} and {y.shape}")
+        raise InputError(f"{name} must be two vectors of equal length, got shapes {x.shape} and {y.shape}.")
     return x, y
 
 
 def _bins(name: str, given: Steps) -> tuple[Array, Array]:
     edges, heights = (as_array(a) for a in given)
     if edges.ndim != 1 or heights.ndim != 1 or edges.size != heights.size + 1 or not heights.size:
-        raise InputError(f"{name} must be (edges, heights) with one edge more, got {edges.shape} and {heights.shape}")
+        raise InputError(f"{name} must be (edges, heights) with one edge more, got {edges.shape} and {heights.shape}.")
     return edges, heights
 
 
@@ -308,18 +328,24 @@ def spectrum(
     title: str | None = None,
     ylabel: str = "eigenvalue",
 ) -> Figure:
-    """Draw eigenvalues from the largest down, on a logarithmic axis.
+    """Draw eigenvalues in descending order on a logarithmic axis.
 
     Args:
-        values: ``{label: eigenvalues in any order}``.
-        floor: Eigenvalues at or below this share of the largest are rounding (or not positive) and are not
-            drawn; the legend says how many.
-        log_rank: Whether ranks are logarithmic too, where a power law is a straight line.
-        title: Of the figure.
-        ylabel: What the numbers are.
+        values: Eigenvalues in any order by label, ``{label: eigenvalues}``; at most seven sets.
+        floor: Share of the largest eigenvalue at or below which eigenvalues count as zero and are not drawn; the legend
+            states their number.
+        log_rank: Whether the axis of ranks is logarithmic as well; a power law is then a straight line.
+        title: Title of the figure. None draws no title.
+        ylabel: Label of the axis of eigenvalues.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If there are no sets, too many, or one of them is not a list of finite numbers.
     """
     if not values or len(values) > len(PALETTE):
-        raise InputError(f"spectrum draws 1 to {len(PALETTE)} sets of eigenvalues, got {len(values)}")
+        raise InputError(f"values must have 1 to {len(PALETTE)} sets of eigenvalues, got {len(values)}.")
     with style():
         fig = new_figure(4.8, 3.4)
         ax = fig.subplots()
@@ -327,7 +353,7 @@ def spectrum(
         for i, (label, given) in enumerate(values.items()):
             v = as_array(given)
             if v.ndim != 1 or v.size == 0 or not np.isfinite(v).all():
-                raise InputError(f"{label!r} must be a list of finite eigenvalues, got shape {v.shape}")
+                raise InputError(f"{label!r} must be a list of finite eigenvalues, got shape {v.shape}.")
             v = np.sort(v)[::-1]
             kept = v[(v > 0) & (v > floor * v[0])]
             last = max(last, len(kept))
@@ -339,10 +365,10 @@ def spectrum(
                 kept,
                 color=PALETTE[i],
                 label=text,
-                # Equal spectra lie on each other: later ones are thinner and broken, so that both are seen.
+                # Equal spectra overlap: later ones are thinner and dashed, so that both are visible.
                 linestyle=_LINES[i % len(_LINES)],
                 linewidth=max(2.4 - 0.4 * i, 1.2),
-                # Marks melt into a band where there are many of them.
+                # Many markers would merge into a band.
                 marker=MARKERS[i] if len(kept) <= 50 else "",
                 markersize=max(5.5 - 0.8 * i, 3.0),
                 clip_on=False,
@@ -351,7 +377,7 @@ def spectrum(
         if log_rank:
             ax.set_xscale("log")
         else:
-            # There is no rank 0, but the margin would show one.
+            # Ranks start at 1, but the margin would show a 0.
             ticks = MaxNLocator(6, integer=True).tick_values(1, last)
             ax.set_xticks([1, *(t for t in ticks if 1 < t <= last)])
         ax.set_xlabel("rank")
