@@ -1,6 +1,6 @@
-"""The errors of featlearn.
+"""Exceptions of featlearn.
 
-Every message says what went wrong, what was expected, what was given, and how to mend it.
+Every message states what was wrong, what is allowed, what was passed, and how to fix it.
 """
 
 __all__ = [
@@ -28,19 +28,19 @@ class InputError(FeatlearnError, ValueError):
 
 
 class UnsupportedModelError(FeatlearnError, RuntimeError):
-    """The model does something under which the asked quantity cannot be measured correctly."""
+    """The requested quantity cannot be measured correctly for this model."""
 
 
 class RunStoreError(FeatlearnError, RuntimeError):
-    """A run on disk cannot be read or written: it is damaged, locked, or there is no room for it."""
+    """A run on disk cannot be read or written: it is damaged, locked, or the disk is full."""
 
 
 class VectorizationError(FeatlearnError, RuntimeError):
-    """The model cannot be run for all samples at once with parameters that are differentiated."""
+    """The model cannot be vectorized over samples with differentiated parameters."""
 
 
 class NotMeasuredError(FeatlearnError, AttributeError):
-    """A quantity was asked of a report that holds no measurement of it."""
+    """A quantity was requested from a report that does not contain it."""
 
 
 class DivergenceError(FeatlearnError, RuntimeError):
@@ -52,11 +52,11 @@ class RunLockedError(RunStoreError):
 
 
 class NotThereError(InputError):
-    """What was asked for is not there."""
+    """A requested object does not exist."""
 
 
 class MissingPackageError(FeatlearnError, ImportError):
-    """A package of an optional part is not installed."""
+    """An optional package is not installed."""
 
 
 class SingularKernelError(FeatlearnError, ArithmeticError):
@@ -64,4 +64,4 @@ class SingularKernelError(FeatlearnError, ArithmeticError):
 
 
 class DataNotPresent(InputError):
-    """The files of a data set are not where they are looked for."""
+    """The files of a data set are missing."""

@@ -26,5 +26,5 @@ def test_slips() -> None:
     for bad in (0, [0], None):
         with pytest.raises(InputError, match="layers must be a glob"):
             parse_patterns(bad, "layers")
-    with pytest.raises(InputError, match="names nothing"):
+    with pytest.raises(InputError, match="must contain at least one pattern"):
         parse_patterns([], "layers")

@@ -72,7 +72,7 @@ def test_parseval() -> None:
 def test_bad_functions_are_refused() -> None:
     with pytest.raises(InputError, match="same shape"):
         gaussian_mean(lambda z: z.sum())
-    with pytest.raises(InputError, match="NaN or infinite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         gaussian_mean(torch.log)
     with pytest.raises(InputError, match="constant"):
         activation_constants(torch.ones_like)

@@ -198,7 +198,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is a file"):
             make(tmp_path / "file")
         for odd in ("", None, 3, "a\0b"):
-            with pytest.raises(InputError, match="a run is a folder"):
+            with pytest.raises(InputError, match="run must be the path of a folder"):
                 make(odd)  # type: ignore[arg-type]
     with pytest.raises(RunStoreError, match=r"cannot be written: Not a directory"):
         Run.create(tmp_path / "file" / "run")

@@ -187,7 +187,7 @@ def test_a_name_that_was_never_logged_is_told_with_those_that_are_near(tmp_path:
             run.series("nfc", "net.1")
         with pytest.raises(InputError, match=r"layers='net\.1' matches no layer of the run"):
             run.metrics(layers="net.1")
-        with pytest.raises(InputError, match="names nothing"):
+        with pytest.raises(InputError, match="must contain at least one pattern"):
             run.metrics([])
 
 

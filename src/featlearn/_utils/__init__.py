@@ -1,1 +1,1 @@
-"""Helpers that every package uses: validation, files, memory, progress, random numbers, text."""
+"""Helpers for all packages: validation, files, memory, progress, random numbers, text."""

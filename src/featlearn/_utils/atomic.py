@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whenever the process ends."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from featlearn.errors import RunStoreError
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A draft beside the file, to be written in the block; it takes the file's name when the block ends well.
+    """Yield a draft path to write to; it replaces the file when the block ends without an error.
 
-    A process killed at any instant leaves the old file or the new one. What it may leave besides is a draft,
+    A process that is killed at any moment leaves either the old or the new file, and possibly a draft named
     ``.NAME.<twelve hexadecimal digits>``.
+
+    Args:
+        path: Path of the file.
+
+    Yields:
+        Path of the draft, in the same folder.
 
     Example:
         >>> import tempfile
@@ -34,14 +40,14 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         draft.touch()
         mode = draft.stat().st_mode
         yield draft
-        draft.chmod(mode)  # some writers, as safetensors, make files that only their owner may read
+        draft.chmod(mode)  # some writers, such as safetensors, make files that only their owner can read
         commit_file(draft, target)
     finally:
         draft.unlink(missing_ok=True)
 
 
 def commit_file(draft: Path, final: Path) -> None:
-    """Give a finished file its name, once it is on the disk."""
+    """Rename a finished draft after it has been flushed to disk."""
     with draft.open("rb") as written:
         os.fsync(written.fileno())
     draft.replace(final)
@@ -55,11 +61,11 @@ def commit_file(draft: Path, final: Path) -> None:
 
 @contextmanager
 def file_trouble(path: str | os.PathLike[str], done: str = "written") -> Iterator[None]:
-    """Errors of the file system in the block become a RunStoreError that names the file.
+    """Translate errors of the file system in the block into a RunStoreError that names the file.
 
     Args:
-        path: The file or folder.
-        done: What was to be done with it, as a participle.
+        path: File or folder for the message.
+        done: Participle for the message, such as "written" or "read".
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Formatting of numbers and lists for tables and messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """A few digits that count: whole numbers whole, very large and very small ones with an exponent.
+    """Format a number with a few significant digits; very large and very small numbers get an exponent.
+
+    Args:
+        value: Number to format; NaN becomes a dash.
+        digits: Number of significant digits.
 
     >>> [short_number(v) for v in (0.93451, 1000, 123.4, 2.5e-6, 31415.9, float("nan"))]
     ['0.935', '1000', '123', '2.5e-06', '31416', '–']
@@ -24,7 +28,12 @@ def short_number(value: float, digits: int = 3) -> str:
 
 
 def count(number: int, what: str, several: str | None = None) -> str:
-    """A number of things.
+    """Format a number of things with the noun in singular or plural.
+
+    Args:
+        number: Number of things.
+        what: Noun in singular.
+        several: Noun in plural. Default: the singular with an s.
 
     >>> count(1, "layer"), count(1200, "layer"), count(2, "matrix", "matrices")
     ('1 layer', '1,200 layers', '2 matrices')
@@ -33,6 +42,6 @@ def count(number: int, what: str, several: str | None = None) -> str:
 
 
 def pick_text(names: Iterable[str], most: int = 5) -> str:
-    """The first names of many, in a sentence."""
+    """Join the first names of many for a sentence."""
     every = list(names)
     return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")

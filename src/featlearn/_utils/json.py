@@ -1,4 +1,4 @@
-"""Convert values to strict JSON, which every program and browser reads."""
+"""Conversion of values to strict JSON."""
 
 from __future__ import annotations
 

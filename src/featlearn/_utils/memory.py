@@ -1,4 +1,4 @@
-"""How much memory there is, and how users say how much may be used."""
+"""Available memory and memory limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from featlearn.errors import InputError
 
 
 def parse_memory(max_memory: int | float | str | None) -> int:
-    """A number of bytes from a number, from text as ``"2 GB"``, or, for None, half of the machine's memory."""
+    """Return a memory limit in bytes.
+
+    Args:
+        max_memory: Number of bytes, or text such as ``"2 GB"``. None is half of the memory of the machine.
+    """
     if max_memory is None:
         try:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -24,34 +28,37 @@ def parse_memory(max_memory: int | float | str | None) -> int:
         try:
             max_memory = float(text.rstrip("KMGT").strip()) * factor
         except ValueError:
-            raise InputError(f'max_memory must be bytes or text such as "2 GB", got {max_memory!r}') from None
+            raise InputError(f'max_memory must be bytes or text such as "2 GB", got {max_memory!r}.') from None
     if isinstance(max_memory, bool) or not isinstance(max_memory, int | float) or not max_memory > 0:
-        raise InputError(f'max_memory must be a positive number of bytes or text such as "2 GB", got {max_memory!r}')
+        raise InputError(f'max_memory must be a positive number of bytes or text such as "2 GB", got {max_memory!r}.')
     return int(min(max_memory, 2**62))
 
 
 def available_memory() -> int:
-    """Return the bytes that this process can take now: of the machine, of its container and of its own limit.
+    """Return the bytes that this process can allocate now, within the machine, its container and its own limit.
 
-    Half of the machine's memory where the system does not say.
+    If the system does not report them, half of the memory of the machine is returned.
     """
     left = [_free_of_machine(), *_free_of_container(), _free_of_limit()]
     return max(min((value for value in left if value is not None), default=parse_memory(None)), 0)
 
 
 def memory_limit(max_memory: int | float | str | None) -> int:
-    """Return the bytes that a user allows, or, for None, what is free."""
+    """Return the memory limit of the caller in bytes; None is the available memory."""
     return available_memory() if max_memory is None else parse_memory(max_memory)
 
 
 def check_fits(needed: float, what: str, fix: str, max_memory: int | float | str | None = None) -> None:
-    """Raise an error with the estimate where something would take more memory than there is.
+    """Raise an error if something would take more memory than is available.
 
     Args:
-        needed: Estimate in bytes.
-        what: What takes them, the beginning of the sentence.
-        fix: What to do, its end.
-        max_memory: Limit that the user has set, or None for what is free.
+        needed: Estimated size in bytes.
+        what: Noun phrase for what takes the memory; the subject of the message.
+        fix: Advice at the end of the message.
+        max_memory: Limit set by the user. None is the available memory.
+
+    Raises:
+        InputError: If the estimate exceeds the limit.
     """
     limit = memory_limit(max_memory)
     if needed > limit:
@@ -72,7 +79,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_container() -> Iterator[int]:
-    """What control groups leave, version 2 and version 1; files are missing, or say "max", where there is no limit."""
+    """Yield the bytes left by control groups of version 2 and 1; without a limit there is no file, or it has "max"."""
     for folder, limit, used in (
         ("/sys/fs/cgroup", "memory.max", "memory.current"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -83,7 +90,7 @@ def _free_of_container() -> Iterator[int]:
 
 
 def _free_of_limit() -> int | None:
-    """What `ulimit -v` leaves of the process's own address space."""
+    """Return the bytes that `ulimit -v` leaves in the address space of the process; None without a limit."""
     try:
         import resource
 
@@ -97,9 +104,9 @@ def _free_of_limit() -> int | None:
 
 
 def readable_size(count: float) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1000:  # three digits, and none of them in an exponent
+        if count < 1000:  # at most three digits, so that there is no exponent
             return f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"

@@ -1,4 +1,4 @@
-"""Names picked by globs: one rule for layers, parameters and modules."""
+"""Selection of layers, parameters and modules by glob patterns."""
 
 from __future__ import annotations
 
@@ -13,24 +13,36 @@ T = TypeVar("T")
 
 
 def parse_patterns(globs: Any, argument: str) -> list[str]:
-    """One glob or several, as a list.
+    """Return one or several glob patterns as a list.
 
     Args:
-        globs: What the user wrote.
+        globs: Pattern, or iterable of patterns.
         argument: Name of the argument, for the message.
+
+    Raises:
+        InputError: If there is no pattern, or one is not a string.
     """
     wanted = list(globs) if isinstance(globs, Iterable) and not isinstance(globs, str) else [globs]
     if not all(isinstance(glob, str) for glob in wanted):
-        raise InputError(f"{argument} must be a glob of names, or several, got {globs!r}")
+        raise InputError(f"{argument} must be a glob pattern of names, or several, got {globs!r}.")
     if not wanted:
-        raise InputError(f"{argument} names nothing: leave it out to take all")
+        raise InputError(f"{argument} must contain at least one pattern, got none. Leave it out to select all.")
     return wanted
 
 
 def select_matching(globs: Sequence[str], names: Sequence[str], argument: str, what: str) -> list[str]:
-    """The names that match any of the globs, in their own order; a glob that matches none is an error.
+    """Return the names that match any of some glob patterns, in their order.
 
-    >>> pick(["net.*"], ["net.0", "net.2", "head"], "layers", "layer")
+    Args:
+        globs: Patterns.
+        names: Names to choose from.
+        argument: Name of the argument, for the message.
+        what: Noun for the message, such as "layer".
+
+    Raises:
+        InputError: If a pattern matches no name.
+
+    >>> select_matching(["net.*"], ["net.0", "net.2", "head"], "layers", "layer")
     ['net.0', 'net.2']
     """
     for glob in globs:
@@ -43,7 +55,7 @@ def select_matching(globs: Sequence[str], names: Sequence[str], argument: str, w
 
 
 def pick_values(values: Mapping[str, T], names: Sequence[str], argument: str, what: str) -> dict[str, T]:
-    """The value of each name that a glob matches; of several that match, the first counts."""
+    """Return the value of the first matching glob pattern for each name that any pattern matches."""
     return {
         name: next(value for glob, value in values.items() if fnmatchcase(name, glob))
         for name in select_matching(list(values), names, argument, what)

@@ -1,4 +1,4 @@
-"""Public names of packages: imported when first used, and old names that warn."""
+"""Public names of packages: lazy imports, and deprecated old names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lazy_names(package: str, homes: Mapping[str, str | None]) -> tuple[Callable[
         if home is None:
             return importlib.import_module(f"{package}.{name}")
         value = getattr(importlib.import_module(f"{package}.{home}"), name)
-        setattr(sys.modules[package], name, value)  # so that the next use does not come here
+        setattr(sys.modules[package], name, value)  # so that the next access does not call this function
         return value
 
     def list_names() -> list[str]:
@@ -69,7 +69,7 @@ def renamed_arguments(**renamed: str) -> Callable[[Callable[P, R]], Callable[P, 
     Args:
         renamed: Old name -> new name.
 
-    >>> @renamed_arguments(centre="center")
+    >>> @renamed_arguments(mean="center")
     ... def norm(x: float, center: float = 0.0) -> float:
     ...     return abs(x - center)
     """

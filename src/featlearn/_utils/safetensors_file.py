@@ -152,9 +152,13 @@ def save_nested(path: _PathLike, state: Any, header: Mapping[str, Any] | None = 
 
 
 def load_nested(path: _PathLike) -> tuple[Any, dict[str, Any]]:
-    """Read the state and the header of a file that `save_nested` wrote, with tensors on the CPU.
+    """Read a file that `save_nested` wrote.
 
-    Tensors that were one come back as one.
+    Args:
+        path: File to read.
+
+    Returns:
+        The state, with tensors on the CPU, and the header. Tensors that shared memory share it again.
     """
     with _open_nested(path) as (stored, described):
         tensors = stored_tensors(stored)

@@ -1,4 +1,4 @@
-"""Validate arguments, steps, names, numbers and settings."""
+"""Validation of arguments, steps, names, numbers and settings."""
 
 from __future__ import annotations
 
@@ -101,21 +101,21 @@ def check_option(name: str, value: Any, options: Iterable[Any]) -> Any:
 
 
 def as_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder of a run, existing or not."""
+    """Return the path of the folder of a run, which need not exist."""
     written = os.fspath(folder) if isinstance(folder, str | os.PathLike) else None
     if not isinstance(written, str) or not written or "\0" in written:
-        raise InputError(f"a run is a folder, got {folder!r}")
+        raise InputError(f"run must be the path of a folder, got {folder!r}.")
     path = Path(written)
     if os.path.exists(path) and not os.path.isdir(path):
-        raise InputError(f"a run is a folder, and {str(folder)!r} is a file")
+        raise InputError(f"run must be the path of a folder, but {str(folder)!r} is a file.")
     return path
 
 
 def as_step(step: Any) -> int:
     """Return the number of a training step as an integer.
 
-    Integers of Python and numpy and integer tensors of one element are steps. Floats and booleans are not: they are a
-    mistake, such as a loss in the place of the step.
+    Integers of Python and numpy and integer tensors of one element are accepted. Floats and booleans are not: they are
+    usually a mistake, such as a loss instead of the step.
     """
     try:
         truth = isinstance(step, bool | np.bool_) or getattr(step, "dtype", None) == torch.bool
@@ -136,12 +136,12 @@ def as_number(name: str, value: Any) -> float:
 
 
 def as_text(text: Any, what: str, *, empty: bool = False) -> str:
-    """A string that a database can keep.
+    """Return a string that a database can store, or raise.
 
     Args:
-        text: What the user gave.
-        what: What it is, for the message.
-        empty: Whether it may be empty.
+        text: Value passed by the user.
+        what: Noun phrase for the message.
+        empty: Whether an empty string is allowed.
     """
     if not isinstance(text, str) or not (text or empty):
         raise InputError(f"{what} must be a{'' if empty else ' non-empty'} string, got {text!r}")
@@ -149,11 +149,11 @@ def as_text(text: Any, what: str, *, empty: bool = False) -> str:
 
 
 def as_value(value: Any, key: str) -> float | str:
-    """A number as a float, or words as they are.
+    """Return a number as a float and a string unchanged, or raise.
 
     Args:
-        value: A number, a string, a scalar of numpy, or a tensor of one element.
-        key: The name it is logged by, for the message.
+        value: Number, string, numpy scalar, or tensor of one element.
+        key: Name under which the value is logged, for the message.
     """
     if type(value) is float:
         return value
@@ -170,7 +170,7 @@ def as_value(value: Any, key: str) -> float | str:
 
 
 def as_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A configuration as JSON holds it: tuples become lists, paths strings, scalars of numpy numbers."""
+    """Convert a configuration to JSON types: tuples become lists, paths strings, numpy scalars numbers."""
     if settings is None:
         return {}
     if not isinstance(settings, Mapping):
@@ -180,14 +180,14 @@ def as_settings(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def stored_settings(text: str) -> dict[str, Any]:
-    """Settings as a database has them; a ValueError for what `as_settings` would not have let in."""
+    """Parse the settings in a database; raise ValueError for settings that `as_settings` does not write."""
     try:
-        found = json.loads(text)
+        settings = json.loads(text)
     except RecursionError:
         raise ValueError("settings that are nested too deep") from None
-    if not isinstance(found, dict):
-        raise ValueError("settings that are no mapping")
-    layer: list[Any] = [found]
+    if not isinstance(settings, dict):
+        raise ValueError("settings that are not a mapping")
+    layer: list[Any] = [settings]
     for _ in range(DEEPEST + 2):
         layer = [
             inner
@@ -196,12 +196,12 @@ def stored_settings(text: str) -> dict[str, Any]:
             if isinstance(inner, dict | list)
         ]
         if not layer:
-            return found
+            return settings
     raise ValueError("settings that are nested too deep")
 
 
 def stored_moment(text: str) -> datetime:
-    """A moment as a database has it, in seconds since 1970; a ValueError for one that no clock has shown."""
+    """Parse a time in a database, in seconds since 1970; raise ValueError for an impossible one."""
     seconds = float(text)
     if not 0 <= seconds < _LAST_MOMENT:
         raise ValueError(f"a run that started at {text}")
@@ -209,7 +209,7 @@ def stored_moment(text: str) -> datetime:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings with dotted names.
+    """Flatten nested settings to dotted names.
 
     >>> flat_settings({"lr": 0.1, "net": {"width": 8}})
     {'lr': 0.1, 'net.width': 8}
@@ -232,5 +232,5 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     old, new = flat_settings(before), flat_settings(now)
     texts = [{name: json.dumps(value) for name, value in of.items()} for of in (old, new)]  # a NaN equals a NaN
     changed = [name for name in {**old, **new} if texts[0].get(name) != texts[1].get(name)]
-    told = [[short_repr(of[name]) if name in of else "not set" for of in (old, new)] for name in changed]
-    return "; ".join(f"{name} was {was} and is {now}" for name, (was, now) in zip(changed, told, strict=True))
+    shown = [[short_repr(of[name]) if name in of else "not set" for of in (old, new)] for name in changed]
+    return "; ".join(f"{name} was {was} and is {now}" for name, (was, now) in zip(changed, shown, strict=True))

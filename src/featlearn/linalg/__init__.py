@@ -1,4 +1,4 @@
-"""Matrices, operators and Gaussian expectations: numerical building blocks that know nothing of networks."""
+"""Matrices, operators and Gaussian expectations: numerical building blocks, independent of networks."""
 
 from featlearn._utils.public_names import renamed_names
 from featlearn.linalg._krylov import Eigenpairs, Estimate, frobenius_norm, hutchpp_trace, top_eigenpairs

@@ -1,4 +1,4 @@
-"""Leading eigenpairs, trace and norm of a symmetric matrix that is known by its products with vectors."""
+"""Leading eigenpairs, trace and norm of a symmetric matrix, from its products with vectors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64, symmetric_eigh
 
-_DENSE = 64  # up to this size all columns are as cheap as Lanczos' method
-_LARGE = 4096  # from this size on all columns would take too much memory
-_BLOCK = 64  # columns at a time where all are asked for
-_ROUGH = 1e-4  # how well an eigenvalue is found out that is only compared with others
+_DENSE = 64  # up to this size, all columns are as cheap as the Lanczos method
+_LARGE = 4096  # from this size on, all columns would take too much memory
+_BLOCK = 64  # columns per product if all are needed
+_ROUGH = 1e-4  # tolerance of an eigenvalue that is only compared with others
 _ROUNDING = 1e-12
 _ASYMMETRIC = 1e-3
 
@@ -30,13 +30,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Eigenpairs:
-    """Leading eigenpairs.
+    """Leading eigenpairs of a symmetric matrix.
 
     Attributes:
-        values: (k,), descending.
-        vectors: (n, k), orthonormal columns; the sign of one means nothing.
-        residuals: (k,), ``|A v - lambda v|``: within so much of each value lies an eigenvalue.
-        matvecs: How many products with vectors were taken.
+        values: Eigenvalues in descending order, shape ``(k,)``.
+        vectors: Eigenvectors as orthonormal columns, shape ``(n, k)``; signs are arbitrary.
+        residuals: Residual norms ``|A v - lambda v|``, shape ``(k,)``: an eigenvalue lies within this distance of each
+            value.
+        matvecs: Number of products with vectors.
     """
 
     values: Tensor
@@ -47,12 +48,12 @@ class Eigenpairs:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number found by chance.
+    """Randomized estimate of a number.
 
     Attributes:
-        value: The estimate.
-        standard_error: How far it is from the truth, root mean square; 0 if it is exact.
-        matvecs: How many products with vectors were taken.
+        value: Estimated number.
+        standard_error: Standard error of the estimate; 0 if it is exact.
+        matvecs: Number of products with vectors.
     """
 
     value: float
@@ -63,21 +64,33 @@ class Estimate:
 def top_eigenpairs(
     operator: Any, k: int, *, tolerance: float = 1e-8, generator: Seed = None, max_iterations: int | None = None
 ) -> Eigenpairs:
-    """The k largest eigenvalues (not sizes) of a symmetric matrix, and their vectors, by Lanczos' method.
+    """Compute the k largest eigenvalues (by value, not magnitude) of a symmetric matrix and their eigenvectors.
 
-    Lanczos' method sees one vector of each eigenvalue, and may return a smaller one in the place of the second copy of
-    a repeated one, with residuals as small as ever. What was found is therefore projected out, and if the largest
-    eigenvalue of the rest is above the last one found, it takes its place, until it is not.
+    The Lanczos method finds one vector per eigenvalue, and can return a smaller eigenvalue instead of the second copy
+    of a repeated one, with equally small residuals. The result is therefore projected out, and while the largest
+    eigenvalue of the remainder exceeds the last one, it replaces it.
+
+    Time: tens to hundreds of products for well-separated eigenvalues, more for smaller gaps; ``n k^2`` per restart.
+    Memory: ``n max(2 k + 1, 20)``. Up to 64 rows all n columns are computed and the result is exact.
 
     Args:
-        operator: A symmetric matrix, or a ``LinearOperator`` such as that of `featlearn.kernels.ntk_operator`.
-        k: How many.
-        tolerance: Of the residuals, relative to each eigenvalue plus twice the root mean square of all.
-        generator: Generator or seed of the first vector.
-        max_iterations: Restarts after which to give up, 10 n by default.
+        operator: Symmetric matrix, or ``LinearOperator`` such as that of `featlearn.kernels.ntk_operator`.
+        k: Number of eigenpairs, at most half of the size of a matrix with more than 4,096 rows.
+        tolerance: Tolerance of the residuals, relative to each eigenvalue plus twice the root mean square of all.
+        generator: Generator or seed of the first vector. Default: seed 0.
+        max_iterations: Maximum number of restarts. Default: 10 n.
 
-    Time: some tens to hundreds of products for separated eigenvalues, more the smaller the gaps; ``n k^2`` each
-    restart. Memory: ``n max(2 k + 1, 20)``. Up to 64 rows all n columns are taken and the result is exact.
+    Returns:
+        The eigenpairs with their residuals.
+
+    Raises:
+        InputError: If the operator is not symmetric or not finite, or the method does not converge.
+
+    Example:
+        >>> import torch
+        >>> pairs = top_eigenpairs(torch.diag(torch.arange(100.0)), k=2)
+        >>> [round(value) for value in pairs.values.tolist()]
+        [99, 98]
     """
     counted = _Counted(operator)
     n = counted.n
@@ -85,7 +98,7 @@ def top_eigenpairs(
     check_number("tolerance", tolerance, above=0, below=1)
     few = 2 * k + 1 < n
     if not few and n > _LARGE:
-        raise InputError(f"k={k} is more than Lanczos' method finds of a matrix of size {n}: ask for less than half")
+        raise InputError(f"k must be less than half of the size of the matrix, {n}, got {k}.")
     start = _normal(as_generator(generator, "top_eigenpairs"), n, 1)
     scale = float(np.linalg.norm(counted(start)) / np.linalg.norm(start))
     if n <= _DENSE or not few:
@@ -97,27 +110,33 @@ def top_eigenpairs(
     residuals = np.linalg.norm(counted(vectors) - vectors * values, axis=0)
     if residuals.max() > max(_ASYMMETRIC, 10 * tolerance) * (scale + np.abs(values).max()):
         raise InputError(
-            f"the residuals are up to {residuals.max():.2g} for eigenvalues up to {np.abs(values).max():.2g}: "
-            "the operator is not symmetric, or not the same at every application"
+            "operator must be symmetric and deterministic: residuals are up to "
+            f"{residuals.max():.2g} for eigenvalues up to {np.abs(values).max():.2g}."
         )
-    found, columns, left = (torch.from_numpy(part.copy()) for part in (values, vectors, residuals))
-    return Eigenpairs(found, columns, left, counted.matvecs)
+    return Eigenpairs(*(torch.from_numpy(part.copy()) for part in (values, vectors, residuals)), counted.matvecs)
 
 
 def hutchpp_trace(operator: Any, samples: int, generator: Seed = None) -> Estimate:
-    """Estimate of ``tr A`` by Hutch++ (Meyer, Musco, Musco and Woodruff 2021), without bias.
+    """Estimate the trace of a matrix by Hutch++, without bias.
 
-    ``tr A = tr Q^T A Q + E g^T P A P g``, ``P = I - Q Q^T``: Q spans the products of a third of the samples, so that
-    the leading directions count exactly, and chance for the rest alone.
-
-    Args:
-        operator: A square matrix, or a ``LinearOperator``.
-        samples: How many products to take, at least 4; with n or more the trace is exact.
-        generator: Generator or seed.
+    ``tr A = tr Q^T A Q + E g^T P A P g`` with ``P = I - Q Q^T``: Q spans the products with a third of the samples, so
+    the leading directions are exact and only the remainder is random.
 
     Time: ``samples`` products and ``n samples^2``. Memory: ``n samples``. For a positive semi-definite matrix the error
-    falls as ``tr A / samples``, and faster where eigenvalues decay; random vectors alone (Hutchinson's) leave
+    falls like ``tr A / samples``, and faster if eigenvalues decay; random vectors alone (Hutchinson) have the error
     ``|A|_F sqrt(2 / samples)``.
+
+    Args:
+        operator: Square matrix, or ``LinearOperator``.
+        samples: Number of products with vectors, at least 4. With n or more the trace is exact.
+        generator: Generator or seed of the random vectors. Default: seed 0.
+
+    Returns:
+        The estimate with its standard error.
+
+    References:
+        Meyer, Musco, Musco & Woodruff (2021), "Hutch++: optimal stochastic trace estimation",
+        https://arxiv.org/abs/2010.09649.
     """
     counted = _Counted(operator)
     if _count(samples, counted.n) >= counted.n:
@@ -129,19 +148,25 @@ def hutchpp_trace(operator: Any, samples: int, generator: Seed = None) -> Estima
 
 
 def frobenius_norm(operator: Any, samples: int, generator: Seed = None) -> Estimate:
-    """Estimate of ``|A|_F`` of a symmetric matrix, the root of an estimate of its square without bias.
+    """Estimate the Frobenius norm of a symmetric matrix, as the root of an unbiased estimate of its square.
 
-    With Q and P as in `hutchpp_trace`, ``|A|_F^2 = |A Q|^2 + |P A Q|^2 + |P A P|^2``, for the blocks ``Q^T A P`` and
-    ``P A Q`` are transposes: only the last term, ``E |P A P g|^2``, is left to chance. This is Hutch++ on ``A^2`` with
-    one product for each of its two, and without the variance of the mixed blocks.
+    With Q and P as in `hutchpp_trace`, ``|A|_F^2 = |A Q|^2 + |P A Q|^2 + |P A P|^2``, because the blocks ``Q^T A P``
+    and ``P A Q`` are transposes; only the last term, ``E |P A P g|^2``, is random. This is Hutch++ on ``A^2`` with one
+    product instead of two, and without the variance of the mixed blocks.
+
+    Time and memory are those of `hutchpp_trace`. The error of the square falls like ``|A|_F^2 / samples``; that of the
+    root follows to first order.
 
     Args:
-        operator: A symmetric matrix, or a ``LinearOperator``.
-        samples: How many products to take, at least 4; with n or more the norm is exact.
-        generator: Generator or seed.
+        operator: Symmetric matrix, or ``LinearOperator``.
+        samples: Number of products with vectors, at least 4. With n or more the norm is exact.
+        generator: Generator or seed of the random vectors. Default: seed 0.
 
-    Time and memory as `hutchpp_trace`; the error of the square falls as ``|A|_F^2 / samples``, and that of the root is
-    had from it to first order.
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        InputError: If the operator is not symmetric.
     """
     counted = _Counted(operator)
     if _count(samples, counted.n) >= counted.n:
@@ -150,40 +175,40 @@ def frobenius_norm(operator: Any, samples: int, generator: Seed = None) -> Estim
     basis, image, _, moved = _sketch(counted, samples, as_generator(generator, "frobenius_norm"))
     core = basis.T @ image
     if np.abs(core - core.T).max() > _ASYMMETRIC * np.abs(core).max():
-        raise InputError("the operator is not symmetric: its norm is not known from products on one side")
+        raise InputError("operator must be symmetric: products on one side do not determine the norm otherwise.")
     rest, error = _mean((_without(basis, moved) ** 2).sum(0))
     value = math.sqrt(float((image**2).sum() + (_without(basis, image) ** 2).sum()) + rest)
     return Estimate(value, error / (2 * value) if value > 0 else 0.0, counted.matvecs)
 
 
 class _Counted:
-    """Products with a square matrix or operator, counted."""
+    """Square matrix or operator that counts its products with vectors."""
 
     def __init__(self, operator: Any) -> None:
         if not isinstance(operator, LinearOperator):
             matrix = as_float64(operator)
             if matrix.ndim == 2 and not torch.isfinite(matrix).all():
-                raise InputError("the matrix has NaN or infinite entries")
+                raise InputError("operator must be finite, got a matrix with NaN or infinite entries.")
             operator = aslinearoperator(matrix.cpu().numpy()) if matrix.ndim == 2 else matrix
         if len(operator.shape) != 2 or operator.shape[0] != operator.shape[1] or operator.shape[0] == 0:
-            raise InputError(f"the operator must be square and not empty, got shape {tuple(operator.shape)}")
+            raise InputError(f"operator must be square and not empty, got shape {tuple(operator.shape)}.")
         self._operator, self.n, self.matvecs = operator, int(operator.shape[0]), 0
 
     def __call__(self, vectors: Array) -> Array:
-        """The product with a vector, or with the columns of a matrix."""
+        """Return the product with a vector, or with the columns of a matrix."""
         self.matvecs += 1 if vectors.ndim == 1 else vectors.shape[1]
         result = np.asarray(self._operator @ vectors, dtype=np.float64)
         if not np.isfinite(result).all():
-            raise InputError("the products of the operator have NaN or infinite entries")
+            raise InputError("operator must have finite products, got NaN or infinite entries.")
         return result
 
 
 def _leading(
     product: _Counted, k: int, start: Array, shift: float, tolerance: float, max_iterations: int | None
 ) -> tuple[Array, Array]:
-    """Eigenpairs by Lanczos' method, with the copies it has passed over in the place of the last ones.
+    """Compute eigenpairs by the Lanczos method, and replace the last ones by copies that it has missed.
 
-    Shifted by more than the mean is below zero: a tolerance relative to an eigenvalue of zero would never be met.
+    The matrix is shifted by ``shift``: a tolerance relative to an eigenvalue of zero would never be met.
     """
     values, vectors = _lanczos(lambda v: product(v) + shift * v, k, start, tolerance, max_iterations)
     generator = as_generator(0, "copies")
@@ -208,15 +233,15 @@ def _leading(
 def _lanczos(
     product: Callable[[Array], Array], k: int, start: Array, tolerance: float, max_iterations: int | None
 ) -> tuple[Array, Array]:
-    """The k largest eigenvalues, descending, and their vectors, each eigenvalue perhaps with too few of its copies."""
+    """Return the k largest eigenvalues, descending, and their vectors; copies of an eigenvalue can be missing."""
     n = len(start)
     operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
     try:
         values, vectors = eigsh(operator, k, which="LA", v0=start[:, 0], tol=tolerance, maxiter=max_iterations)
     except ArpackNoConvergence as error:
         raise InputError(
-            f"{len(error.eigenvalues)} of {k} eigenvalues have converged to {tolerance:g}: pass a larger tolerance, "
-            "more max_iterations, or a larger k, if the last ones asked for lie close to those that follow"
+            f"{len(error.eigenvalues)} of {k} eigenvalues have converged to {tolerance:g}. Pass a larger tolerance, "
+            "more max_iterations, or a larger k if the last eigenvalues are close to the next ones."
         ) from error
     return values[::-1], vectors[:, ::-1]
 
@@ -228,13 +253,13 @@ def _dense(product: _Counted, k: int) -> tuple[Array, Array]:
 
 
 def _columns(product: _Counted) -> Iterator[tuple[int, Array]]:
-    """All columns of a matrix, some at a time, each block with the number of its first."""
+    """Yield all columns of a matrix in blocks, each with the index of its first column."""
     for start in range(0, product.n, _BLOCK):
         yield start, product(np.eye(product.n, min(_BLOCK, product.n - start), -start))
 
 
 def _sketch(product: _Counted, samples: int, generator: torch.Generator) -> tuple[Array, Array, Array, Array]:
-    """An orthonormal basis Q of products, ``A Q``, random vectors P g outside Q, and ``A P g``."""
+    """Return an orthonormal basis Q of products, ``A Q``, random vectors ``P g`` orthogonal to Q, and ``A P g``."""
     third = samples // 3
     basis = np.linalg.qr(product(_signs(generator, product.n, third)))[0]
     image = product(basis)
@@ -243,14 +268,14 @@ def _sketch(product: _Counted, samples: int, generator: torch.Generator) -> tupl
 
 
 def _without(basis: Array, vectors: Array) -> Array:
-    """Vectors with their part in an orthonormal basis taken out; twice, against rounding."""
+    """Project an orthonormal basis out of vectors, twice because of rounding."""
     once = vectors - basis @ (basis.T @ vectors)
     again: Array = once - basis @ (basis.T @ once)
     return again
 
 
 def _mean(values: Array) -> tuple[float, float]:
-    """Mean of independent values, and its standard error."""
+    """Return the mean of independent values and its standard error."""
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
@@ -259,7 +284,7 @@ def _count(samples: Any, n: int) -> int:
 
 
 def _signs(generator: torch.Generator, *shape: int) -> Array:
-    """Random signs: of all vectors with unit covariance they leave a quadratic form the least variance."""
+    """Draw random signs, which give a quadratic form the least variance of all vectors with unit covariance."""
     return (2 * torch.randint(2, shape, generator=generator) - 1).numpy().astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Activation functions by name, as modules."""
+"""Activation functions as modules, by name and normalized."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.validation import check_option
 from featlearn.errors import InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 
 Activation = str | nn.Module | type[nn.Module] | Callable[..., "nn.Module | Tensor"]
-"""A name, a module (copied), a factory of modules, or a function of a tensor."""
+"""Name, module (copied), factory of modules, or function of a tensor."""
 
 
 def _erf(h: Tensor) -> Tensor:
@@ -35,42 +36,59 @@ _NAMED: dict[str, Callable[[], nn.Module]] = {
 
 
 def activation_module(activation: Activation) -> nn.Module:
-    """A new module for an activation.
+    """Create a module for an activation.
 
     Args:
-        activation: One of relu, tanh, gelu, silu, softplus, sigmoid, erf, quadratic (h^2) and identity; a
-            module, which is copied; a factory (a module class, a partial of one, or a function without
+        activation: One of "relu", "tanh", "gelu", "silu", "softplus", "sigmoid", "erf", "quadratic" (h^2) and
+            "identity"; a module, which is copied; a factory (module class, partial of one, or function without
             arguments); or a function of a tensor, such as ``torch.sin``.
+
+    Returns:
+        A new module.
+
+    Raises:
+        InputError: If the activation is not one of these.
+
+    Example:
+        >>> activation_module("quadratic")(torch.tensor([3.0]))
+        tensor([9.])
     """
     if isinstance(activation, str):
-        if activation not in _NAMED:
-            raise InputError(f"no activation is called {activation!r}: choose from {', '.join(sorted(_NAMED))}")
-        return _NAMED[activation]()
+        return _NAMED[check_option("activation", activation, sorted(_NAMED))]()
     if isinstance(activation, nn.Module):
         return copy.deepcopy(activation)
     if _is_factory(activation):
         made = activation()
         if not isinstance(made, nn.Module):
-            raise InputError(f"the activation factory must return a module, got {type(made).__name__}")
+            raise InputError(f"activation must return a module if it is a factory, got {type(made).__name__}.")
         return made
     if callable(activation):
         return Elementwise(activation)
-    raise InputError(f"activation must be a name, a module or a function, got {type(activation).__name__}")
+    raise InputError(f"activation must be a name, a module or a function, got {type(activation).__name__}.")
 
 
 def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -> NormalizedActivation:
-    """``(sigma(z) - E sigma) / sd sigma`` under z ~ N(0, 1) (spectral paper, assumption 4.2 and section 4).
+    """Create a module for an activation with mean 0 and variance 1 under a standard normal input.
+
+    ``(sigma(z) - E sigma) / sd sigma`` with z ~ N(0, 1).
 
     Args:
-        activation: As in `activation_module`.
-        kinks: Points other than multiples of 1/2 where the function, or a derivative of it, jumps.
+        activation: Name, module, factory or function, as for `activation_module`.
+        kinks: Points, other than multiples of 1/2, where the function or one of its derivatives jumps.
+
+    Returns:
+        A new module.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
+        networks", https://arxiv.org/abs/2211.06506, assumption 4.2 and section 4.
 
     >>> round(float(normalized_activation("softplus")(torch.zeros(1))), 4)
     -0.2167
     """
     module = activation_module(activation)
     with torch.no_grad():
-        # A copy, for the module may have parameters in another dtype.
+        # A copy, since the module can have parameters of another dtype.
         constants = activation_constants(copy.deepcopy(module).double(), kinks)
     return NormalizedActivation(module, constants.mean, constants.std)
 
@@ -83,36 +101,40 @@ def _is_factory(activation: object) -> bool:
         return False
     try:
         return not inspect.signature(activation).parameters
-    except ValueError:  # functions written in C, such as torch.sin, tell no signature
+    except ValueError:  # functions written in C, such as torch.sin, have no signature
         return False
 
 
 class Elementwise(nn.Module):
-    """A function of a tensor as a module without parameters."""
+    """Function of a tensor as a module without parameters.
+
+    Args:
+        function: Function that maps a tensor to a tensor of the same shape.
+    """
 
     def __init__(self, function: Callable[..., nn.Module | Tensor]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, h: Tensor) -> Tensor:
-        """The function at every entry of ``h``."""
+        """Apply the function to every entry of ``h``."""
         out = self.function(h)
         if not isinstance(out, Tensor):
-            raise InputError(f"the activation must return a tensor, got {type(out).__name__}")
+            raise InputError(f"activation must return a tensor, got {type(out).__name__}.")
         return out
 
     def extra_repr(self) -> str:
-        """Name of the function, for printing."""
+        """Return the name of the function, for printing."""
         return getattr(self.function, "__name__", repr(self.function)).lstrip("_")
 
 
 class NormalizedActivation(nn.Module):
-    """See `normalized_activation`.
+    """Activation with mean 0 and variance 1 under a standard normal input; made by `normalized_activation`.
 
     Attributes:
-        activation: The module before normalization.
-        mean: What is taken off.
-        std: What the rest is divided by.
+        activation: Module before normalization.
+        mean: Mean of the activation, which is subtracted.
+        std: Standard deviation of the activation, by which the difference is divided.
     """
 
     def __init__(self, activation: nn.Module, mean: float, std: float) -> None:
@@ -122,10 +144,14 @@ class NormalizedActivation(nn.Module):
         self.std = std
 
     def forward(self, h: Tensor) -> Tensor:
-        """``(activation(h) - mean) / std``."""
+        """Return ``(activation(h) - mean) / std``.
+
+        Args:
+            h: Tensor of pre-activations, of any shape.
+        """
         out: Tensor = self.activation(h)
         return (out - self.mean) / self.std
 
     def extra_repr(self) -> str:
-        """The two constants, for printing."""
+        """Return mean and standard deviation, for printing."""
         return f"mean={self.mean:.6g}, std={self.std:.6g}"

@@ -11,24 +11,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 
 Function = Callable[[Tensor], Tensor]
 
 _REACH = 14.0  # the normal density is 1e-43 there
-_PANELS = 56  # a panel is half a standard deviation wide
+_PANELS = 56  # each is half a standard deviation wide
 _ORDER = 24
 
 
 def gaussian_mean(function: Function, kinks: Sequence[float] = ()) -> float:
-    """``E[f(z)]`` for z standard normal, by Gauss-Legendre quadrature on panels of half a standard deviation.
+    """Compute ``E[f(z)]`` for standard normal z, by Gauss-Legendre quadrature on panels of half a standard deviation.
 
-    Smooth functions, and functions with kinks at multiples of 1/2 (as ReLU at 0), are exact to about 1e-13 of the
+    Smooth functions, and functions with kinks at multiples of 1/2 (such as ReLU at 0), are exact to about 1e-13 of the
     size of the integrand; a Gauss-Hermite rule would reach 1e-3 for ReLU.
 
     Args:
-        function: Maps a float64 tensor elementwise; may grow, but not like ``exp(z^2 / 2)``.
-        kinks: Further points where the function, or a derivative of it, jumps.
+        function: Function that maps a float64 tensor elementwise. It must grow more slowly than ``exp(z^2 / 2)``.
+        kinks: Further points where the function or one of its derivatives jumps.
+
+    Returns:
+        The expectation.
+
+    Raises:
+        InputError: If the function is not elementwise, or not finite between -14 and 14.
 
     >>> round(gaussian_mean(torch.relu) * math.sqrt(2 * math.pi), 12)
     1.0
@@ -36,20 +43,26 @@ def gaussian_mean(function: Function, kinks: Sequence[float] = ()) -> float:
     z, weights = _rule(tuple(sorted(float(k) for k in kinks)))
     values = function(z)
     if not isinstance(values, Tensor) or values.shape != z.shape:
-        raise InputError("the function must map a tensor to a tensor of the same shape")
+        raise InputError("function must map a tensor to a tensor of the same shape.")
     total = float((values.to(torch.float64) * weights).sum())
     if not math.isfinite(total):
-        raise InputError("the function is NaN or infinite somewhere between -14 and 14")
+        raise InputError("function must be finite between -14 and 14, got NaN or infinity.")
     return total
 
 
 def hermite(z: Tensor, degree: int) -> Tensor:
-    """Normalized probabilists' Hermite polynomials ``h_0 ... h_degree`` at z, orthonormal under N(0, 1).
+    """Compute normalized probabilists' Hermite polynomials, orthonormal under N(0, 1).
 
-    ``sqrt(k+1) h_{k+1} = z h_k - sqrt(k) h_{k-1}``. Returns (degree + 1, *z.shape).
+    ``sqrt(k+1) h_{k+1} = z h_k - sqrt(k) h_{k-1}``.
+
+    Args:
+        z: Points at which the polynomials are evaluated, of any shape.
+        degree: Highest degree, at least 0.
+
+    Returns:
+        ``h_0 ... h_degree`` at z, shape ``(degree + 1, *z.shape)``.
     """
-    if degree < 0:
-        raise InputError(f"degree must be at least 0, got {degree}")
+    check_int("degree", degree, 0)
     rows = [torch.ones_like(z)]
     if degree > 0:
         rows.append(z)
@@ -59,12 +72,15 @@ def hermite(z: Tensor, degree: int) -> Tensor:
 
 
 def hermite_coefficients(function: Function, degree: int, kinks: Sequence[float] = ()) -> Tensor:
-    """``c_k = E[f(z) h_k(z)]`` for k = 0 ... degree, so that ``E[f^2] = sum c_k^2``.
+    """Compute the Hermite coefficients ``c_k = E[f(z) h_k(z)]``, so that ``E[f^2] = sum c_k^2``.
 
     Args:
-        function: As in `gaussian_mean`.
-        degree: Highest degree.
-        kinks: As in `gaussian_mean`.
+        function: Function that maps a float64 tensor elementwise.
+        degree: Highest degree, at least 0.
+        kinks: Points, other than multiples of 1/2, where the function or one of its derivatives jumps.
+
+    Returns:
+        ``c_0 ... c_degree``, shape ``(degree + 1,)``.
     """
     z, weights = _rule(tuple(sorted(float(k) for k in kinks)))
     return hermite(z, degree) @ (function(z).to(torch.float64) * weights)
@@ -72,13 +88,18 @@ def hermite_coefficients(function: Function, degree: int, kinks: Sequence[float]
 
 @dataclass(frozen=True)
 class ActivationConstants:
-    """What the spectral paper needs to know of an activation.
+    """Constants of an activation under a standard normal input.
 
     Attributes:
         mean: ``E[sigma(z)]``.
         std: Standard deviation of ``sigma(z)``.
-        slope: ``b = E[sigma'(z)]`` of the normalized, centered activation ``(sigma - mean) / std``.
-        second: Its second Hermite coefficient; where it is not zero, spikes are expected at initialization.
+        slope: ``b = E[sigma'(z)]`` of the normalized activation ``(sigma - mean) / std``.
+        second: Second Hermite coefficient of the normalized activation; if it is not zero, spikes are expected at
+            initialization.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
+        networks", https://arxiv.org/abs/2211.06506, section 4.
     """
 
     mean: float
@@ -88,21 +109,31 @@ class ActivationConstants:
 
 
 def activation_constants(function: Function, kinks: Sequence[float] = ()) -> ActivationConstants:
-    """Constants under N(0, 1) of an activation and of its normalized, centered form.
+    """Compute the constants of an activation and of its normalized form under N(0, 1).
 
-    By Stein's identity ``E[sigma'(z)] = E[z sigma(z)]``, so that no derivative is needed.
+    By Stein's identity ``E[sigma'(z)] = E[z sigma(z)]``, so no derivative is needed.
+
+    Args:
+        function: Activation, a function that maps a float64 tensor elementwise.
+        kinks: Points, other than multiples of 1/2, where the function or one of its derivatives jumps.
+
+    Returns:
+        Mean, standard deviation, slope and second Hermite coefficient.
+
+    Raises:
+        InputError: If the activation is constant.
     """
     mean = gaussian_mean(function, kinks)
     std = math.sqrt(gaussian_mean(lambda z: (function(z) - mean).square(), kinks))
     if not std > 1e-12 * max(1.0, abs(mean)):
-        raise InputError("a constant activation cannot be normalized")
+        raise InputError("function must not be constant: a constant activation cannot be normalized.")
     coefficients = hermite_coefficients(function, 2, kinks) / std
     return ActivationConstants(mean, std, float(coefficients[1]), float(coefficients[2]))
 
 
 @lru_cache(maxsize=32)
 def _rule(kinks: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Nodes, and weights times the normal density."""
+    """Return nodes, and weights times the normal density."""
     edges = np.union1d(np.linspace(-_REACH, _REACH, _PANELS + 1), [k for k in kinks if abs(k) < _REACH])
     nodes, weights = np.polynomial.legendre.leggauss(_ORDER)
     half, middle = np.diff(edges) / 2, (edges[1:] + edges[:-1]) / 2

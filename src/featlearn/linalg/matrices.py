@@ -1,7 +1,6 @@
 """Comparisons, powers and rotations of matrices, in float64.
 
-A matrix may carry leading block dimensions, ``(blocks, k, k)``: it then stands for a block-diagonal
-matrix, and every function here works on the blocks alone.
+A matrix can have a leading dimension of blocks, ``(blocks, k, k)``; it then represents a block-diagonal matrix.
 """
 
 from __future__ import annotations
@@ -17,19 +16,16 @@ from featlearn.errors import InputError
 
 
 def as_float64(array: Any) -> Tensor:
-    """A detached float64 tensor of anything array-like, on the device it is on."""
+    """Return an array-like object as a detached float64 tensor, on its device."""
     if isinstance(array, Tensor):
         return array.detach().to(torch.float64)
-    return torch.from_numpy(np.array(array, dtype=np.float64))  # torch makes float32 of Python's floats
+    return torch.from_numpy(np.array(array, dtype=np.float64))  # torch would convert floats of Python to float32
 
 
 def _pair(a: Any, b: Any) -> tuple[Tensor, Tensor]:
     first, second = as_float64(a), as_float64(b)
     if first.shape != second.shape:
-        raise InputError(
-            "only arrays of one shape can be compared: "
-            f"the first is {tuple(first.shape)}, the second {tuple(second.shape)}"
-        )
+        raise InputError(f"a and b must have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}.")
     return first.reshape(-1), second.reshape(-1)
 
 
@@ -40,10 +36,18 @@ def _cosine(first: Tensor, second: Tensor) -> float:
 
 
 def cosine(a: Any, b: Any) -> float:
-    """Cosine of two arrays of one shape, ``<a, b> / (|a| |b|)``.
+    """Compute the cosine of two arrays of the same shape, ``<a, b> / (|a| |b|)``.
 
-    For two feature matrices this is the correlation rho of the NFA paper (equation NFC).
-    It is NaN when either array is zero.
+    Args:
+        a: First array or tensor.
+        b: Second array or tensor, of the same shape.
+
+    Returns:
+        The cosine, between -1 and 1; NaN if an array is zero. For two feature matrices it is the correlation rho.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        equation (NFC).
 
     >>> cosine([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 0.0]])
     0.7071067811865475
@@ -53,44 +57,54 @@ def cosine(a: Any, b: Any) -> float:
 
 
 def pearson(a: Any, b: Any) -> float:
-    """Pearson correlation of the entries of two arrays of one shape: the cosine after each mean is removed.
+    """Compute the Pearson correlation of the entries of two arrays: the cosine after subtracting each mean.
 
-    It is NaN when either array is constant.
+    Args:
+        a: First array or tensor.
+        b: Second array or tensor, of the same shape.
+
+    Returns:
+        The correlation, between -1 and 1; NaN if an array is constant.
     """
     first, second = _pair(a, b)
     return _cosine(_centered(first), _centered(second))
 
 
 def _centered(a: Tensor) -> Tensor:
-    """The array without its mean; what rounding leaves of a constant counts as zero."""
+    """Subtract the mean of an array; rounding errors of a constant become exactly zero."""
     rest = a - a.mean()
     return rest if a.numel() and rest.abs().amax() > 8 * torch.finfo(a.dtype).eps * a.abs().amax() else a * 0
 
 
 def symmetric_eigh(matrix: Any, what: str = "the matrix") -> tuple[Tensor, Tensor]:
-    """Eigenvalues (ascending) and eigenvectors of a symmetric matrix or stack, in float64, checked."""
+    """Return the ascending eigenvalues and the eigenvectors of a symmetric matrix or stack in float64, or raise."""
     a = as_float64(matrix)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise InputError(f"{what} must be square in its last two dimensions, got shape {tuple(a.shape)}")
+        raise InputError(f"{what} must be square in its last two dimensions, got shape {tuple(a.shape)}.")
     if not torch.isfinite(a).all():
-        raise InputError(f"{what} has NaN or infinite entries")
+        raise InputError(f"{what} must be finite, got NaN or infinite entries.")
     skew = (a - a.mT).abs().max() if a.numel() else a.new_zeros(())
     if skew > 1e-6 * a.abs().max():
-        raise InputError(f"{what} must be symmetric: it differs from its transpose by up to {float(skew):.2g}")
+        raise InputError(f"{what} must be symmetric, but differs from its transpose by up to {float(skew):.2g}.")
     values, vectors = torch.linalg.eigh((a + a.mT) / 2)
     return values, vectors
 
 
 def psd_power(matrix: Any, power: float) -> Tensor:
-    """Power of a positive semi-definite matrix, ``V diag(lambda^power) V^T``.
+    """Compute a power of a positive semi-definite matrix, ``V diag(lambda^power) V^T``.
 
-    Eigenvalues below ``k * eps * lambda_max`` are rounding, not signal, and count as exactly zero: the
-    square root would raise them from 1e-16 to 1e-8. A negative power is taken on the range alone
-    (the pseudo-inverse).
+    Eigenvalues below ``k * eps * lambda_max`` are rounding errors and count as exactly zero: the square root would
+    raise them from 1e-16 to 1e-8. A negative power is taken on the range of the matrix (pseudo-inverse).
 
     Args:
-        matrix: Symmetric positive semi-definite, ``(k, k)`` or ``(blocks, k, k)``.
-        power: Any real number.
+        matrix: Symmetric positive semi-definite matrix, shape ``(k, k)`` or ``(blocks, k, k)``.
+        power: Exponent, any real number.
+
+    Returns:
+        The power, a float64 tensor of the same shape.
+
+    Raises:
+        InputError: If the matrix is not symmetric, not finite or has a negative eigenvalue.
     """
     values, vectors = symmetric_eigh(matrix)
     if values.numel() == 0:
@@ -98,8 +112,8 @@ def psd_power(matrix: Any, power: float) -> Tensor:
     top = values.amax(-1, keepdim=True).clamp_min(0)
     if (values < -1e-6 * top.clamp_min(values.abs().amax(-1, keepdim=True))).any():
         raise InputError(
-            "the matrix must be positive semi-definite: its eigenvalues run "
-            f"from {float(values.min()):.3g} to {float(values.max()):.3g}"
+            "matrix must be positive semi-definite, but its eigenvalues range "
+            f"from {float(values.min()):.3g} to {float(values.max()):.3g}."
         )
     floor = values.shape[-1] * torch.finfo(values.dtype).eps * top
     kept = values > floor
@@ -108,24 +122,31 @@ def psd_power(matrix: Any, power: float) -> Tensor:
 
 
 def principal_angles(u: Any, v: Any) -> Tensor:
-    """Principal angles (radians, ascending) between the column spaces of ``u`` and ``v``.
+    """Compute the principal angles between the column spaces of two matrices.
 
-    Angles below 45 degrees come from sines and the others from cosines (Bjorck and Golub), because
-    ``arccos`` cannot tell an angle of 1e-9 from zero.
+    Angles below 45 degrees are computed from sines and the others from cosines, because ``arccos`` does not resolve
+    angles below 1e-8.
 
     Args:
-        u: ``(k, p)``, columns need not be orthonormal but must be independent.
-        v: ``(k, q)``.
+        u: First matrix, shape ``(k, p)``. Columns must be linearly independent, but not orthonormal.
+        v: Second matrix, shape ``(k, q)``, with independent columns.
 
     Returns:
-        ``min(p, q)`` angles.
+        ``min(p, q)`` angles in radians, ascending.
+
+    Raises:
+        InputError: If a matrix has more columns than rows, or the numbers of rows differ.
+
+    References:
+        Björck & Golub (1973), "Numerical methods for computing angles between linear subspaces",
+        https://doi.org/10.1090/S0025-5718-1973-0348991-3.
     """
     first, second = as_float64(u), as_float64(v)
     for name, a in (("u", first), ("v", second)):
         if a.ndim != 2 or a.shape[0] < a.shape[1]:
-            raise InputError(f"{name} must be (k, p) with p <= k columns, got shape {tuple(a.shape)}")
+            raise InputError(f"{name} must have shape (k, p) with p <= k columns, got shape {tuple(a.shape)}.")
     if first.shape[0] != second.shape[0]:
-        raise InputError(f"u and v must have as many rows: {first.shape[0]} and {second.shape[0]}")
+        raise InputError(f"u and v must have the same number of rows, got {first.shape[0]} and {second.shape[0]}.")
     if first.shape[1] < second.shape[1]:
         first, second = second, first
     q1, q2 = torch.linalg.qr(first)[0], torch.linalg.qr(second)[0]
@@ -136,20 +157,27 @@ def principal_angles(u: Any, v: Any) -> Tensor:
 
 
 def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
-    """A matrix with the same eigenvalues and random eigenvectors (figure 1 of the NFA paper).
+    """Return a matrix with the same eigenvalues and random eigenvectors.
 
-    Replacing K by ``corrupt(K)`` keeps its spectrum and destroys its alignment with the weights; what is
-    left of the correlation was never alignment.
+    Replacing K by ``corrupt(K)`` keeps its spectrum and destroys its alignment with the weights; the remaining
+    correlation is not due to alignment.
 
     Args:
-        matrix: Symmetric, ``(k, k)`` or ``(blocks, k, k)``.
-        generator: Generator or seed of the Haar-distributed rotation.
+        matrix: Symmetric matrix, shape ``(k, k)`` or ``(blocks, k, k)``.
+        generator: Generator or seed of the Haar-distributed rotation. Default: seed 0.
+
+    Returns:
+        The rotated matrix, a float64 tensor of the same shape.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        figure 1.
     """
     values, vectors = symmetric_eigh(matrix)
     source = as_generator(generator, "corrupt")
     gaussian = torch.randn(vectors.shape, generator=source, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian.to(vectors.device))
-    # QR alone is not Haar: the sign of each column of R must be given back to Q.
+    # Q alone is not Haar-distributed: each column needs the sign of the diagonal entry of R.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     rotated: Tensor = (q * values.unsqueeze(-2)) @ q.mT
     return (rotated + rotated.mT) / 2
