@@ -210,14 +210,14 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"names": ["nfa-fgi1"]}, "did you mean nfa-fig1"),
-        ({"names": ["zzz"]}, "choose from nfa-fig1"),
-        ({"paper": "bert"}, "choose from nfa, fact"),
-        ({"scale": "huge"}, "smoke, quick or full"),
+        ({"names": ["nfa-fgi1"]}, "got .nfa-fgi1.. Did you mean nfa-fig1"),
+        ({"names": ["zzz"]}, "got .zzz.. Choose from nfa-fig1"),
+        ({"paper": "bert"}, "paper must be one of .nfa., .fact., .*got .bert."),
+        ({"scale": "huge"}, "scale must be one of .smoke., .quick., .full., got .huge."),
         ({"n_jobs": 0}, "n_jobs must be"),
         ({"backend": "dask"}, "backend must be one of"),
-        ({"device": "cuda:7"}, "'cuda:7' was asked for and is not there"),
-        ({"device": "meta"}, "experiments run on the CPU"),
+        ({"device": "cuda:7"}, "device must be .cpu., got .cuda:7., which is not available"),
+        ({"device": "meta"}, "device must be .cpu., got .meta.. The sizes"),
     ],
     ids=["typo", "unknown", "paper", "scale", "jobs", "backend", "gpu", "device"],
 )

@@ -19,7 +19,7 @@ from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     found = adapted_kernels(**point)
     residual = found.target - found.linear * (found.target @ found.linear) / (found.linear @ found.linear)
     grown = found.average.diagonal() / found.initial.diagonal()

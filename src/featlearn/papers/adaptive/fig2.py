@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def searched(sides: Sequence[str], v: Array, grid: int) -> Array:
     return np.array([(costs + (x / product) ** 2).min() for x in v])
 
 
-def _measure(largest: float, places: int, grid: int) -> Mapping[str, Any]:
+def _measure(largest: float, places: int, grid: int) -> Values:
     v = np.linspace(0, largest, places)
     small, far = np.array([1e-3]), np.array([1e3, 1e4])
     fine = np.linspace(0, largest, 2001)

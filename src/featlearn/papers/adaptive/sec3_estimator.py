@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,7 @@ from featlearn.errors import InputError
 from featlearn.kernels import LazyRegressor
 from featlearn.models import mlp
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.plots import PALETTE, new_figure, style
 from featlearn.training import fit
 
@@ -162,7 +161,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(task: str, seed: int, steps: int, width: int) -> Mapping[str, Any]:
+def _measure(task: str, seed: int, steps: int, width: int) -> Values:
     scores = adaptive_comparison([task], [seed], steps, width).scores
     return {str(method): float(r2) for method, r2 in zip(scores["method"], scores["R2"], strict=True)}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from featlearn.linalg import cosine, pearson
 from featlearn.papers._figures import draw_proportional, label, panels
 from featlearn.papers.adaptive.image_networks import IMAGE_OVER, ImageConfig, adapted_kernels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcome, Outcomes, Result, Values, experiment
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     found = adapted_kernels(**point)
     scale = float((found.average * found.final).sum() / found.average.square().sum())
     rows = np.triu_indices(len(found.average))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +14,7 @@ from featlearn.adaptive import adapt
 from featlearn.papers._figures import PALETTE, draw_lines, label, panels
 from featlearn.papers.adaptive.brute_force import least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]:
+def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Values:
     generator = as_generator(seed, "theorem 1")
     A = torch.randn(n, features, generator=generator, dtype=torch.float64)
     unseen = torch.randn(20, features, generator=generator, dtype=torch.float64)

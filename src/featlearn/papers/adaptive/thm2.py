@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from featlearn.adaptive.transforms import Kronecker
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.adaptive.brute_force import explicit_kernel, least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 LAST = "last"
 
@@ -69,7 +68,7 @@ def kernel_of_pairs(features: Mapping[str, Tensor], solution: AdaptiveSolution, 
     return total
 
 
-def _measure(n: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]:
+def _measure(n: int, restarts: int, size: float, seed: int) -> Values:
     generator = as_generator(seed, "theorem 2")
     features = {
         "first": torch.randn(n, 3, 2, generator=generator, dtype=torch.float64),

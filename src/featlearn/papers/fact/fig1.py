@@ -46,7 +46,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: int) -> Mapping[str, Any]:
+def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: int) -> Values:
     task = parity_task(n, test, d, k, generator=seed, dtype=torch.float64)
     support = list(task.support)
     train, judge = ((X, y[:, None].double()) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))

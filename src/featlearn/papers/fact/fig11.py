@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +14,7 @@ from featlearn.linalg import cosine, psd_power
 from featlearn.models import mlp
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import balance
 
 POWERS = tuple(float(s) for s in np.round(np.concatenate([np.arange(0.1, 1.0, 0.02), [1.0]]), 2))
@@ -65,9 +63,7 @@ def train_linear(
     raise AssertionError
 
 
-def _measure(
-    n: int, width: int, weight_decay: float, lr: float, depth: int, steps: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(n: int, width: int, weight_decay: float, lr: float, depth: int, steps: int, seed: int) -> Values:
     task = linear_task(n, generator=seed, dtype=torch.float64)
     d, c = task.X.shape[1], task.y.shape[1]
     start = mlp([d, *[width] * (depth - 1), c], activation="identity", generator=seed, dtype=torch.float64)

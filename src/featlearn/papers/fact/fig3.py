@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.networks import (
     BACKWARD,
     FORWARD,
@@ -54,7 +54,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 def _measure(
     data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, looks: int, hidden: int
-) -> Mapping[str, Any]:
+) -> Values:
     rows = image_data(data, n, seed)
     model = network_for(rows, width, hidden, seed)
     per_epoch = -(-n // 64)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from featlearn._utils.rng import as_generator
 from featlearn.linalg import cosine
 from featlearn.papers._figures import draw_lines, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.plots import matrix_row
 from featlearn.theory import separation, separation_data
 
@@ -54,7 +53,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     return solved + [adam | {"seed": seed} for seed in config.seeds if config.adam_steps]
 
 
-def _measure(solver: str, decay: float, p: float, effort: int, seed: int) -> Mapping[str, Any]:
+def _measure(solver: str, decay: float, p: float, effort: int, seed: int) -> Values:
     if solver == "Adam":
         return adam_separation(p, decay, effort, seed)
     found = separation(p, weight_decay=decay, restarts=effort, seed=seed)

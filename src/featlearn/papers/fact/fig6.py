@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from featlearn.datasets import circulant_share, modular_task, one_hot_labels
 from featlearn.linalg import pearson
 from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
 from featlearn.rfm.kernels import make_kernel
 
@@ -48,7 +47,7 @@ def modular_iterations(p: int, update: str, n_iter: int, seed: int) -> tuple[Ten
     return task.X, watched(make_kernel("quadratic"), update, train, judge, bandwidth=1.0, shift=shift, n_iter=n_iter)
 
 
-def _measure(p: int, n_iter: int, update: str, seed: int) -> Mapping[str, Any]:
+def _measure(p: int, n_iter: int, update: str, seed: int) -> Values:
     train, test, circulant = [], [], []
     last: Watched | None = None
     for last in modular_iterations(p, update, n_iter, seed)[1]:
@@ -99,7 +98,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _claims(config: Config, table: pd.DataFrame, runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
+def _claims(config: Config, table: pd.DataFrame, runs: Groups) -> list[Claim]:
     claims: list[Claim] = []
     for update in ("fact-geometric", "nfa"):
         rows = table[table["update"] == update]
@@ -139,7 +138,7 @@ def _claims(config: Config, table: pd.DataFrame, runs: Mapping[str, Sequence[Val
     return claims
 
 
-def _matrices(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _matrices(config: Config, runs: Groups) -> Figure:
     """Draw M of each update on the first split, without its diagonal, which hides the rest."""
     titles = {"fact-geometric": "$\\sqrt{FACT \\cdot M^T}$", "nfa": "$\\sqrt{AGOP}$", "fact": "FACT, no averaging"}
     fig, (axes,) = panels(2.9 * len(runs), 3.1, 1, len(runs), grid=False)
@@ -159,7 +158,7 @@ def _matrices(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
     return fig
 
 
-def _curves(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _curves(config: Config, runs: Groups) -> Figure:
     """Draw accuracy of training and test, and circulance, over iterations."""
     names = {"train": "train", "test": "test", "circulant": "circulant share"}
     fig, (axes,) = panels(2.7 * len(runs), 2.6, 1, len(runs), sharey=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -29,7 +27,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
+def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Values:
     """K' and ``tau(x_i, M, x_j) = (1/n) sum_l k'(x_l^T M x_i) k'(x_l^T M x_j)`` (proposition 5.1)."""
     X, iterations = modular_iterations(p, "fact-geometric", n_iter, seed)
     *_, last = iterations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from featlearn.linalg import cosine, pearson
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.papers.fact.table3 import SMALL, some_tables
 from featlearn.rfm.class_targets import simplex
@@ -41,7 +41,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     return [{"names": names, "n_iter": config.n_iter, "shift": config.shift} for names in groups]
 
 
-def _measure(names: Sequence[str], n_iter: int, shift: float) -> Mapping[str, Any]:
+def _measure(names: Sequence[str], n_iter: int, shift: float) -> Values:
     """Cosine with NFA-RFM's M after each update, from the same rows, ridge and bandwidth."""
     found: dict[str, Any] = {}
     for table in some_tables(names):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from featlearn.datasets.images import Standardize
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.networks import NAMES, correlations, decayed_network, decayed_report, image_data, network_for
 
 COMPARED = ("FACT", "symmetrized FACT", "√AGOP", "√eNFA")
@@ -105,7 +105,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 def _measure(
     data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, standardize: Standardize | None = None
-) -> Mapping[str, Any]:
+) -> Values:
     rows = image_data(data, n, seed, standardize)
     model = network_for(rows, width, 2, seed)
     history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed)

@@ -9,7 +9,7 @@ tuning half, so that M has seen their labels: the figures come out about a point
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from featlearn.datasets.uci import Split, UCITable, uci_tables
 from featlearn.errors import InputError
 from featlearn.papers._figures import BLACK, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Coefficients, Settings, fit_rows, predict_rows
@@ -214,7 +214,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     return [{"protocol": protocol, "names": names} for protocol in config.protocols for names in groups]
 
 
-def _measure(protocol: str, names: Sequence[str]) -> Mapping[str, Any]:
+def _measure(protocol: str, names: Sequence[str]) -> Values:
     # A quarter of the training rows is held out to choose ridge and iterate: leaving out each takes ten times longer.
     options = {"bandwidth": _BANDWIDTH, "validation": 0.25, "random_state": 0} if protocol == "clean" else {}
     found: dict[str, dict[str, float]] = {}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +14,7 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
 from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import numerator_terms
 
 
@@ -31,7 +29,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Mapping[str, Any]:
+def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Values:
     """The terms of the numerator, as shares of its expectation, and the numerators of networks drawn."""
     generator = as_generator(seed, "numerator")
     task = chain_monomial_task(n, d, generator=generator, dtype=torch.float64)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from featlearn.papers.claim import about
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training.chain_alignment import chain_alignment, four_matrices
 
 
@@ -23,7 +22,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(seed: int, **point: Any) -> Mapping[str, Any]:
+def _measure(seed: int, **point: Any) -> Values:
     found = chain_alignment(generator=seed, **point)
     first = found.after["0"]
     return {

@@ -49,7 +49,7 @@ class Config:
 
 def _measure(
     n: int, d: int, width: int, steps: int, every: int, choose_every: int, reading: ScaleOf, method: str, seed: int
-) -> Mapping[str, Any]:
+) -> Values:
     """One training; NFC of the hidden layers and losses as it goes, and at its end."""
     generator = as_generator(seed, "adaptive slo")
     task = chain_monomial_task(n, d, 3, n_test=2000, generator=generator)
@@ -86,7 +86,7 @@ def _loss(model: nn.Module, X: torch.Tensor, y: torch.Tensor) -> float:
         return float((model(X) - y).square().mean())
 
 
-def _late(values: Mapping[str, Any]) -> list[float]:
+def _late(values: Values) -> list[float]:
     """NFC of each hidden layer over the last tenth: the layer that goes fast at a step shakes the others."""
     nfc = torch.as_tensor(values["nfc"])
     return nfc[-max(len(nfc) // 10, 1) :].mean(0).tolist()

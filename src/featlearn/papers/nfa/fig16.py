@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -36,9 +34,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(
-    name: str, classes: tuple[int, int], n: int, epochs: int, width: int, rotations: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(name: str, classes: tuple[int, int], n: int, epochs: int, width: int, rotations: int, seed: int) -> Values:
     task = image_task(name, n, 100, classes=tuple(classes), generator=seed)
     generator = as_generator(seed, "glasses")
     labels = task.y[:, None].to(task.X.dtype)

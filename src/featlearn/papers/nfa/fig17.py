@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import torch
@@ -21,7 +20,7 @@ from featlearn.models import mlp
 from featlearn.optim import SLO
 from featlearn.papers._figures import PALETTE, draw_band, draw_diagonal, label
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.plots import new_figure
 from featlearn.training import fit
 
@@ -44,7 +43,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1)
 
 
-def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Mapping[str, Any]:
+def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Values:
     task = image_task(name, n, 300, standardize="pixels", generator=seed)
     data = (task.X, one_hot_labels(task.y, task.classes))
     model = mlp([task.X.shape[1], *[width] * 4, task.classes], generator=as_generator(seed, "slo on images"))
@@ -114,7 +113,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     return Result(claims, {"end of training": pd.DataFrame(rows)}, {"figure 17": _figure(runs)}, note)
 
 
-def _figure(runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _figure(runs: Groups) -> Figure:
     fig = new_figure(9.6, 5.0)
     upper, lower = fig.subfigures(2, 1)  # type: ignore[misc]  # an array
     axes = upper.subplots(1, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from featlearn.datasets import image_task, one_hot_labels
 from featlearn.models import mlp
 from featlearn.papers._figures import PALETTE, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.layer_trajectories import (
     converges,
     draw_centered,
@@ -56,7 +56,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _measure(name: str, n: int, epochs: int, width: int, probed: int, measurements: int, seed: int) -> dict[str, Any]:
+def _measure(name: str, n: int, epochs: int, width: int, probed: int, measurements: int, seed: int) -> Values:
     lr, standardized = _SETS[name]
     task = image_task(name, n, 300, standardize="pixels" if standardized else None, generator=seed)
     labels = one_hot_labels(task.y, task.classes)
@@ -113,7 +113,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _claims(runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
+def _claims(runs: Groups) -> list[Claim]:
     claims: list[Claim] = []
     few = "Some hundred to two thousand updates here, some ten thousand in the paper."
     for name, found in runs.items():
@@ -136,7 +136,7 @@ def _claims(runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
     return claims
 
 
-def _summary(runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _summary(runs: Groups) -> Figure:
     fig, (axes,) = panels(2.3 * len(runs) + 3.0, 2.9, 1, len(runs) + 1)
     for ax, (name, found) in zip(axes, runs.items(), strict=False):
         draw_centered(ax, found)
@@ -153,7 +153,7 @@ def _summary(runs: Mapping[str, Sequence[Values]]) -> Figure:
     return fig
 
 
-def _trajectories(runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _trajectories(runs: Groups) -> Figure:
     fig, axes = panels(10.0, 0.5 + 1.9 * len(runs), len(runs), 5, sharey=True, sharex="row")
     for line, found in zip(axes, runs.values(), strict=True):
         for i, ax in enumerate(line):

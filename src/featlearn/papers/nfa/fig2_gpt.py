@@ -50,7 +50,7 @@ class Config:
 
 def _measure(
     text: str, width: int, length: int, batch: int, steps: int, probed: int, measurements: int, seed: int
-) -> dict[str, Any]:
+) -> Values:
     task = character_task() if text == "shakespeare" else _counting()
     generator = as_generator(seed, "gpt training")
     model = gpt(len(task.vocabulary), length, blocks=_BLOCKS, width=width, generator=generator)

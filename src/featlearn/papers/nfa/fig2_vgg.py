@@ -44,7 +44,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurements: int, seed: int) -> dict[str, Any]:
+def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurements: int, seed: int) -> Values:
     task = image_task(name, n, 0, standardize="channels", flatten=False, generator=seed)
     images = task.X if task.X.shape[-1] == 32 else interpolate(task.X, size=32)  # digits, in tests
     labels = one_hot_labels(task.y, task.classes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from featlearn.datasets import reversing_task
 from featlearn.datasets.alignment_reversing import Reading
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import predict_quadratic
 
 _READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
@@ -48,9 +47,7 @@ def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]
     return list(total / (networks * d))
 
 
-def _measure(
-    size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int
-) -> Mapping[str, Any]:
+def _measure(size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int) -> Values:
     """Predicted and observed rho by balance, of one data seed; a single network is observed, whatever the data."""
     moments = average_moments(size, size, moment_networks, seed=0)
     predicted, exact, observed = [], [], []

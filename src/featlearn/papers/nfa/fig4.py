@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from featlearn.linalg import cosine
 from featlearn.papers._figures import draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.slo_alignment import METHODS, Method, SLOAlignment, SLORun, slo_alignment
 from featlearn.training import History
 
@@ -31,7 +31,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     found = slo_alignment(**point)
     runs = [
         {name: getattr(run, name) for name in SLORun.__dataclass_fields__ if name != "history"}
@@ -41,7 +41,7 @@ def _measure(**point: Any) -> Mapping[str, Any]:
     return {"runs": runs, "egop": found.egop}
 
 
-def _restored(values: Mapping[str, Any]) -> SLOAlignment:
+def _restored(values: Values) -> SLOAlignment:
     """What `slo_alignment` gave, from what was kept of it."""
     runs = []
     for kept in values["runs"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 
 from featlearn.papers._figures import label, panels
 from featlearn.papers.claim import at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.gaussian_training import (
     GAUSSIAN_OVER,
     GaussianConfig,
@@ -22,7 +21,7 @@ from featlearn.papers.nfa.gaussian_training import (
 _RATIO = "double_centered_ratio"
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     return watch_training(**point, measure=(_RATIO,), watched=(_RATIO,))
 
 
@@ -75,7 +74,7 @@ def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
     )  # fmt: skip
 
 
-def _figure(by_scale: Mapping[float, Sequence[Values]]) -> Figure:
+def _figure(by_scale: Groups) -> Figure:
     fig, axes = panels(7.6, 3.0, 1, 2, sharey=True)
     for layer, ax in enumerate(axes[0]):
         draw_scales(ax, by_scale, _RATIO, layer)

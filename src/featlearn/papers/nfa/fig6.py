@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from featlearn.papers._figures import label, label_outer, panels
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.gaussian_training import (
     GAUSSIAN_OVER,
     SPECTRA,
@@ -22,7 +21,7 @@ from featlearn.papers.nfa.gaussian_training import (
 _NFC = "ptk_centered_nfc"
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     return watch_training(**point, measure=(_NFC,), watched=(_NFC,))
 
 

@@ -17,7 +17,7 @@ from featlearn.datasets import RegressionTask, chain_monomial_task, high_rank_ta
 from featlearn.models import mlp, subtract_initial
 from featlearn.papers._figures import PALETTE, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import early_alignment, predict_depth
 
 _ACTIVATIONS = ("quadratic", "relu")
@@ -38,7 +38,7 @@ class Config:
 
 def _measure(
     n: int, d: int, decays: Sequence[float], networks: int, activation: str, target: str, width: int, seed: int
-) -> Mapping[str, Any]:
+) -> Values:
     """Predicted rho, and the mean over networks of the observed one, for each decay of the data's spectrum."""
     observed, predicted = [], []
     for decay in decays:

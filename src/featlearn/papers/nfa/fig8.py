@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -12,17 +11,17 @@ from torch import Tensor
 
 from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.gaussian_training import GAUSSIAN_OVER, SPECTRA, GaussianConfig, watch_training
 
 _FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
 _LOSSES = {"train_loss": "training loss / maximum", "test_loss": "test loss / maximum"}
 
-Runs = Mapping[float, Sequence[Mapping[str, Any]]]
+Runs = Groups
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
+def _measure(**point: Any) -> Values:
     return watch_training(**point, measure=tuple(_NUMBERS), watched=tuple(_NUMBERS))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from featlearn.datasets import chain_monomial_task
 from featlearn.features import probe
 from featlearn.models import mlp
 from featlearn.papers._figures import PALETTE, draw_band
-from featlearn.papers.experiment import Outcomes, Values
+from featlearn.papers.experiment import Groups, Outcomes, Values
 from featlearn.training import fit
 
 LAYERS = ("0", "2")
@@ -60,7 +60,7 @@ def layer_table(outcomes: Outcomes, number: str, *columns: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_scales(ax: Axes, runs: Mapping[float, Sequence[Values]], number: str, layer: int) -> None:
+def draw_scales(ax: Axes, runs: Groups, number: str, layer: int) -> None:
     """Draw a number of one layer over training, one band per initial scale; the first measurement is left out."""
     for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
         curves = [torch.as_tensor(values[number])[1:, layer] for values in found]
@@ -78,7 +78,7 @@ def watch_training(
     seed: int,
     measure: Sequence[str],
     watched: Sequence[str],
-) -> Mapping[str, Any]:
+) -> Values:
     """Train on the chain monomial at rate .05 with full batches, and record numbers of both hidden layers.
 
     Args:

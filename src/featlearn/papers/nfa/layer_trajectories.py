@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from featlearn.features import probe
 from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Values
+from featlearn.papers.experiment import Groups, Values
 from featlearn.plots.style import as_array
 
 NUMBERS = ("nfc", "centered_nfc", "weight_change_relative")
@@ -130,7 +130,7 @@ def draw_centered(ax: Axes, runs: Sequence[Values], layer: int | None = None) ->
     ax.set_ylim(0, 1.03)
 
 
-def losses_and_changes(runs: Mapping[str, Sequence[Values]], names: Sequence[str], title: str) -> Figure:
+def losses_and_changes(runs: Groups, names: Sequence[str], title: str) -> Figure:
     """Draw losses beside the relative changes of weights, ``|W - W0| / |W|``: one row per network or data set."""
     fig, axes = panels(7.4, 0.5 + 2.0 * len(runs), len(runs), 2)
     # Told apart if they are few; from dark to light with depth if they are many.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     return limits + drawn
 
 
-def _measure(d: int, activation: str, widths: Sequence[int], seed: int) -> Mapping[str, Any]:
+def _measure(d: int, activation: str, widths: Sequence[int], seed: int) -> Values:
     """1 - rho of the infinitely wide network and of networks of given widths, with the labels x_1."""
     n = int(d**1.3)
     limit = sphere_alignment(d, n, activation, seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from featlearn.papers._figures import BLACK, draw_lines, label, panels
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Student, new_student, train_student
 
@@ -37,9 +37,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(
-    d: int, ratio: float, constant: float, growing: float, steps: int, epochs: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(d: int, ratio: float, constant: float, growing: float, steps: int, epochs: int, seed: int) -> Values:
     student = new_student(round(ratio * d), round(2.5 * d), d, tau=0.0, noise=0.3, generator=seed)
     sgd = {"batch_size": 32, "epochs": epochs}
     return {

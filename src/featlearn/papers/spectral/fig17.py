@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from featlearn.errors import FeatlearnError
 from featlearn.kernels import ck, kernel_target_alignment
 from featlearn.papers._figures import PALETTE, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.table1 import Config, case_points
 from featlearn.spectra import power_law
 from featlearn.training.two_layer import hidden_weight, spectral_case
@@ -28,7 +28,7 @@ class _Watched:
     def __init__(self) -> None:
         self.start: torch.Tensor | None = None
 
-    def __call__(self, model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
+    def __call__(self, model: nn.Module, task: TeacherTask) -> Values:
         w = hidden_weight(model)
         if self.start is None:
             self.start = w
@@ -52,7 +52,7 @@ def _tail(values: torch.Tensor) -> dict[str, float]:
     return {"alpha": fit.alpha, "weighted alpha": fit.weighted_alpha_paper, "log alpha norm": norm}
 
 
-def _measure(case: int, size: Sequence[int], seed: int, **training: Any) -> Mapping[str, Any]:
+def _measure(case: int, size: Sequence[int], seed: int, **training: Any) -> Values:
     n, h, d = size
     found = spectral_case(case, (n, h, d), generator=seed, watch=_Watched(), every="log", **training)
     return {name: found.watched[name].to_numpy() for name in found.watched.columns}
@@ -86,7 +86,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )  # fmt: skip
 
 
-def _claims(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
+def _claims(by_case: Groups) -> list[Claim]:
     tails = by_case[4]
     return [
         holds("case 4: alpha falls as the tail grows heavy", "figure 17(a)",
@@ -110,7 +110,7 @@ def _early(steps: Any, values: Any) -> float:
     return float((np.interp(steps[-1] / 10, steps, values) - values[0]) / total) if total else 0.0
 
 
-def _figure(by_case: Mapping[int, Sequence[Values]]) -> Figure:
+def _figure(by_case: Groups) -> Figure:
     titles = {"KTA": "KTA of CK", "operator": "$|W_t - W_0|$", "frobenius": "$|W_t - W_0|_F$"}
     titles |= {"alpha": "alpha", "weighted alpha": "weighted alpha", "log alpha norm": "log alpha-norm"}
     fig, axes = panels(9.6, 5.0, 2, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ class Config:
     figures: tuple[str, ...] = tuple(PUBLISHED)
 
 
-def _measure(figure: str, size: Sequence[int], share: float, seed: int) -> Mapping[str, Any]:
+def _measure(figure: str, size: Sequence[int], share: float, seed: int) -> Values:
     n, h, d = size
     width = 2 * h if figure == "figure 21" else h
     student = new_student(n, width, d, activation="softplus", teacher="tanh", tau=0.0, noise=0.3, generator=seed)

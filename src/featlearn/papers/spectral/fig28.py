@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.fig9 import changes_by_training, growth, growth_figure, standard_error
 
 
@@ -25,7 +24,7 @@ class Config:
     activations: tuple[str, ...] = ("relu", "tanh")
 
 
-def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Mapping[str, Any]:
+def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Values:
     found = changes_by_training(
         n, seed, ratios=(0.6, 1.2), activation=activation, teacher="tanh", noise=0.2, lr=lr, first=True, steps=steps,
         stop_loss=None,

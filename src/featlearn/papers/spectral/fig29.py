@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(
-    size: Sequence[int], lr: float, steps: int, stop_loss: float, readout: str, seed: int
-) -> Mapping[str, Any]:
+def _measure(size: Sequence[int], lr: float, steps: int, stop_loss: float, readout: str, seed: int) -> Values:
     n, h, d = size
     student = new_student(n, h, d, activation="relu", teacher="sigmoid", tau=0.0, noise=0.3, generator=seed)
     if readout == "uniform":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from featlearn.datasets import TeacherTask
 from featlearn.kernels import ck
 from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import Claim, holds
-from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcome, Outcomes, Result, Values, experiment
 from featlearn.spectra import Law, marchenko_pastur, spikes
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Size, SpectralEvolution, new_student, student_sizes, train_student
@@ -134,14 +134,14 @@ def _points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _largest(model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
+def _largest(model: nn.Module, task: TeacherTask) -> Values:
     kernel = ck(model, task.X, dtype=torch.float64)
     with torch.no_grad():
         error = float((model(task.X_test) - task.y_test).square().mean())
     return {"lambda1 CK": float(torch.linalg.eigvalsh(kernel)[-1]), "test error": error}
 
 
-def _measure(rate: float, size: Sequence[int], batch_size: int | None, epochs: int, seed: int) -> Mapping[str, Any]:
+def _measure(rate: float, size: Sequence[int], batch_size: int | None, epochs: int, seed: int) -> Values:
     n, h, d = size
     found = learning_rate_transition(
         [rate], (n, h, d), batch_size=batch_size, epochs=epochs, seed=seed, watch=_largest, every="log"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from featlearn.linalg import principal_angles
 from featlearn.models import ntk_mlp
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import phase, weight_eigenvalues
 from featlearn.training.two_layer import draw_student, hidden_weight, squared_error, watched_fit
@@ -60,7 +60,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 class _Angles:
     """Principal angles, in degrees, between the teacher's directions and the leading tenth of the weights' own."""
 
-    def __call__(self, model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
+    def __call__(self, model: nn.Module, task: TeacherTask) -> Values:
         w = hidden_weight(model)
         k, d = task.teacher.directions.shape
         leading = torch.linalg.eigh(w.mT @ w)[1][:, -max(k, d // 10) :]
@@ -68,7 +68,7 @@ class _Angles:
         return {f"angle {i + 1}": math.degrees(float(angle)) for i, angle in enumerate(angles)}
 
 
-def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length: Any) -> Mapping[str, Any]:
+def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length: Any) -> Values:
     n, h, d = size
     if method == "Cauchy":
         return _cauchy(n, h, d, seed)
@@ -95,7 +95,7 @@ def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length:
     }
 
 
-def _cauchy(n: int, h: int, d: int, seed: int) -> Mapping[str, Any]:
+def _cauchy(n: int, h: int, d: int, seed: int) -> Values:
     """Conjugate kernels of untrained networks with Gaussian and with Cauchy weights."""
     generator = as_generator(seed, "cauchy")
     task = teacher_task(n, d, activation="softplus", generator=generator, dtype=torch.float64)
@@ -154,7 +154,7 @@ def _size_remark(config: Config) -> str:
     )
 
 
-def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> list[Claim]:
+def _error_claims(config: Config, by_method: Groups) -> list[Claim]:
     own = config.as_published
     reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
@@ -188,8 +188,8 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> 
     ]  # fmt: skip
 
 
-def _angle_claims(groups: Sequence[tuple[Mapping[str, Any], ...]]) -> list[Claim]:
-    def last(found: Mapping[str, Any]) -> float:
+def _angle_claims(groups: Sequence[tuple[Values, ...]]) -> list[Claim]:
+    def last(found: Values) -> float:
         return float(found["watched"]["angle 1"][-1])
 
     return [
@@ -217,7 +217,7 @@ def _cauchy_claims(found: Sequence[Values]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _angle_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+def _angle_figure(by_method: Groups) -> Figure:
     fig, ((left, right),) = panels(8.0, 3.0, 1, 2, sharey=True)
     for method, line in zip(_METHODS, ("-.", "--", "-"), strict=True):
         watched = by_method[method][0]["watched"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from featlearn.kernels import ntk
 from featlearn.models import small_cnn
 from featlearn.papers._figures import PALETTE, draw_band, label, panels
 from featlearn.papers.claim import Claim, about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import ks_distance, phase
 from featlearn.training import fit
@@ -55,7 +55,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
 def _measure(
     name: str, classes: Sequence[int], n: int, n_test: int, probed: int, channels: Sequence[int], readout: float,
     method: str, lr: float, epochs: int, seed: int,
-) -> Mapping[str, Any]:  # fmt: skip
+) -> Values:  # fmt: skip
     task = image_task(
         name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed
     )  # fmt: skip
@@ -168,9 +168,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _accuracy_claims(
-    config: Config, by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]
-) -> list[Claim]:
+def _accuracy_claims(config: Config, by_method: Groups, groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
     error = (0.16 * 0.84 / config.n_test) ** 0.5
     reason = f"two standard errors of a share of {config.n_test} test images, here and in the paper, whose test set"
     claims = [
@@ -183,8 +181,8 @@ def _accuracy_claims(
     return [*claims, holds("Adam generalizes better than SGD, and SGD better than GD", "figures 4 and 6", ordered)]
 
 
-def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
-    def relative(one: Mapping[str, Any]) -> float:
+def _spectrum_claims(by_method: Groups, groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
+    def relative(one: Values) -> float:
         return float(one["tail_share"][1]) / float(one["tail_share"][0])
 
     median = "The same divided by the median of the spectrum, so that a common factor is no tail."
@@ -214,7 +212,7 @@ def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence
     ]  # fmt: skip
 
 
-def _history_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+def _history_figure(by_method: Groups) -> Figure:
     fig, (axes,) = panels(9.0, 2.7, 1, 3, grid="y", sharey=True)
     for ax, (method, found) in zip(axes, by_method.items(), strict=True):
         epochs = found[0]["watched"]["epoch"]

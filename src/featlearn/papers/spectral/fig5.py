@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +54,7 @@ def _measure(
     momentum: float,
     epochs: Sequence[int],
     seed: int,
-) -> Mapping[str, Any]:
+) -> Values:
     task, encoder, padding = (_made_up if network == "tiny" else _fine_tuning)(n, n_test, tokens, seed)
     X, X_test = task.X, task.X_test
     model = _Classifier(encoder, padding, task.classes, seed)

@@ -19,7 +19,7 @@ from featlearn.kernels import ck, ntk
 from featlearn.models import ntk_mlp
 from featlearn.papers._figures import draw_lines, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.spectra import change_norms
 from featlearn.training import fit
 from featlearn.training.two_layer import READOUT, hidden_weight
@@ -160,7 +160,7 @@ def growth_figure(rows: Mapping[str, Outcomes]) -> Figure:
     return fig
 
 
-def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Mapping[str, Any]:
+def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Values:
     return changes_by_training(n, seed, steps=steps, stop_loss=stop_loss, **SETTINGS[figure])
 
 

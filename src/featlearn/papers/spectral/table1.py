@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from featlearn.papers.claim import Claim, about, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import MATRICES, pair, spectra_grid
 from featlearn.training.two_layer import SpectralEvolution, spectral_case
 
@@ -92,7 +92,7 @@ def case_points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: Any) -> Mapping[str, Any]:
+def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: Any) -> Values:
     found = spectral_case(case, tuple(size), generator=seed, **training)  # type: ignore[arg-type]
     values: dict[str, Any] = {
         "test_error": found.test_error, "r2": found.r2, "lazy_error": found.lazy_error, "lazy_r2": found.lazy_r2,
@@ -174,7 +174,7 @@ def _case_claims(case: int, found: Sequence[Values]) -> list[Claim]:
     return claims
 
 
-def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
+def _order(by_case: Groups) -> list[Claim]:
     groups = list(zip(by_case[1], by_case[3], by_case[4], strict=True))
     return [
         holds("cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
@@ -186,7 +186,7 @@ def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _figures(by_case: Mapping[int, Sequence[Values]]) -> dict[str, Figure]:
+def _figures(by_case: Groups) -> dict[str, Figure]:
     first = {f"case {case}, {name}": (case, name) for case, name in ((1, "W"), (3, "CK"), (4, "CK")) if case in by_case}
     top = {title: pair(by_case[case][0], name) for title, (case, name) in first.items()}
     grid = {f"case {case}": {name: pair(found[0], name) for name in MATRICES} for case, found in by_case.items()}
