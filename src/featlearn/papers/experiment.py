@@ -317,15 +317,23 @@ def _code_of(function: Callable[..., Any]) -> list[str]:
         result[name] = code_without_words(tree)
         module = vars(sys.modules[code.__module__])
         # Names come from the text: the object that a decorator returns may change while it runs.
-        for used in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
-            value = module.get(used)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                name, value = f"{code.__module__}.{node.id}", module.get(node.id)
+            elif isinstance(node, ast.Attribute) and inspect.ismodule(
+                owner := module.get(getattr(node.value, "id", ""))
+            ):
+                name = f"{owner.__name__}.{node.attr}"
+                value = getattr(owner, node.attr, None) if name.startswith(_PACKAGE) else None
+            else:
+                continue
             waiting += [
                 inner
                 for inner in _codes_in(value)
                 if inner.__module__ == function.__module__ or inner.__module__.startswith(_PACKAGE)
             ]
             if isinstance(value, _CONSTANTS):
-                result[f"{code.__module__}.{used}"] = _ADDRESS.sub("", repr(value))
+                result[name] = _ADDRESS.sub("", repr(value))
     return [result[name] for name in sorted(result)]
 
 

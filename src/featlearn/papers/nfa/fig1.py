@@ -1,4 +1,4 @@
-"""Figure 1 of the NFA paper: what a network learns of the chain monomial, and what alignment adds to it."""
+"""Figure 1 of the NFA paper: features of the chain monomial, with aligned and with random eigenvectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featlearn.training.chain_alignment import chain_alignment, four_matrices
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper; see `chain_alignment`."""
+    """Configuration of the paper; see `chain_alignment`."""
 
     n: int = 384
     d: int = 32
