@@ -82,7 +82,7 @@ class Outcomes(tuple[Outcome, ...]):
     def table(
         self,
         *arguments: str | Mapping[str, str],
-        values: Iterable[str] | Mapping[str, str | Callable[[Values], Any]] | Callable[[Values], Values] = dict,
+        values: Iterable[str] | Mapping[str, str | Callable[[Values], Any]] | Callable[[Values], Values] | None = None,
     ) -> pd.DataFrame:
         """Return a table with one row per point.
 
@@ -101,8 +101,8 @@ class Outcomes(tuple[Outcome, ...]):
 
 
 def _chosen(measured: Values, chosen: Any) -> dict[str, Any]:
-    if callable(chosen):
-        return dict(chosen(measured))
+    if chosen is None or callable(chosen):
+        return dict(chosen(measured) if chosen else measured)
     titled = chosen if isinstance(chosen, Mapping) else {name: name for name in chosen}
     return {title: name(measured) if callable(name) else measured[name] for title, name in titled.items()}
 

@@ -37,7 +37,7 @@ def find_experiments(names: Iterable[str] = (), paper: str | None = None) -> lis
         Experiments in the order of ``names``, or in the order of the papers; none of them twice.
 
     Raises:
-        InputError: There is no such experiment or paper.
+        InputError: An experiment or the paper is unknown.
 
     Example:
         >>> from featlearn.papers.registry import find_experiments

@@ -128,7 +128,7 @@ def reproductions(
 
     Raises:
         InputError: An argument is not one of the allowed values, or ray is not installed.
-        FeatlearnError: There is no space left in the folder.
+        FeatlearnError: The disk of the folder is full.
     """
     experiments = find_experiments(names, paper)
     if not is_int(n_jobs, -1) or n_jobs == 0:

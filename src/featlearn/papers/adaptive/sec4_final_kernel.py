@@ -1,4 +1,4 @@
-"""Discussion of the tangent features paper: the final tangent kernel against the average one."""
+"""Discussion of the paper on adaptive tangent features: the final tangent kernel against the average one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from featlearn.papers.experiment import Outcome, Outcomes, Result, Values, exper
 
 
 def _measure(**point: Any) -> Values:
-    found = adapted_kernels(**point)
-    scale = float((found.average * found.final).sum() / found.average.square().sum())
-    rows = np.triu_indices(len(found.average))
-    chosen = as_generator(point["seed"], "entries")
-    some = torch.randperm(len(rows[0]), generator=chosen)[:1000].numpy()
+    kernels = adapted_kernels(**point)
+    average, final = kernels.average, kernels.final
+    rows = np.triu_indices(len(average))
+    some = torch.randperm(len(rows[0]), generator=as_generator(point["seed"], "entries"))[:1000].numpy()
     return {
-        "cosine": cosine(found.average, found.final),
-        "Pearson": pearson(found.average, found.final),
-        "initial cosine": cosine(found.initial, found.final),
-        "scale": scale,
-        "trace": float(found.final.trace() / found.average.trace()),
-        "average": found.average[rows][some].float(),
-        "final": found.final[rows][some].float(),
+        "cosine": cosine(average, final),
+        "Pearson": pearson(average, final),
+        "initial cosine": cosine(kernels.initial, final),
+        "scale": float((average * final).sum() / average.square().sum()),
+        "trace": float(final.trace() / average.trace()),
+        "average": average[rows][some].float(),
+        "final": final[rows][some].float(),
     }
 
 

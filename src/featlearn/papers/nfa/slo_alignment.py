@@ -88,7 +88,7 @@ class SLOAlignment:
             scale: Initial scale of the first layer, one of those that were trained.
 
         Raises:
-            InputError: There is no such training.
+            InputError: No training has this method and scale.
         """
         for run in self.runs:
             if (run.method, run.scale) == (method, scale):
@@ -129,12 +129,8 @@ class SLOAlignment:
         scales = sorted({run.scale for run in self.runs}, reverse=True)
         lines = dict(zip(scales, itertools.cycle(_LINES), strict=False))
         for run in sorted(self.runs, key=lambda run: METHODS.index(run.method)):
-            look: dict[str, Any] = {
-                "color": PALETTE[METHODS.index(run.method)],
-                "linestyle": lines[run.scale],
-                "linewidth": 1.1,
-            }
-            ax.plot(run.history.step, run.history.loss, **look)
+            color, line = PALETTE[METHODS.index(run.method)], lines[run.scale]
+            ax.plot(run.history.step, run.history.loss, color=color, linestyle=line, linewidth=1.1)
         for scale in scales[: len(_LINES)]:
             ax.plot([], [], color=GRAY, linestyle=lines[scale], linewidth=1.1, label=f"scale {scale:g}")
         ax.grid()

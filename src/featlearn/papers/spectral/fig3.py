@@ -1,4 +1,4 @@
-"""Figures 3(b), 3(c), 17(b, c) and 20 of the spectral paper: five directions to learn, and tails without learning."""
+"""Figures 3(b), 3(c), 17(b, c) and 20 of the paper on spectral evolution: five directions, and tails at the start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -32,7 +31,7 @@ _PAPER_SIZE = (5000, 2500, 1000)
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes ``(n, h, d)``, rates of GD, SGD and Adam, epochs, and seeds."""
+    """Configuration: sizes ``(n, h, d)``, rates of GD, SGD and Adam, epochs, steps of GD, and seeds."""
 
     size: tuple[int, int, int] = (1000, 500, 200)
     rates: tuple[float, float, float] = (15.0, 4.5, 0.05)
@@ -42,45 +41,39 @@ class Config:
 
     @property
     def as_published(self) -> bool:
-        """Whether it has the paper's size."""
+        """True at the paper's size."""
         return tuple(self.size) == _PAPER_SIZE
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    trained = [
-        {"method": method, "size": config.size, "rate": rate, "seed": seed}
-        | ({"steps": config.steps} if method == "GD" else {"epochs": config.epochs})
-        for seed in config.seeds
-        for method, rate in zip(_METHODS, config.rates, strict=True)
+    lengths = {"GD": {"steps": config.steps}, "SGD": {"epochs": config.epochs}, "Adam": {"epochs": config.epochs}}
+    seeds, recipes = config.seeds, list(zip(_METHODS, config.rates, strict=True))
+    runs = [(*recipe, seed) for seed in seeds for recipe in recipes] + [("Cauchy", 0.0, seed) for seed in seeds]
+    return [
+        {"method": method, "size": config.size, "rate": rate, "seed": seed, **lengths.get(method, {})}
+        for method, rate, seed in runs
     ]
-    drawn = [{"method": "Cauchy", "size": config.size, "rate": 0.0, "seed": seed} for seed in config.seeds]
-    return trained + drawn
 
 
-class _Angles:
-    """Principal angles, in degrees, between the teacher's directions and the leading tenth of the weights' own."""
-
-    def __call__(self, model: nn.Module, task: TeacherTask) -> Values:
-        w = hidden_weight(model)
-        k, d = task.teacher.directions.shape
-        leading = torch.linalg.eigh(w.mT @ w)[1][:, -max(k, d // 10) :]
-        angles = torch.as_tensor(principal_angles(task.teacher.directions.mT, leading))
-        return {f"angle {i + 1}": math.degrees(float(angle)) for i, angle in enumerate(angles)}
+def _angles(model: nn.Module, task: TeacherTask) -> Values:
+    """Return principal angles, in degrees, of the teacher's directions with the leading tenth of the weights' own."""
+    w = hidden_weight(model)
+    k, d = task.teacher.directions.shape
+    leading = torch.linalg.eigh(w.mT @ w)[1][:, -max(k, d // 10) :]
+    angles = torch.as_tensor(principal_angles(task.teacher.directions.mT, leading))
+    return {f"angle {i + 1}": math.degrees(float(angle)) for i, angle in enumerate(angles)}
 
 
 def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length: Any) -> Values:
     n, h, d = size
     if method == "Cauchy":
         return _cauchy(n, h, d, seed)
-    # Without its kernels, whose spectra would take longer than the training.
+    # Without its kernels, whose spectra would take longer to compute than the training.
     task, model = draw_student(n, h, d, k=5, activation="relu", teacher="relu", tau=0.0, noise=0.3, generator=seed)
-    training: dict[str, Any] = {"GD": {}, "SGD": {"batch_size": 8}, "Adam": {"batch_size": 16}}[method]
-    if method == "Adam":
-        training |= {"optimizer": "adam", "schedule": "cosine"}
+    adam: dict[str, Any] = {"batch_size": 16, "optimizer": "adam", "schedule": "cosine"}
+    training = {"GD": {}, "SGD": {"batch_size": 8}, "Adam": adam}[method]
     initial = weight_eigenvalues(hidden_weight(model))
-    history, watched = watched_fit(
-        model, task, _Angles(), lr=rate, stop_loss=1e-5, generator=seed, **training, **length
-    )
+    history, watched = watched_fit(model, task, _angles, lr=rate, stop_loss=1e-5, generator=seed, **training, **length)
     trained = weight_eigenvalues(hidden_weight(model))
     with torch.no_grad():
         error = squared_error(model(task.X_test), task)
@@ -96,7 +89,7 @@ def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length:
 
 
 def _cauchy(n: int, h: int, d: int, seed: int) -> Values:
-    """Conjugate kernels of untrained networks with Gaussian and with Cauchy weights."""
+    """Measure conjugate kernels of untrained networks with Gaussian and with Cauchy weights."""
     generator = as_generator(seed, "cauchy")
     task = teacher_task(n, d, activation="softplus", generator=generator, dtype=torch.float64)
     model = ntk_mlp([d, h, 1], activation="relu", generator=generator, dtype=torch.float64)
@@ -120,14 +113,14 @@ def _cauchy(n: int, h: int, d: int, seed: int) -> Values:
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_method = outcomes.values_by("method")
     groups = list(zip(*(by_method[method] for method in _METHODS), strict=True))
-    claims = [*_error_claims(config, by_method), *_angle_claims(groups), *_cauchy_claims(by_method["Cauchy"])]
-    rows = [
-        {"method": p["method"], "seed": p["seed"], "test error": f["test_error"], "R2": f["r2"], "phase": f["phase"]}
-        | {"training loss": f["train_loss"]}
-        | {name: float(f["watched"][name][-1]) for name in f["watched"] if name.startswith("angle")}
-        for p, f in outcomes
-        if p["method"] != "Cauchy"
-    ]
+    claims = [*_error_claims(config, by_method), *_angle_claims(groups), _cauchy_claim(by_method["Cauchy"])]
+
+    def ends(values: Values) -> Values:
+        numbers = {"test error": values["test_error"], "R2": values["r2"], "phase": values["phase"]}
+        angles = {name: float(v[-1]) for name, v in values["watched"].items() if name.startswith("angle")}
+        return {**numbers, "training loss": values["train_loss"], **angles}
+
+    table = Outcomes(o for o in outcomes if o.point["method"] != "Cauchy").table("method", "seed", values=ends)
     spectra = {method: pair(found[0]) for method, found in by_method.items()}
     cauchy = {"Cauchy weights (orange)": spectra.pop("Cauchy")}
     figures = {
@@ -136,7 +129,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         "figure 3c, CK of Gaussian and of Cauchy weights": spectra_grid({"CK": cauchy}),
     }
     return Result(
-        claims, {"by method and seed": pd.DataFrame(rows)}, figures,
+        claims, {"by method and seed": table}, figures,
         "Noise of .3, which the captions do not tell. Angles are to the leading tenth of directions, 100 of 1000 in "
         "the paper. Adam has a cosine schedule. " + _size_remark(config),
     )  # fmt: skip
@@ -202,19 +195,17 @@ def _angle_claims(groups: Sequence[tuple[Values, ...]]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _cauchy_claims(found: Sequence[Values]) -> list[Claim]:
+def _cauchy_claim(found: Sequence[Values]) -> Claim:
     def spread(values: Any) -> float:
         positive = np.sort(np.asarray(values, dtype=np.float64))
         return float(positive[-1] / positive.mean())
 
-    return [
-        holds(
-            "Cauchy weights give CK a longer tail than Gaussian ones, without training", "figure 3(c)",
-            [spread(one["trained"]) > spread(one["initial"]) for one in found],
-            note="by the largest eigenvalue over their mean, with ReLU, the activation of figure 17; the caption tells "
-            "none. Features of tanh saturate at such weights, and their tail is shorter than with Gaussian ones.",
-        )
-    ]  # fmt: skip
+    return holds(
+        "Cauchy weights give CK a longer tail than Gaussian ones, without training", "figure 3(c)",
+        [spread(one["trained"]) > spread(one["initial"]) for one in found],
+        note="by the largest eigenvalue over their mean, with ReLU, the activation of figure 17; the caption tells "
+        "none. Features of tanh saturate at such weights, and their tail is shorter than with Gaussian ones.",
+    )  # fmt: skip
 
 
 def _angle_figure(by_method: Groups) -> Figure:
@@ -226,8 +217,7 @@ def _angle_figure(by_method: Groups) -> Figure:
         for i, color in zip(range(2, 6), PALETTE[1:], strict=False):
             name = f"angle {i}" if method == "Adam" else None
             right.plot(share, watched[f"angle {i}"], linestyle=line, color=color, label=name)
-    label(left, "share of the training", "degrees", "first angle with the teacher's directions")
-    label(right, "share of the training", title="the others: Adam solid, SGD dashed, GD dash-dotted")
-    left.legend(fontsize=7)
-    right.legend(fontsize=7)
+    titles = ("first angle with the teacher's directions", "the others: Adam solid, SGD dashed, GD dash-dotted")
+    for ax, y, title in zip((left, right), ("degrees", ""), titles, strict=True):
+        label(ax, "share of the training", y, title, legend={"fontsize": 7})
     return fig

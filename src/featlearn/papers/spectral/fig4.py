@@ -1,4 +1,4 @@
-"""Figures 4 and 6 of the spectral paper: tangent kernels of a small CNN on two classes of CIFAR-10."""
+"""Figures 4 and 6 of the paper on spectral evolution: tangent kernels of a small CNN on two classes of CIFAR-10."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BATCH, _MOMENTUM = 32, 0.2
 
 @dataclass(frozen=True)
 class Config:
-    """Data set and its two classes; sizes; rates and epochs of GD, SGD and Adam; the readout's initial scale."""
+    """Configuration: data set, two classes, sizes, rates and epochs of GD, SGD and Adam, scale of the readout."""
 
     name: str = "cifar10"
     classes: tuple[int, int] = (0, 1)
@@ -42,9 +42,9 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"name": config.name, "classes": config.classes, "n": config.n, "n_test": config.n_test}
-    shared |= {"probed": config.probed, "channels": config.channels, "readout": config.readout}
-    recipes = list(zip(_METHODS, config.rates, config.epochs, strict=True))
+    names = ("name", "classes", "n", "n_test", "probed", "channels", "readout")
+    shared = {name: getattr(config, name) for name in names}
+    recipes = zip(_METHODS, config.rates, config.epochs, strict=True)
     return [
         {**shared, "method": method, "lr": lr, "epochs": epochs, "seed": seed}
         for method, lr, epochs in recipes
@@ -56,22 +56,18 @@ def _measure(
     name: str, classes: Sequence[int], n: int, n_test: int, probed: int, channels: Sequence[int], readout: float,
     method: str, lr: float, epochs: int, seed: int,
 ) -> Values:  # fmt: skip
-    task = image_task(
-        name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed
-    )  # fmt: skip
+    task = image_task(name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed)
     y, y_test = (2.0 * labels.to(task.X.dtype).view(-1, 1) - 1 for labels in (task.y, task.y_test))
     net = small_cnn(channels, image_shape=task.image_shape, generator=seed)
     with torch.no_grad():
         list(net.parameters())[-1].mul_(readout)
     initial = _ntk_spectrum(net, task.X[:probed])
     whole = method == "GD"
-    watched: dict[str, list[float]] = {"epoch": [], "train": [], "test": []}
+    rows: list[tuple[int, float, float]] = []
     per_epoch = 1 if whole else -(-n // _BATCH)
 
     def record(epoch: int) -> None:
-        watched["epoch"].append(epoch)
-        watched["train"].append(_accuracy(net, task.X, y))
-        watched["test"].append(_accuracy(net, task.X_test, y_test))
+        rows.append((epoch, _accuracy(net, task.X, y), _accuracy(net, task.X_test, y_test)))
 
     def look(step: int, _: float) -> None:
         epoch, within = divmod(step, per_epoch)
@@ -85,21 +81,22 @@ def _measure(
     )  # fmt: skip
     record(epochs)
     trained = _ntk_spectrum(net, task.X[:probed])
-    found = phase(initial, trained)
+    watched = dict(zip(("epoch", "train", "test"), map(list, zip(*rows, strict=True)), strict=True))
+    result = phase(initial, trained)
     top = max(1, probed // 10)
     return {
         "accuracy": watched["test"][-1], "train_accuracy": watched["train"][-1], "train_loss": done.final_loss,
-        "watched": watched, "phase": found.name, "initial": initial, "trained": trained,
+        "watched": watched, "phase": result.name, "initial": initial, "trained": trained,
         "top_ratio": float(trained[-1] / initial[-1]),
         "tail_growth": float(trained[-top:].sum() / initial[-top:].sum()),
         "tail_share": [float(values[-top:].sum() / values.median()) for values in (initial, trained)],
         "distance": ks_distance(initial, trained),
-        "bulk_distance": found.evidence.bulk_distance if found.evidence is not None else float("nan"),
+        "bulk_distance": result.evidence.bulk_distance if result.evidence is not None else float("nan"),
     }  # fmt: skip
 
 
 def _ntk_spectrum(net: nn.Module, images: Tensor) -> Tensor:
-    """Ascending eigenvalues of the tangent kernel of the one output."""
+    """Return the eigenvalues of the tangent kernel of the only output, ascending."""
     kernel = ntk(net, images, outputs=0)
     assert isinstance(kernel, Tensor)
     values: Tensor = torch.linalg.eigvalsh(kernel)
@@ -116,7 +113,7 @@ def _in_parts(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 
 
 class _InParts(nn.Module):
-    """The same network, image by image as it is; the large activations of a full batch take twice the time."""
+    """Network that is applied to 50 images at a time; the large activations of a full batch take twice the time."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -185,7 +182,7 @@ def _spectrum_claims(by_method: Groups, groups: Sequence[tuple[Any, ...]]) -> li
     def relative(one: Values) -> float:
         return float(one["tail_share"][1]) / float(one["tail_share"][0])
 
-    median = "The same divided by the median of the spectrum, so that a common factor is no tail."
+    median = "The same divided by the median of the spectrum, so that a common factor does not count as a tail."
     return [
         at_most("distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
                 [one["distance"] for one in by_method["GD"]],

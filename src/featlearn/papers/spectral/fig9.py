@@ -1,4 +1,4 @@
-"""Figures 9, 10(a, b) and 30 to 33 of the spectral paper: what training changes in all, as networks and data grow."""
+"""Figures 9, 10(a, b) and 30 to 33 of the paper on spectral evolution: total change by training, by size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import teacher_task
@@ -43,15 +43,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "ratios": (0.6, 1.2), "activation": "relu", "teacher": "tanh", "noise": 0.1, "lr": 1.0, "batch_size": 128,
     },
 }  # fmt: skip
-"""d/n and h/n, activations, noise and rates of the captions; whether the first layer alone is trained."""
+"""Settings of the captions: d/n and h/n, activations, noise, rates, and whether only the first layer is trained."""
 
-_NORMS = ("frobenius", "operator")
-_PANELS = {"W": (*_NORMS, "rows"), "CK": _NORMS, "NTK": _NORMS}
+_NORMS = {"frobenius": "frobenius", "operator": "operator", "rows": "two_to_infinity"}
+_PANELS = {"W": tuple(_NORMS), "CK": ("frobenius", "operator"), "NTK": ("frobenius", "operator")}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes n, trials at each, and the loss at which training ends."""
+    """Configuration: sizes n, trials per size, the loss at which training ends, and figures."""
 
     sizes: tuple[int, ...] = (200, 400, 800)
     trials: int = 3
@@ -74,20 +74,23 @@ def changes_by_training(
     steps: int = 4000,
     stop_loss: float | None = 1e-3,
 ) -> dict[str, float]:
-    """Norms of what training changes in W (over sqrt d), CK, NTK, v and the outputs at fresh points.
+    """Train a student and return norms of the change of W (over sqrt d), CK, NTK, v and the outputs at fresh points.
 
     Args:
-        n: Training points.
-        seed: Of data, network and batches.
-        ratios: d/n and h/n.
-        activation: Of the student, normalized.
-        teacher: Of the single-index teacher, normalized.
-        noise: In the labels.
+        n: Number of training points.
+        seed: Seed of data, network and batches.
+        ratios: Ratios d/n and h/n.
+        activation: Activation of the student, normalized.
+        teacher: Activation of the single-index teacher, normalized.
+        noise: Standard deviation of the noise in the labels.
         lr: Learning rate, for nn.MSELoss.
-        first: Train the first layer only; then the NTK is the first layer's (the paper's footnote 2).
-        batch_size: Of SGD; None is gradient descent.
-        steps: At most.
-        stop_loss: Where training ends.
+        first: Whether to train the first layer only; the NTK is then that of the first layer (the paper's footnote 2).
+        batch_size: Batch size of SGD; None is gradient descent.
+        steps: Maximum number of steps.
+        stop_loss: Training loss at which to stop; None never stops early.
+
+    Returns:
+        Norms by name.
     """
     generator = as_generator(seed, "changes by training")
     d, h = (round(ratio * n) for ratio in ratios)
@@ -99,34 +102,24 @@ def changes_by_training(
     history = fit(
         model, (task.X, task.y), lr=lr, steps=steps, batch_size=batch_size, stop_loss=stop_loss, generator=generator
     )
-    parameters = ["1.weight"] if first else None
-    kernels = [(ck(net, task.X), _tangent(net, task.X, parameters)) for net in (start, model)]
-    w = change_norms(hidden_weight(start), hidden_weight(model), scale=math.sqrt(d))
-    of_ck, of_ntk = (change_norms(a, b) for a, b in zip(*kernels, strict=True))
+    changes = {"W": change_norms(hidden_weight(start), hidden_weight(model), scale=math.sqrt(d))}
+    changes |= {"CK": change_norms(*(ck(net, task.X) for net in (start, model)))}
+    parameters: dict[str, Any] = {"parameters": ["1.weight"]} if first else {}
+    before, after = (ntk(net, task.X, **parameters) for net in (start, model))
+    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+    changes |= {"NTK": change_norms(before, after)}
     with torch.no_grad():
         readout = float((start.get_parameter(READOUT) - model.get_parameter(READOUT)).norm())
         moved = (model(task.X_test) - start(task.X_test)).abs()
         error = float((model(task.X_test) - task.y_test).square().mean())
-    return {
-        "W frobenius": w.frobenius,
-        "W operator": w.operator,
-        "W rows": w.two_to_infinity,
-        "CK frobenius": of_ck.frobenius,
-        "CK operator": of_ck.operator,
-        "NTK frobenius": of_ntk.frobenius,
-        "NTK operator": of_ntk.operator,
+    norms = {f"{m} {name}": getattr(changes[m], _NORMS[name]) for m, names in _PANELS.items() for name in names}
+    return norms | {
         "v": readout / math.sqrt(h),
         "output": float(moved.mean()),
         "test error": error,
         "train loss": history.final_loss,
         "steps": float(len(history.step)),
     }
-
-
-def _tangent(model: nn.Module, X: Tensor, parameters: Sequence[str] | None) -> Tensor:
-    found = ntk(model, X, parameters=parameters) if parameters else ntk(model, X)
-    assert isinstance(found, Tensor)
-    return found
 
 
 def growth(outcomes: Outcomes, name: str) -> list[float]:
@@ -177,8 +170,7 @@ def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Va
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = outcomes.by("figure")
     claims = [claim for figure, found in rows.items() for claim in _claims(figure, found)]
-    table = outcomes.table("figure", "n")
-    mean = table.groupby(["figure", "n"], sort=False).mean().reset_index()
+    mean = outcomes.table("figure", "n").groupby(["figure", "n"], sort=False).mean().reset_index()
     return Result(
         claims, {"means over trials": mean}, {"figures 9, 10 and 30 to 33": growth_figure(rows)},
         f"Sizes {', '.join(map(str, config.sizes))} where the paper has up to 11000; training ends at a loss of "
