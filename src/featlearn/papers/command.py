@@ -56,7 +56,9 @@ def run_experiments(names: Sequence[str], paper: str | None, out: Path, as_json:
     """
     done: list[Reproduction] = []
     chosen = [experiment.name for experiment in find_experiments(names, paper)]
-    with _progress() as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=None)
 
         def show(name: str, measured: int, points: int) -> None:
@@ -83,13 +85,6 @@ def run_experiments(names: Sequence[str], paper: str | None, out: Path, as_json:
     verdicts = ", ".join(f"{number} {verdict}" for verdict, number in verdict_counts(claims).items())
     console.print(f"{count(len(claims), 'claim')}: {verdicts or 'none'}")
     console.print(f"  {page} [dim]all claims, with figures[/dim]")
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True, highlight=False), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
 
 
 def _line(done: Reproduction) -> Text:

@@ -1,4 +1,8 @@
-"""Numerical minimization of the adaptive problem over every entry of M, from random starts, without any theory."""
+"""Numerical minimization of the adaptive problem over every entry of M, from random starts, without any theory.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478
+"""
 
 from __future__ import annotations
 

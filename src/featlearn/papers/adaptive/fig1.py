@@ -1,4 +1,8 @@
-"""Figures 1 and 3 of the paper on adaptive tangent features: a harder target changes the kernel more."""
+"""Figures 1 and 3 of the paper on adaptive tangent features: a harder target changes the kernel more.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, figures 1 and 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Figure 2 of the paper on adaptive tangent features: effective penalties are sub-quadratic."""
+"""Figure 2 of the paper on adaptive tangent features: effective penalties are sub-quadratic.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, figure 2.
+"""
 
 from __future__ import annotations
 

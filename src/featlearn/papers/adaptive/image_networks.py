@@ -1,4 +1,8 @@
-"""Tangent kernels of networks that fit easy and hard targets on two classes of digits."""
+"""Tangent kernels of networks that fit easy and hard targets on two classes of digits.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478
+"""
 
 from __future__ import annotations
 

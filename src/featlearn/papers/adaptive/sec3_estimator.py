@@ -1,4 +1,8 @@
-"""Section 3 of the paper on adaptive tangent features: adaptive features, lazy regression and trained networks."""
+"""Section 3 of the paper on adaptive tangent features: adaptive features, lazy regression and trained networks.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, section 3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Discussion of the paper on adaptive tangent features: the final tangent kernel against the average one."""
+"""Discussion of the paper on adaptive tangent features: the final tangent kernel against the average one.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, discussion.
+"""
 
 from __future__ import annotations
 

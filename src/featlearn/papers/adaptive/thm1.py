@@ -1,4 +1,8 @@
-"""Theorem 1 of the paper on adaptive tangent features: without structure, predictions do not change."""
+"""Theorem 1 of the paper on adaptive tangent features: without structure, predictions do not change.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, theorem 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Theorem 2 of the paper on adaptive tangent features: solver against brute force, and the corrected kernel."""
+"""Theorem 2 of the paper on adaptive tangent features: solver against brute force, and the corrected kernel.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, theorem 2.
+"""
 
 from __future__ import annotations
 

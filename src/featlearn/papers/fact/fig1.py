@@ -1,4 +1,8 @@
-"""Figures 1 and 5 of the FACT paper: accuracy on sparse parities jumps when M finds their support."""
+"""Figures 1 and 5 of the FACT paper: accuracy on sparse parities jumps when M finds their support.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figures 1 and 5.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +38,16 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"k": k, "d": d, "n": n, "n_iter": n_iter, "test": config.test, "update": update, "seed": seed}
-        for k, d, n, n_iter, seeds in config.cases
-        for seed in range(seeds)
-        for update in UPDATES
-    ]
+    names = ("k", "d", "n", "n_iter", "test", "update", "seed")
+    runs = [(*case, config.test, u, s) for *case, seeds in config.cases for s in range(seeds) for u in UPDATES]
+    return [dict(zip(names, run, strict=True)) for run in runs]
 
 
 def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: int) -> Values:
     task = parity_task(n, test, d, k, generator=seed, dtype=torch.float64)
     support = list(task.support)
-    train, judge = ((X, y[:, None].double()) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
-    steps = list(watched(make_kernel("gaussian"), update, train, judge, bandwidth=5.0, shift=1e-8, n_iter=n_iter))
+    train, held_out = ((X, y[:, None].double()) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
+    steps = list(watched(make_kernel("gaussian"), update, train, held_out, bandwidth=5.0, shift=1e-8, n_iter=n_iter))
     diagonals = [step.metric.diagonal() for step in steps]
     return {
         "train": [step.train for step in steps],

@@ -1,4 +1,8 @@
-"""Figure 11 of the FACT paper: deep linear networks, where the ansatz requires the power 1/L and FACT none."""
+"""Figure 11 of the FACT paper: deep linear networks, where the ansatz requires the power 1/L and FACT none.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 11.
+"""
 
 from __future__ import annotations
 

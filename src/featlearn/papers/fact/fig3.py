@@ -1,4 +1,8 @@
-"""Figures 3, 8, 9 and 10 of the FACT paper: all layers of a deep network during training, forward and backward."""
+"""Figures 3, 8, 9 and 10 of the FACT paper: all layers of a deep network during training, forward and backward.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figures 3, 8, 9 and 10.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +48,8 @@ class Config:
 
 def _points(config: Config) -> list[dict[str, Any]]:
     names = ("data", "n", "width", "weight_decay", "epochs", "seed", "looks", "hidden")
-    return [
-        dict(zip(names, (*case, seed, config.looks, config.hidden), strict=True))
-        for *case, seeds in config.cases
-        for seed in range(seeds)
-    ]
+    runs = [(*case, s, config.looks, config.hidden) for *case, seeds in config.cases for s in range(seeds)]
+    return [dict(zip(names, run, strict=True)) for run in runs]
 
 
 def _measure(
@@ -73,7 +74,7 @@ def _measure(
         if step % per_epoch == 0 and step // per_epoch in times:
             look(step // per_epoch)
 
-    history = decayed_network(rows, model, weight_decay, epochs, seed, callback)
+    history = decayed_network(rows, model, weight_decay, epochs=epochs, generator=seed, callback=callback)
     look(epochs)
     return {"course": course, "loss": history.final_loss, "steps": len(history.loss)}
 

@@ -1,4 +1,8 @@
-"""Figure 4 of the FACT paper: data on which FACT holds and the neural feature ansatz does not."""
+"""Figure 4 of the FACT paper: data on which FACT holds and the neural feature ansatz does not.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Figure 6 of the FACT paper: grokking of modular addition by machines whose features become circulant."""
+"""Figure 6 of the FACT paper: grokking of modular addition by machines whose features become circulant.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 6.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,11 @@ def modular_iterations(p: int, update: str, n_iter: int, seed: int) -> tuple[Ten
         Training rows, and an iterator over the iterations.
     """
     task = modular_task(p, generator=seed, dtype=torch.float64)
-    train, judge = ((X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
+    train, held_out = (
+        (X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test))
+    )
     shift = 1e-10 * len(task.X)
-    return task.X, watched(make_kernel("quadratic"), update, train, judge, bandwidth=1.0, shift=shift, n_iter=n_iter)
+    return task.X, watched(make_kernel("quadratic"), update, train, held_out, bandwidth=1.0, shift=shift, n_iter=n_iter)
 
 
 def _measure(p: int, n_iter: int, update: str, seed: int) -> Values:
@@ -133,13 +139,13 @@ def _matrices(config: Config, runs: Groups) -> Figure:
     """Draw M of each update on the first split, without its diagonal, which hides the rest."""
     titles = {"fact-geometric": "$\\sqrt{FACT \\cdot M^T}$", "nfa": "$\\sqrt{AGOP}$", "fact": "FACT, no averaging"}
     fig, (axes,) = panels(2.9 * len(runs), 3.1, 1, len(runs), grid=False)
-    for ax, (update, found) in zip(axes, runs.items(), strict=True):
-        matrix = np.asarray(found[0]["metric"]).copy()
+    for ax, (update, group) in zip(axes, runs.items(), strict=True):
+        matrix = np.asarray(group[0]["metric"]).copy()
         np.fill_diagonal(matrix, 0.0)
         blocks = matrix.reshape(2, config.p, 2, config.p)
         matrix = (blocks - blocks.mean((1, 3), keepdims=True)).reshape(matrix.shape)
         draw_matrix(ax, matrix, largest=float(np.quantile(abs(matrix), 0.995)))
-        ax.set_title(f"{titles[update]}\ntest accuracy {found[0]['test'][-1]:.0%}")
+        ax.set_title(f"{titles[update]}\ntest accuracy {group[0]['test'][-1]:.0%}")
         for ticks, line in ((ax.set_xticks, ax.axvline), (ax.set_yticks, ax.axhline)):
             ticks([config.p // 2, config.p + config.p // 2], ["a", "b"])
             line(config.p - 0.5, color=BLACK, linewidth=0.6)
@@ -151,10 +157,10 @@ def _curves(config: Config, runs: Groups) -> Figure:
     """Draw accuracy of training and test, and circulance, over iterations."""
     names = {"train": "train", "test": "test", "circulant": "circulant share"}
     fig, (axes,) = panels(2.7 * len(runs), 2.6, 1, len(runs), sharey=True)
-    for ax, (update, found) in zip(axes, runs.items(), strict=True):
+    for ax, (update, group) in zip(axes, runs.items(), strict=True):
         for (name, text), color, marker in zip(names.items(), PALETTE, MARKERS, strict=False):
             look = {"color": color, "linewidth": 1.1, "alpha": 0.8, "marker": marker, "markersize": 2.5}
-            for i, values in enumerate(found):
+            for i, values in enumerate(group):
                 ax.plot(values[name], **look, markevery=max(1, config.n_iter // 12), label=None if i else text)
         ax.set_title(NAMES[update], fontsize=9)
         ax.set(xlabel="update", ylim=(-0.02, 1.03))

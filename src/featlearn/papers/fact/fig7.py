@@ -1,4 +1,8 @@
-"""Figure 7 of the FACT paper: AGOP and FACT agree since the factors of their sums are nearly proportional."""
+"""Figure 7 of the FACT paper: AGOP and FACT agree since the factors of their sums are nearly proportional.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 7.
+"""
 
 from __future__ import annotations
 

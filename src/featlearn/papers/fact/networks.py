@@ -1,9 +1,13 @@
-"""Networks trained with weight decay, and correlations of their feature matrices with ``W^T W`` (FACT paper)."""
+"""Networks trained with weight decay, and correlations of their feature matrices with ``W^T W`` (FACT paper).
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +46,7 @@ def network_for(data: tuple[Tensor, Tensor], width: int, hidden: int, seed: int)
     return mlp([data[0].shape[1], *[width] * hidden, data[1].shape[1]], generator=seed)
 
 
-def decayed_network(
-    data: tuple[Tensor, Tensor], model: nn.Module, weight_decay: float, epochs: int, seed: int,
-    callback: Callable[[int, float], object] | None = None,
-) -> History:  # fmt: skip
+def decayed_network(data: tuple[Tensor, Tensor], model: nn.Module, weight_decay: float, **fitting: Any) -> History:
     """Train by SGD at .1 in batches of 64, momentum .9 and a cosine schedule, on the mean squared error (appendix B).
 
     FACT depends on ``lr * steps``: a part of W that the loss does not need decays like
@@ -55,18 +56,14 @@ def decayed_network(
         data: Images and labels.
         model: Network, trained in place.
         weight_decay: Weight decay lambda.
-        epochs: Number of epochs.
-        seed: Seed of the batches.
-        callback: Callback before every update with the step and the loss. Default: none.
+        **fitting: Further arguments of `featlearn.training.fit`, such as ``epochs`` and ``generator``.
 
     Returns:
         Losses of the training.
     """
     # Fused: otherwise the update of a wide layer takes as long as its gradient.
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=weight_decay, fused=True)
-    return fit(
-        model, data, optimizer=sgd, epochs=epochs, batch_size=64, schedule="cosine", generator=seed, callback=callback
-    )
+    return fit(model, data, optimizer=sgd, batch_size=64, schedule="cosine", **fitting)
 
 
 def decayed_report(

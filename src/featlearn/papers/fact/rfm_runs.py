@@ -1,4 +1,8 @@
-"""Iterations of recursive feature machines on synthetic tasks (FACT paper, algorithm 1)."""
+"""Iterations of recursive feature machines on synthetic tasks (FACT paper, algorithm 1).
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644
+"""
 
 from __future__ import annotations
 

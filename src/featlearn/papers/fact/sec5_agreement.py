@@ -1,4 +1,8 @@
-"""Sections 1 and 5 of the FACT paper: the features of FACT-RFM and NFA-RFM agree on most data."""
+"""Sections 1 and 5 of the FACT paper: the features of FACT-RFM and NFA-RFM agree on most data.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, sections 1 and 5.
+"""
 
 from __future__ import annotations
 

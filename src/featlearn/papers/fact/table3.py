@@ -4,6 +4,9 @@
 leaving rows out. "paper": as in the public code of the RFM benchmark, M, ridge and number of iterations are chosen on
 the tuning split of the whole set, and M is then used in every fold. Test rows of the folds are partly in the tuning
 half, so that M depends on their labels: accuracies come out about a point too high.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, table 3.
 """
 
 from __future__ import annotations

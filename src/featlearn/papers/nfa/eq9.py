@@ -1,4 +1,9 @@
-"""Equation (9) of the NFA paper: mean and covariance term of the numerator of the early alignment."""
+"""Equation (9) of the NFA paper: mean and covariance term of the numerator of the early alignment.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    equation (9).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Figure 1 of the NFA paper: features of the chain monomial, with aligned and with random eigenvectors."""
+"""Figure 1 of the NFA paper: features of the chain monomial, with aligned and with random eigenvectors.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 1.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +28,16 @@ class Config:
 
 
 def _measure(seed: int, **point: Any) -> Values:
-    found = chain_alignment(generator=seed, **point)
-    first = found.after["0"]
+    result = chain_alignment(generator=seed, **point)
+    first = result.after["0"]
     return {
         "nfc": first.nfc,
-        "corrupted": found.mean_corrupted_nfc,
-        "lowest": min(found.corrupted_nfc),
-        "highest": max(found.corrupted_nfc),
-        "spread": found.spread,
-        "test_loss": found.test_loss,
-        "matrices": {"egop": found.egop, "nfm": first.nfm, "agop": first.agop, "corrupted": found.corrupted},
+        "corrupted": result.mean_corrupted_nfc,
+        "lowest": min(result.corrupted_nfc),
+        "highest": max(result.corrupted_nfc),
+        "spread": result.spread,
+        "test_loss": result.test_loss,
+        "matrices": {"egop": result.egop, "nfm": first.nfm, "agop": first.agop, "corrupted": result.corrupted},
     }
 
 

@@ -1,4 +1,9 @@
-"""Figure 12 of the NFA paper: adaptive speeds raise the correlations of all layers of a deep network."""
+"""Figure 12 of the NFA paper: adaptive speeds raise the correlations of all layers of a deep network.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 12.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +114,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 
 def _claims(runs: Groups, reading: str) -> list[Claim]:
-    said = f" ({_READINGS[reading]})"
+    suffix = f" ({_READINGS[reading]})"
     gd, slo = (runs[reading, method] for method in _METHODS)
     ends = [(_late(a), _late(b)) for a, b in zip(gd, slo, strict=True)]
     high = "'high' in words; nine tenths is asked for"
@@ -126,15 +131,15 @@ def _claims(runs: Groups, reading: str) -> list[Claim]:
         "every second, with deviations of .06 to .2 over three seeds)."
     )
     return [
-        at_least("all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
+        at_least("all hidden layers finish at a high UC-NFC: the lowest" + suffix, "figure 12, appendix K",
                  0.9, (min(b) for _, b in ends), reason=high, note=chaotic),
-        at_most("all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
+        at_most("all hidden layers finish at the same UC-NFC: range over layers" + suffix, "figure 12, appendix K",
                 0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic),
-        holds("layers are closer to each other than under gradient descent" + said, "figure 12",
+        holds("layers are closer to each other than under gradient descent" + suffix, "figure 12",
               (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic),
-        holds("the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
+        holds("the lowest layer is higher than the highest under gradient descent" + suffix, "appendix K",
               (min(b) > max(a) for a, b in ends), note=against),
-        holds("the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
+        holds("the test loss is lower than that of gradient descent" + suffix, "figure 12, appendix K",
               (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against),
     ]  # fmt: skip
 

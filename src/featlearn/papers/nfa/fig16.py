@@ -1,4 +1,9 @@
-"""Figure 16 of the NFA paper: NFM, AGOP and corrupted AGOP of a network on images, with a stand-in for CelebA."""
+"""Figure 16 of the NFA paper: NFM, AGOP and corrupted AGOP of a network on images, with a stand-in for CelebA.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 16.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Figure 17 of the NFA paper: speed limited optimization on images, with CIFAR-10 in place of SVHN."""
+"""Figure 17 of the NFA paper: speed limited optimization on images, with CIFAR-10 in place of SVHN.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 17.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +93,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
     claims = (
         *(
-            holds(f"first layer: {said} is higher with SLO at the end", "figure 17a", higher(name), note=note)
-            for name, said in _NUMBERS.items()
+            holds(f"first layer: {title} is higher with SLO at the end", "figure 17a", higher(name), note=note)
+            for name, title in _NUMBERS.items()
         ),
         at_least("SLO: C/UC ratio at the end is close to 1", "section 5.2, figure 17a", 0.9,
                  (v["centered_ratio"][-1] for v in runs["SLO"]),

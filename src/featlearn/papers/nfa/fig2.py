@@ -1,4 +1,9 @@
-"""Figures 2 (A, B), 13 and 14 of the NFA paper: fully connected networks on images, layer by layer."""
+"""Figures 2 (A, B), 13 and 14 of the NFA paper: fully connected networks on images, layer by layer.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 2 (A, B), 13 and 14.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ class Config:
 def _points(config: Config) -> list[dict[str, Any]]:
     shared = {"width": config.width, "probed": config.probed, "measurements": config.measurements}
     sets = [{"name": name, "n": n, "epochs": epochs} for name, n, epochs in config.sets]
-    return [shared | one | {"seed": seed} for one in sets for seed in config.seeds]
+    return [shared | case | {"seed": seed} for case in sets for seed in config.seeds]
 
 
 def _measure(name: str, n: int, epochs: int, width: int, probed: int, measurements: int, seed: int) -> Values:
@@ -46,10 +51,9 @@ def _measure(name: str, n: int, epochs: int, width: int, probed: int, measuremen
     task = image_task(name, n, 300, standardize="pixels" if standardized else None, generator=seed)
     model = mlp([task.X.shape[1], *[width] * 5, task.classes], generator=seed)
     # The last layer is left out: its outputs are the network's, so that its K is the identity and its NFC is 1.
-    values = trajectories.watch_images(
-        model, (task.X, one_hot_labels(task.y, task.classes)), [str(2 * i) for i in range(5)], probed, measurements,
-        lr=lr, epochs=epochs, seed=seed, outputs="exact" if task.classes <= 10 else 8,
-    )  # fmt: skip
+    data, layers = (task.X, one_hot_labels(task.y, task.classes)), [str(2 * i) for i in range(5)]
+    training = {"lr": lr, "epochs": epochs, "generator": seed}
+    values = trajectories.watch_images(model, data, layers, probed, measurements, **training)
     with torch.no_grad():
         right = model(task.X_test).argmax(1) == task.y_test
     return values | {"accuracy": float(right.double().mean())}
@@ -90,17 +94,17 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _claims(runs: Groups) -> list[Claim]:
     claims: list[Claim] = []
     few = "Some hundred to two thousand updates here, some ten thousand in the paper."
-    for name, found in runs.items():
-        gaps = [trajectories.gap_curves(v).mean(1) for v in found]
+    for name, group in runs.items():
+        gaps = [trajectories.gap_curves(v).mean(1) for v in group]
         claims += [
             holds(f"{name}: C-NFC is above UC-NFC in every layer at the end", "figure 2B, figure 13",
-                  (min(trajectories.final_gaps(v)) > 0 for v in found)),
-            trajectories.mostly_above("figure 2A, figure 13", found, f"{name}: "),
+                  (min(trajectories.final_gaps(v)) > 0 for v in group)),
+            trajectories.mostly_above("figure 2A, figure 13", group, f"{name}: "),
             holds(f"{name}: the gap is largest before the end (mean over layers)", "section 3",
                   (float(g[:-1].max()) > float(g[-1]) for g in gaps), note="'especially holds at early times'"),
-            trajectories.converges(found, f"{name}: ").remark(few),
+            trajectories.converges(group, f"{name}: ").remark(few),
             trajectories.moves(
-                f"{name}: weights move significantly, mean change at the end", "figure 14", found, torch.mean, few),
+                f"{name}: weights move significantly, mean change at the end", "figure 14", group, torch.mean, few),
         ]  # fmt: skip
     omitted = {name: "left out at this scale" for name in ("mnist", "cifar10", "gtsrb") if name not in runs}
     return claims + [
@@ -111,14 +115,14 @@ def _claims(runs: Groups) -> list[Claim]:
 
 def _summary(runs: Groups) -> Figure:
     fig, (axes,) = panels(2.3 * len(runs) + 3.0, 2.9, 1, len(runs) + 1)
-    for ax, (name, found) in zip(axes, runs.items(), strict=False):
-        trajectories.draw_centered(ax, found)
+    for ax, (name, group) in zip(axes, runs.items(), strict=False):
+        trajectories.draw_centered(ax, group)
         ax.set_title(f"A  {name}, mean over layers", fontsize=9)
         ax.set_xlabel("step")
     axes[0].legend(loc="lower right")
     places, bars = np.arange(1, 6), axes[-1]
     for name, text, color, shift in (("nfc", "UC-NFC", PALETTE[0], -0.18), ("centered_nfc", "C-NFC", PALETTE[2], 0.18)):
-        ends = np.array([np.asarray(v[name])[-1] for found in runs.values() for v in found])
+        ends = np.array([np.asarray(v[name])[-1] for group in runs.values() for v in group])
         bars.bar(places + shift, ends.mean(0), 0.34, yerr=ends.std(0), color=color, label=text, capsize=2)
     label(bars, "layer", ylim=(0, 1.08), xticks=places)
     bars.set_title("B  end, mean over sets", fontsize=9)
@@ -128,9 +132,9 @@ def _summary(runs: Groups) -> Figure:
 
 def _trajectories(runs: Groups) -> Figure:
     fig, axes = panels(10.0, 0.5 + 1.9 * len(runs), len(runs), 5, sharey=True, sharex="row")
-    for line, found in zip(axes, runs.values(), strict=True):
+    for line, group in zip(axes, runs.values(), strict=True):
         for i, ax in enumerate(line):
-            trajectories.draw_centered(ax, found, i)
+            trajectories.draw_centered(ax, group, i)
     label_outer(axes, "step", [f"layer {i + 1}" for i in range(5)], runs)
     axes[0][-1].legend(loc="lower right")
     return fig

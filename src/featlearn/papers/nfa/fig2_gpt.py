@@ -1,4 +1,9 @@
-"""Figures 2 (D) and 15 (B) of the NFA paper: queries, keys and values of a small GPT on Shakespeare."""
+"""Figures 2 (D) and 15 (B) of the NFA paper: queries, keys and values of a small GPT on Shakespeare.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 2 (D) and 15 (B).
+"""
 
 from __future__ import annotations
 
@@ -47,18 +52,18 @@ def _measure(
     held_out, _ = task.batch(probed, length, as_generator(0, "probe"), "test")
     layers = [f"blocks.{block}.attn.{part}" for block in range(_BLOCKS) for part in _PARTS]
 
-    def train(told: Callable[[int, float], object]) -> None:
+    def train(callback: Callable[[int, float], object]) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
         value = float("nan")
         for step in range(steps):
-            told(step, value)
+            callback(step, value)
             inputs, targets = task.batch(batch, length, generator)
             loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             value = float(loss.detach())
-        told(steps, value)
+        callback(steps, value)
 
     return trajectories.watch_layers(
         model, held_out, layers, trajectories.measurement_steps(steps, measurements), train, outputs=8
@@ -82,22 +87,22 @@ def _counting() -> CharacterTask:
     data=("text",),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = outcomes.values
+    runs = outcomes.values
     claims = (
-        trajectories.mostly_above("figure 2D", found).remark(
+        trajectories.mostly_above("figure 2D", runs).remark(
             "late in training the two nearly coincide in most layers, and either may be above"
         ),
-        trajectories.larger_early("figure 2D, section 3", found),
+        trajectories.larger_early("figure 2D, section 3", runs),
         trajectories.larger_deep(
-            "the gap is larger in the last block than in the first", "figure 2D, section 3", found, 3
+            "the gap is larger in the last block than in the first", "figure 2D, section 3", runs, 3
         ),
-        trajectories.converges(found),
-        trajectories.moves("weights move significantly: least change at the end", "figure 15B", found, torch.min),
+        trajectories.converges(runs),
+        trajectories.moves("weights move significantly: least change at the end", "figure 15B", runs, torch.min),
     )
     return Result(
         claims,
-        {"end of training, mean over seeds": trajectories.final_table(found, _NAMES)},
-        {"figure 2 D": _figure(found), "figure 15 B": trajectories.losses_and_changes({"GPT": found}, _NAMES, "layer")},
+        {"end of training, mean over seeds": trajectories.final_table(runs, _NAMES)},
+        {"figure 2 D": _figure(runs), "figure 15 B": trajectories.losses_and_changes({"GPT": runs}, _NAMES, "layer")},
         f"Width {config.width}, pieces of {config.length} characters, batches of {config.batch}, {config.steps} steps; "
         "nanoGPT has 384, 256, 64 and 5,000. Correlations over 8 random output vectors on held-out text.",
     )

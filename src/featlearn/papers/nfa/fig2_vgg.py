@@ -1,4 +1,9 @@
-"""Figures 2 (C) and 15 (A) of the NFA paper: the convolutions of a VGG-11 on CIFAR-10."""
+"""Figures 2 (C) and 15 (A) of the NFA paper: the convolutions of a VGG-11 on CIFAR-10.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 2 (C) and 15 (A).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,8 @@ def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurem
     model = vgg11(task.classes, width=width, channels=images.shape[1], init="he", generator=seed)
     data = (images, one_hot_labels(task.y, task.classes))
     convolutions = [place for place, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    return trajectories.watch_images(model, data, convolutions, probed, measurements, lr=1.0, epochs=epochs, seed=seed)
+    training = {"lr": 1.0, "epochs": epochs, "generator": seed}
+    return trajectories.watch_images(model, data, convolutions, probed, measurements, **training)
 
 
 @experiment(
@@ -54,25 +60,25 @@ def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurem
     data=("cifar10",),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found, names = outcomes.values, [f"convolution {i + 1}" for i in range(8)]
-    changes = trajectories.losses_and_changes({"VGG-11": found}, names, "layer")
+    runs, names = outcomes.values, [f"convolution {i + 1}" for i in range(8)]
+    changes = trajectories.losses_and_changes({"VGG-11": runs}, names, "layer")
     claims = (
         holds("C-NFC is above UC-NFC in every convolution at the end", "figure 2C",
-              (min(trajectories.final_gaps(v)) > 0 for v in found)),
-        trajectories.mostly_above("figure 2C", found),
+              (min(trajectories.final_gaps(v)) > 0 for v in runs)),
+        trajectories.mostly_above("figure 2C", runs),
         trajectories.larger_deep(
-            "the gap is larger in the deeper half of the layers", "figure 2C, section 3", found, 4),
-        trajectories.larger_early("figure 2C, section 3", found),
+            "the gap is larger in the deeper half of the layers", "figure 2C, section 3", runs, 4),
+        trajectories.larger_early("figure 2C, section 3", runs),
         trajectories.moves(
-            "weights move significantly: mean change at the end", "figure 15A", found, torch.mean,
+            "weights move significantly: mean change at the end", "figure 15A", runs, torch.mean,
             "A tenth of the images, and far fewer updates than in the paper.",
         ),
     )  # fmt: skip
     return Result(
         claims,
-        {"end of training, mean over seeds": trajectories.final_table(found, names)},
+        {"end of training, mean over seeds": trajectories.final_table(runs, names)},
         {
-            "figure 2 C": _figure(found),
+            "figure 2 C": _figure(runs),
             "figure 15 A": changes,
         },
         f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error "

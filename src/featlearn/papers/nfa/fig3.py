@@ -1,4 +1,9 @@
-"""Figure 3 of the NFA paper: early alignment on the alignment-reversing data, predicted and observed."""
+"""Figure 3 of the NFA paper: early alignment on the alignment-reversing data, predicted and observed.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 3.
+"""
 
 from __future__ import annotations
 

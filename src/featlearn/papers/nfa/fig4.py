@@ -1,4 +1,9 @@
-"""Figures 4 and 11 of the NFA paper: with SLO the first layer learns features from every initial scale."""
+"""Figures 4 and 11 of the NFA paper: with SLO the first layer learns features from every initial scale.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 4 and 11.
+"""
 
 from __future__ import annotations
 

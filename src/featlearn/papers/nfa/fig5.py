@@ -1,4 +1,9 @@
-"""Figure 5 of the NFA paper: how much of the centered NFC the double-centered one makes up, as training goes on."""
+"""Figure 5 of the NFA paper: share of the double-centered NFC in the centered NFC during training.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 5.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Figure 6 of the NFA paper: the PTK does not come to align with the initial weights."""
+"""Figure 6 of the NFA paper: the PTK does not align with the initial weights.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 6.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +37,11 @@ def _conclude(config: gaussian.GaussianConfig, outcomes: Outcomes) -> Result:
     claims = tuple(
         holds(
             f"layer {layer + 1}, decay {decay:g}, scale {scale:g}: lower at the end than at the first measurement",
-            "figure 6", (bool(v[_NFC][-1][layer] < v[_NFC][1][layer]) for v in found),
+            "figure 6", (bool(v[_NFC][-1][layer] < v[_NFC][1][layer]) for v in group),
             note="The fall is in the first steps: from step 20 on, looked at first, no combination at scale 1 falls on "
             "all of three seeds, and all at scale .01 do.",
         )
-        for (decay, scale), found in outcomes.values_by("decay", "scale").items()
+        for (decay, scale), group in outcomes.values_by("decay", "scale").items()
         for layer in (0, 1)
     )  # fmt: skip
     table = gaussian.layer_table(outcomes, _NFC, "decay", "scale", "seed")

@@ -1,4 +1,9 @@
-"""Figure 7 of the NFA paper: first-order prediction of the early alignment of networks with two hidden layers."""
+"""Figure 7 of the NFA paper: first-order prediction of the early alignment of networks with two hidden layers.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 7.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Figures 8, 9 and 10 of the NFA paper: correlations and losses for three spectra of the data, by initial scale."""
+"""Figures 8, 9 and 10 of the NFA paper: correlations and losses for three spectra of the data, by initial scale.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 8, 9 and 10.
+"""
 
 from __future__ import annotations
 
@@ -84,11 +89,11 @@ def _figure(decay: float, runs: Groups) -> Figure:
     titles = _NUMBERS | _LOSSES
     fig, axes = panels(10.4, 4.8, 2, 4, sharex=True)
     for layer, line in enumerate(axes):
-        for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
+        for (scale, group), color in zip(runs.items(), PALETTE, strict=False):
             for ax, name in zip(line, titles, strict=True):
-                curves = [torch.as_tensor(values[name]) for values in found]
+                curves = [torch.as_tensor(values[name]) for values in group]
                 curves = [c / c.max() if name in _LOSSES else c[:, layer] for c in curves]
-                draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
+                draw_band(ax, group[0]["step"], curves, color, label=f"scale {scale:g}")
                 ax.set_ylim(0, 1.03)
     label_outer(axes, "step", titles.values(), ("layer 1", "layer 2"))
     axes[0][2].legend(loc="upper right")

@@ -1,4 +1,8 @@
-"""Training of two hidden ReLU layers on Gaussian data, shared by figures 5, 6 and 8 to 10 of the NFA paper."""
+"""Training of two hidden ReLU layers on Gaussian data, shared by figures 5, 6 and 8 to 10 of the NFA paper.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr
+"""
 
 from __future__ import annotations
 
@@ -61,9 +65,9 @@ def layer_table(outcomes: Outcomes, number: str, *columns: str) -> pd.DataFrame:
 
 def draw_scales(ax: Axes, runs: Groups, number: str, layer: int) -> None:
     """Draw a number of one layer over training, one band per initial scale; the first measurement is left out."""
-    for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
-        curves = [torch.as_tensor(values[number])[1:, layer] for values in found]
-        draw_band(ax, found[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
+    for (scale, group), color in zip(runs.items(), PALETTE, strict=False):
+        curves = [torch.as_tensor(values[number])[1:, layer] for values in group]
+        draw_band(ax, group[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
 
 
 def watch_training(
@@ -90,19 +94,19 @@ def watch_training(
     model = mlp([d, width, width, 1], scales={"0": scale}, generator=generator)
     initial = copy.deepcopy(model)
     data = (task.X, task.y)
-    found: dict[str, list[Any]] = {name: [] for name in ("step", "train_loss", "test_loss", *watched)}
+    recorded: dict[str, list[Any]] = {name: [] for name in ("step", "train_loss", "test_loss", *watched)}
 
     def record(step: int, loss: float) -> None:
         if step % every and step not in _EARLY:
             return
-        found["step"].append(step)
-        found["train_loss"].append(loss)
+        recorded["step"].append(step)
+        recorded["train_loss"].append(loss)
         with torch.no_grad():
-            found["test_loss"].append(float((model(task.X_test) - task.y_test).square().mean()))
+            recorded["test_loss"].append(float((model(task.X_test) - task.y_test).square().mean()))
         report = probe(model, data, initial=initial, measure=watched, layers=LAYERS)
         for name in watched:
-            found[name].append([getattr(report[layer], name) for layer in LAYERS])
+            recorded[name].append([getattr(report[layer], name) for layer in LAYERS])
 
     history = fit(model, data, lr=0.05, steps=steps, callback=record)
     record(steps // every * every, history.final_loss)
-    return {name: values if name == "step" else torch.tensor(values) for name, values in found.items()}
+    return {name: values if name == "step" else torch.tensor(values) for name, values in recorded.items()}

@@ -1,4 +1,8 @@
-"""Correlations and weight changes of every layer during training, shared by the parts of figure 2 of the NFA paper."""
+"""Correlations and weight changes of every layer during training, shared by the parts of figure 2 of the NFA paper.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr
+"""
 
 from __future__ import annotations
 
@@ -69,32 +73,29 @@ def watch_layers(
 
 
 def watch_images(
-    model: nn.Module, data: tuple[Tensor, Tensor], layers: Sequence[str], probed: int, measurements: int,
-    *, lr: float, epochs: int, seed: int, outputs: str | int = "auto",
-) -> dict[str, Any]:  # fmt: skip
+    model: nn.Module, data: tuple[Tensor, Tensor], layers: Sequence[str], probed: int, measurements: int, **fitting: Any
+) -> dict[str, Any]:
     """Train a model by SGD on batches of 128 images, and measure its layers as `watch_layers` does.
 
     Args:
         model: Network at its initialization.
-        data: Images and labels.
+        data: Images and one-hot labels. With more than ten classes, 8 random output vectors are differentiated.
         layers: Names of the layers to measure.
         probed: Number of images to measure on.
         measurements: Number of measurements, see `measurement_steps`.
-        lr: Learning rate.
-        epochs: Number of epochs.
-        seed: Seed of the batches.
-        outputs: Outputs to differentiate, as in `featlearn.probe`.
+        **fitting: Arguments of `featlearn.training.fit`: ``lr``, ``epochs`` and ``generator``.
 
     Returns:
         Measurements of `watch_layers`.
     """
-    total = epochs * -(-len(data[0]) // 128)
+    X, y = data
+    total = fitting["epochs"] * -(-len(X) // 128)
 
-    def train(told: Callable[[int, float], object]) -> None:
-        done = fit(model, data, lr=lr, epochs=epochs, batch_size=128, generator=seed, callback=told)
-        told(total, done.final_loss)
+    def train(callback: Callable[[int, float], object]) -> None:
+        callback(total, fit(model, data, batch_size=128, callback=callback, **fitting).final_loss)
 
-    return watch_layers(model, data[0][:probed], layers, measurement_steps(total, measurements), train, outputs)
+    steps = measurement_steps(total, measurements)
+    return watch_layers(model, X[:probed], layers, steps, train, "exact" if y.shape[1] <= 10 else 8)
 
 
 def gap_curves(values: Values) -> Tensor:
@@ -172,11 +173,11 @@ def losses_and_changes(runs: Groups, names: Sequence[str], title: str) -> Figure
     # Distinct colors if there are few layers; from dark to light with depth if there are many.
     many = colormaps["viridis"](np.linspace(0.0, 0.92, len(names)))
     shades: Sequence[Any] = PALETTE if len(names) <= len(PALETTE) else list(many)
-    for (left, right), found in zip(axes, runs.values(), strict=True):
-        steps = found[0]["step"]
-        for run in found:
+    for (left, right), group in zip(axes, runs.values(), strict=True):
+        steps = group[0]["step"]
+        for run in group:
             left.plot(steps, run["loss"], color=PALETTE[0], alpha=0.7, linewidth=1.2)
-        change = np.mean([np.asarray(run["weight_change_relative"]) for run in found], axis=0)
+        change = np.mean([np.asarray(run["weight_change_relative"]) for run in group], axis=0)
         for i, layer in enumerate(names):
             right.plot(steps, change[:, i], color=shades[i], label=layer, linewidth=1.2)
         right.set_ylim(bottom=0)

@@ -1,4 +1,9 @@
-"""Features of the first layer by gradient descent and SLO, from several initial scales (NFA paper, figure 4)."""
+"""Features of the first layer by gradient descent and SLO, from several initial scales (NFA paper, figure 4).
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 4.
+"""
 
 from __future__ import annotations
 

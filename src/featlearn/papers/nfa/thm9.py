@@ -1,4 +1,9 @@
-"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centered NFM and AGOP become equal."""
+"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centered NFM and AGOP become equal.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    theorem 9.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Figure 10(c) of the paper on spectral evolution: training against the initial kernel, as samples grow."""
+"""Figure 10(c) of the paper on spectral evolution: training against the initial kernel, as samples grow.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 10(c).
+"""
 
 from __future__ import annotations
 
@@ -68,11 +72,11 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     where = "figure 10(c)"
     claims = (
         holds("with many samples SGD at a rate that grows with n/d does better than lazy training", where,
-              [found["growing"] < found["lazy"] for found in last]),
-        holds("SGD at a constant rate does not", where, [found["sgd"] >= found["lazy"] for found in last]),
-        holds("nor does gradient descent", where, [found["gd"] >= found["lazy"] for found in last]),
+              [values["growing"] < values["lazy"] for values in last]),
+        holds("SGD at a constant rate does not", where, [values["sgd"] >= values["lazy"] for values in last]),
+        holds("nor does gradient descent", where, [values["gd"] >= values["lazy"] for values in last]),
         holds("lazy training stays above the kernel lower bound", where,
-              [found["lazy"] >= found["bound"] for _, found in outcomes]),
+              [values["lazy"] >= values["bound"] for _, values in outcomes]),
     )  # fmt: skip
     table = outcomes.table({"n/d": "ratio"}, "seed")
     return Result(

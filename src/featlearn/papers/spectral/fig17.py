@@ -1,4 +1,8 @@
-"""Figures 3(a), 8 and 17(a) of the paper on spectral evolution: alignment, change and tails during training."""
+"""Figures 3(a), 8 and 17(a) of the paper on spectral evolution: alignment, change and tails during training.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 3(a), 8 and 17(a).
+"""
 
 from __future__ import annotations
 
@@ -87,14 +91,14 @@ def _claims(by_case: Groups) -> list[Claim]:
     tails = by_case[4]
     return [
         holds("case 4: alpha falls as the tail grows heavy", "figure 17(a)",
-              [one["alpha"][-1] < one["alpha"][0] for one in tails]),
+              [run["alpha"][-1] < run["alpha"][0] for run in tails]),
         holds("case 4: most of alpha's fall comes early, in the first tenth of the steps", "figure 17(a)",
-              [_early(one["step"], one["alpha"]) > 0.5 for one in tails]),
+              [_early(run["step"], run["alpha"]) > 0.5 for run in tails]),
         holds("case 4: the alignment is larger than in the other cases", "figure 3(a)",
-              [all(one["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
-               for i, one in enumerate(tails)]),
+              [all(run["KTA"][-1] > other[i]["KTA"][-1] for case, other in by_case.items() if case != 4)
+               for i, run in enumerate(tails)]),
         holds("weights move much less in case 1 than in case 4", "figure 8",
-              [10 * one["frobenius"][-1] < four["frobenius"][-1] for one, four in zip(by_case[1], tails, strict=True)]),
+              [10 * run["frobenius"][-1] < four["frobenius"][-1] for run, four in zip(by_case[1], tails, strict=True)]),
     ]  # fmt: skip
 
 
@@ -110,9 +114,9 @@ def _figure(by_case: Groups) -> Figure:
     titles |= {"alpha": "alpha", "weighted alpha": "weighted alpha", "log alpha norm": "log alpha-norm"}
     fig, axes = panels(9.6, 5.0, 2, 3)
     for ax, (name, title) in zip(axes.flat, titles.items(), strict=True):
-        for (case, found), color in zip(by_case.items(), PALETTE, strict=False):
-            steps = np.asarray(found[0]["step"], dtype=float)
-            ax.plot(steps / max(1, steps[-1]), found[0][name], color=color, label=f"case {case}")
+        for (case, group), color in zip(by_case.items(), PALETTE, strict=False):
+            steps = np.asarray(group[0]["step"], dtype=float)
+            ax.plot(steps / max(1, steps[-1]), group[0][name], color=color, label=f"case {case}")
         label(ax, title=title, log="y" if name in ("operator", "frobenius", "weighted alpha") else "")
     label_outer(axes, "share of the training")
     axes[0, 0].legend(fontsize=8)

@@ -1,4 +1,8 @@
-"""Figures 21 to 27 of the paper on spectral evolution: a softplus student of a tanh teacher, trained in four ways."""
+"""Figures 21 to 27 of the paper on spectral evolution: a softplus student of a tanh teacher, trained in four ways.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 21 to 27.
+"""
 
 from __future__ import annotations
 
@@ -99,12 +103,12 @@ class _AdamThenSGD(torch.optim.Adam):
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_figure = outcomes.values_by("figure")
-    claims = [claim for name, found in by_figure.items() for claim in _claims(name, found)]
+    claims = [claim for name, runs in by_figure.items() for claim in _claims(name, runs)]
     table = outcomes.table("figure", "seed", values=scalars)
     table.insert(1, "training", table["figure"].map(_WORDS))
     grid = {
-        f"{name}, {_WORDS[name]}": {matrix: pair(found[0], matrix) for matrix in MATRICES}
-        for name, found in by_figure.items()
+        f"{name}, {_WORDS[name]}": {matrix: pair(runs[0], matrix) for matrix in MATRICES}
+        for name, runs in by_figure.items()
     }
     return Result(
         claims, {"by figure and seed": table}, {"figures 21 to 27": spectra_grid(grid)},
@@ -113,28 +117,28 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )  # fmt: skip
 
 
-def _claims(name: str, found: Sequence[Values]) -> list[Claim]:
+def _claims(name: str, runs: Sequence[Values]) -> list[Claim]:
     claims = [
-        about(f"test error, {_WORDS[name]}", name, PUBLISHED[name], [one["test_error"] for one in found], 0.04,
+        about(f"test error, {_WORDS[name]}", name, PUBLISHED[name], [run["test_error"] for run in runs], 0.04,
               "lazy training of the same network varies by .017 over seeds, and at half size is .01 to .02 worse",
               _NOTES.get(name, ""))
     ]  # fmt: skip
     if name == "figure 21":
         claims.append(holds("a small rate leaves the bulk of W as it is", name,
-                            [one["phase W"] == "invariant bulk" for one in found]))  # fmt: skip
+                            [run["phase W"] == "invariant bulk" for run in runs]))  # fmt: skip
     if name in ("figure 22", "figure 24"):
         after = "figure 23" if name == "figure 22" else "figure 25"
         claims += [
-            holds(f"{_WORDS[name]}: heavy tail", name, [one["phase W"] == "heavy tail" for one in found],
-                  note="here " + ", ".join(one["phase W"] for one in found)),
+            holds(f"{_WORDS[name]}: heavy tail", name, [run["phase W"] == "heavy tail" for run in runs],
+                  note="here " + ", ".join(run["phase W"] for run in runs)),
             holds(f"{_WORDS[name]}: no strong alignment of the leading direction of W with the feature", after,
-                  [one["alignment W"] < 0.5 for one in found]),
+                  [run["alignment W"] < 0.5 for run in runs]),
         ]  # fmt: skip
     if name == "figure 26":
         claims += [
-            holds(f"{_WORDS[name]}: outliers", name, [one["phase W"] == "bulk + spikes" for one in found],
+            holds(f"{_WORDS[name]}: outliers", name, [run["phase W"] == "bulk + spikes" for run in runs],
                   note=_NOTES[name]),
             holds(f"{_WORDS[name]}: strong alignment of the leading direction of W", "figure 27",
-                  [one["alignment W"] > 0.5 for one in found], note=_NOTES[name]),
+                  [run["alignment W"] > 0.5 for run in runs], note=_NOTES[name]),
         ]  # fmt: skip
     return claims

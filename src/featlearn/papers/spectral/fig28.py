@@ -1,4 +1,8 @@
-"""Figure 28 of the paper on spectral evolution: change by three steps, as networks and data grow."""
+"""Figure 28 of the paper on spectral evolution: change by three steps, as networks and data grow.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 28.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,10 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     reason = "twice the standard error over trials, and .1 for sizes that are not infinite"
 
     def exponent(text: str, published: float, name: str, where: str = "figure 28") -> Any:
-        found = growth(relu, name)
-        return about(f"exponent of n in {text}", where, published, found, 0.1 + 2 * standard_error(found), reason)
+        exponents = growth(relu, name)
+        return about(
+            f"exponent of n in {text}", where, published, exponents, 0.1 + 2 * standard_error(exponents), reason
+        )
 
     outputs = growth(relu, "output")
     slow = growth(relu, "NTK frobenius")

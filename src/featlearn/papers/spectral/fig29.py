@@ -1,4 +1,8 @@
-"""Figure 29 of the paper on spectral evolution: gradient descent on the first layer does not change spectra."""
+"""Figure 29 of the paper on spectral evolution: gradient descent on the first layer does not change spectra.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 29.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ def _measure(size: Sequence[int], lr: float, steps: int, stop_loss: float, reado
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_readout = outcomes.values_by("readout")
-    claims = [claim for readout, found in by_readout.items() for claim in _claims(readout, found)]
+    claims = [claim for readout, runs in by_readout.items() for claim in _claims(readout, runs)]
     table = outcomes.table({"second layer": "readout"}, "seed", values=scalars)
     pairs = {name: pair(outcomes[0].values, name) for name in MATRICES}
     return Result(
@@ -59,8 +63,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )  # fmt: skip
 
 
-def _claims(readout: str, found: Sequence[Values]) -> list[Claim]:
-    told = "v uniform in [-1, 1]" if readout == "uniform" else "v standard normal"
+def _claims(readout: str, runs: Sequence[Values]) -> list[Claim]:
+    law = "v uniform in [-1, 1]" if readout == "uniform" else "v standard normal"
     reason = "the noise is not told (.3 here), and lazy training varies by .017 over seeds"
     note = {
         "uniform": "as theorem 5.2 asks for (|v| at most 1), although the text says standard normal",
@@ -68,12 +72,12 @@ def _claims(readout: str, found: Sequence[Values]) -> list[Claim]:
         "noise it is not smaller, and from a network that starts at zero it is .25",
     }[readout]
     return [
-        about(f"test error, {told}", "figure 29", 0.44724, [one["test_error"] for one in found], 0.05, reason, note),
-        about(f"R2, {told}", "figure 29", 0.55964, [one["r2"] for one in found], 0.05, reason, note),
+        about(f"test error, {law}", "figure 29", 0.44724, [run["test_error"] for run in runs], 0.05, reason, note),
+        about(f"R2, {law}", "figure 29", 0.55964, [run["r2"] for run in runs], 0.05, reason, note),
         *(
-            holds(f"the bulk of {name} does not change, {told}", "figure 29, corollary 5.3",
-                  [one[f"phase {name}"] == "invariant bulk" for one in found],
-                  note="here " + ", ".join(sorted({one[f"phase {name}"] for one in found})))
+            holds(f"the bulk of {name} does not change, {law}", "figure 29, corollary 5.3",
+                  [run[f"phase {name}"] == "invariant bulk" for run in runs],
+                  note="here " + ", ".join(sorted({run[f"phase {name}"] for run in runs})))
             for name in MATRICES
         ),
     ]  # fmt: skip

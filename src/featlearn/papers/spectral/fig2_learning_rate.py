@@ -1,4 +1,8 @@
-"""Figures 2, 18 and 19 of the paper on spectral evolution: the learning rate at which a spike leaves the bulk."""
+"""Figures 2, 18 and 19 of the paper on spectral evolution: the learning rate at which a spike leaves the bulk.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 2, 18 and 19.
+"""
 
 from __future__ import annotations
 
@@ -188,19 +192,19 @@ def _alive(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def _sgd_claims(by_seed: Sequence[Sequence[Outcome]]) -> list[Claim]:
-    found = [_alive(one) for one in by_seed]
-    lowest, highest = [one[0].values for one in found], [one[-1].values for one in found]
-    strong = [[o.values["beta.u1"] > _STRONG for o in one] for one in found]
-    switches = [one == sorted(one) and one[-1] and not one[0] for one in strong]
-    thresholds = [[o.point["rate"] for o in one if o.values["beta.u1"] > _STRONG][:1] for one in found]
-    told = ", ".join(f"{t[0]:g}" if t else "none" for t in thresholds)
+    alive = [_alive(runs) for runs in by_seed]
+    lowest, highest = [runs[0].values for runs in alive], [runs[-1].values for runs in alive]
+    strong = [[o.values["beta.u1"] > _STRONG for o in runs] for runs in alive]
+    switches = [runs == sorted(runs) and runs[-1] and not runs[0] for runs in strong]
+    thresholds = [[o.point["rate"] for o in runs if o.values["beta.u1"] > _STRONG][:1] for runs in alive]
+    note = ", ".join(f"{t[0]:g}" if t else "none" for t in thresholds)
     return [
         holds("at small rates no eigenvalue of W leaves the bulk and alignments are weak", "figure 2(b), (d)",
               [not v["spike"] and v["beta.u1"] < _STRONG for v in lowest]),
         holds("at large rates one does, and points at the feature", "figure 2(b), (d)",
               [bool(v["spike"]) and v["beta.u1"] > _STRONG for v in highest]),
         holds("there is a threshold: alignments are weak up to a rate and strong from it on", "figure 2(d)", switches,
-              note=f"first rate with alignment above {_STRONG:g}, by seed: {told}"),
+              note=f"first rate with alignment above {_STRONG:g}, by seed: {note}"),
         holds(
             "with the spike the leading vectors of CK and NTK align with the labels", "figure 2(d)",
             [min(v["y.v1 CK"], v["y.v1 NTK"]) > _STRONG > lo["y.v1 CK"] for v, lo in zip(highest, lowest, strict=True)],
@@ -216,16 +220,16 @@ def _gd_claims(outcomes: Sequence[Outcome]) -> list[Claim]:
     alive = _alive(outcomes)
     last = alive[-1]
     diverged = [o.point["rate"] for o in outcomes if o.values["diverged"]]
-    told = f"largest rate that converges here: {last.point['rate']:g}" + (
+    note = f"largest rate that converges here: {last.point['rate']:g}" + (
         f"; {diverged[0]:g} diverges" if diverged else ", the largest tried: larger ones may give it"
     )
-    told += "; test error by rate: " + ", ".join(f"{o.point['rate']:g} {o.values['test error']:.3f}" for o in alive)
+    note += "; test error by rate: " + ", ".join(f"{o.point['rate']:g} {o.values['test error']:.3f}" for o in alive)
     return [
         holds("gradient descent gives no heavy tail at any rate", "figure 19",
               [o.values["phase"] != "heavy tail" for o in alive]),
         holds(
             "at the largest rate that converges it gives an outlier that aligns with the feature", "figure 19(e), (f)",
-            [bool(last.values["spike"]) and last.values["beta.u1"] > _STRONG], note=told,
+            [bool(last.values["spike"]) and last.values["beta.u1"] > _STRONG], note=note,
         ),
     ]  # fmt: skip
 

@@ -1,4 +1,9 @@
-"""Figures 3(b), 3(c), 17(b, c) and 20 of the paper on spectral evolution: five directions, and tails at the start."""
+"""Figures 3(b), 3(c), 17(b, c) and 20 of the paper on spectral evolution: five directions, and tails at the start.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506,
+    figures 3(b), 3(c), 17(b, c) and 20.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +54,7 @@ def _points(config: Config) -> list[dict[str, Any]]:
     lengths = {"GD": {"steps": config.steps}, "SGD": {"epochs": config.epochs}, "Adam": {"epochs": config.epochs}}
     seeds, recipes = config.seeds, list(zip(_METHODS, config.rates, strict=True))
     runs = [(*recipe, seed) for seed in seeds for recipe in recipes] + [("Cauchy", 0.0, seed) for seed in seeds]
-    return [
-        {"method": method, "size": config.size, "rate": rate, "seed": seed, **lengths.get(method, {})}
-        for method, rate, seed in runs
-    ]
+    return [{"method": m, "size": config.size, "rate": r, "seed": s, **lengths.get(m, {})} for m, r, s in runs]
 
 
 def _angles(model: nn.Module, task: TeacherTask) -> Values:
@@ -121,46 +123,41 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         return {**numbers, "training loss": values["train_loss"], **angles}
 
     table = Outcomes(o for o in outcomes if o.point["method"] != "Cauchy").table("method", "seed", values=ends)
-    spectra = {method: pair(found[0]) for method, found in by_method.items()}
+    spectra = {method: pair(runs[0]) for method, runs in by_method.items()}
     cauchy = {"Cauchy weights (orange)": spectra.pop("Cauchy")}
     figures = {
         "figures 3b and 17b": _angle_figure(by_method),
         "figure 17c, weights after training": spectra_grid({"W": spectra}),
         "figure 3c, CK of Gaussian and of Cauchy weights": spectra_grid({"CK": cauchy}),
     }
+    size = (
+        f"The paper's sizes and rates; {config.steps} steps of GD and {config.epochs} epochs of the others, or a "
+        "training loss of 1e-5."
+        if config.as_published
+        else "With that noise GD's error comes out as published. n/h/d are in the paper's ratios. At a fifth of its "
+        "size SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: their rates are 4.5 and .05 there."
+    )
     return Result(
         claims, {"by method and seed": table}, figures,
         "Noise of .3, which the captions do not tell. Angles are to the leading tenth of directions, 100 of 1000 in "
-        "the paper. Adam has a cosine schedule. " + _size_remark(config),
+        "the paper. Adam has a cosine schedule. " + size,
     )  # fmt: skip
 
 
-def _size_remark(config: Config) -> str:
-    if config.as_published:
-        return (
-            f"The paper's sizes and rates; {config.steps} steps of GD and {config.epochs} epochs of the others, or a "
-            "training loss of 1e-5."
-        )
-    return (
-        "With that noise GD's error comes out as published. n/h/d are in the paper's ratios. At a fifth of its size "
-        "SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: their rates are 4.5 and .05 there."
-    )
-
-
 def _error_claims(config: Config, by_method: Groups) -> list[Claim]:
-    own = config.as_published
-    reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
+    published = config.as_published
+    reason = "seeds differ by .01 to .02" + ("" if published else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
     notes = (
         {"GD": f"the training loss ends at {left:.2g}; the more of the noise is learned, the larger the error"}
-        if own
+        if published
         else {"SGD": "the published rate of 7.25 diverges at a fifth of the size; at 4.5 no spike leaves the bulk"}
     )
     claims: list[Claim] = []
     variance = "the error's, over labels of variance .2"
     for method, (error, r2) in _PUBLISHED.items():
-        found = by_method[method]
-        errors, scores = [f["test_error"] for f in found], [f["r2"] for f in found]
+        runs = by_method[method]
+        errors, scores = [f["test_error"] for f in runs], [f["r2"] for f in runs]
         claims += [
             about(f"test error by {method}", "figure 17", error, errors, 0.04, reason, notes.get(method, "")),
             about(f"R2 by {method}", "figure 17", r2, scores, 0.2, variance, notes.get(method, "")),
@@ -175,34 +172,34 @@ def _error_claims(config: Config, by_method: Groups) -> list[Claim]:
         ),
         holds("Adam gives spikes or a heavy tail", "figure 17(c)",
               [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
-              note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell"),
+              note="" if published else "at a fifth of the size the tail is at the edge of what the phase can tell"),
         not_tried("test error of figure 20's Adam", "figure 20", 0.01681, "its setting is not told"),
         not_tried("test error after SGD with a heavy tail", "figure 3(d)", 1.47504, "its setting is not told"),
     ]  # fmt: skip
 
 
 def _angle_claims(groups: Sequence[tuple[Values, ...]]) -> list[Claim]:
-    def last(found: Values) -> float:
-        return float(found["watched"]["angle 1"][-1])
+    def last(runs: Values) -> float:
+        return float(runs["watched"]["angle 1"][-1])
 
     return [
         holds("the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
               [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
               note="degrees at the end by seed, GD, SGD, Adam: "
-              + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups)),
+              + "; ".join(", ".join(f"{last(run):.0f}" for run in group) for group in groups)),
         holds("with GD the angles stay where they were", "figure 17(b)",
               [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups]),
     ]  # fmt: skip
 
 
-def _cauchy_claim(found: Sequence[Values]) -> Claim:
+def _cauchy_claim(runs: Sequence[Values]) -> Claim:
     def spread(values: Any) -> float:
         positive = np.sort(np.asarray(values, dtype=np.float64))
         return float(positive[-1] / positive.mean())
 
     return holds(
         "Cauchy weights give CK a longer tail than Gaussian ones, without training", "figure 3(c)",
-        [spread(one["trained"]) > spread(one["initial"]) for one in found],
+        [spread(run["trained"]) > spread(run["initial"]) for run in runs],
         note="by the largest eigenvalue over their mean, with ReLU, the activation of figure 17; the caption tells "
         "none. Features of tanh saturate at such weights, and their tail is shorter than with Gaussian ones.",
     )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Figures 5 and 7 of the paper on spectral evolution: conjugate kernel of a transformer during fine-tuning."""
+"""Figures 5 and 7 of the paper on spectral evolution: conjugate kernel of a transformer during fine-tuning.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 5 and 7.
+"""
 
 from __future__ import annotations
 
@@ -180,20 +184,20 @@ def falls_then_rises(values: Sequence[float]) -> bool:
     data=("text/sst2_sentences", _MODEL),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = outcomes.values
+    runs = outcomes.values
     rows = [
         {"seed": point["seed"]} | {name: float(numbers[i]) for name, numbers in values["watched"].items()}
         for point, values in outcomes
         for i in range(len(values["watched"]["epoch"]))
     ]
-    first = found[0]
+    first = runs[0]
     spectra, epochs = np.asarray(first["spectra"]), [int(e) for e in first["watched"]["epoch"]]
     chosen = dict.fromkeys((epochs.index(config.epochs[0]), min(2, len(epochs) - 1), len(epochs) - 1))
     pairs = {f"epoch {epochs[i]}": (spectra[0], spectra[i]) for i in chosen}
     return Result(
-        (*_start_claims(found), *_training_claims(config, found)),
+        (*_start_claims(runs), *_training_claims(config, runs)),
         {"by seed and epoch": pd.DataFrame(rows)},
-        {"figure 5": _evolution_figure(found), "figure 7": spectra_grid({"CK": pairs}, heavy=True)},
+        {"figure 5": _evolution_figure(runs), "figure 7": spectra_grid({"CK": pairs}, heavy=True)},
         f"Stand-ins: MiniLM of 6 layers ({_MODEL}) for BERT, sentences of SST-2 for the tweets of Sentiment140. The CK "
         "is that of the training sentences' mean last hidden state, before the head. The paper's rate is .003 with "
         "batches of 64 and momentum .8; how many tweets it takes is not told. With 256 sentences that makes 4 updates "
@@ -202,39 +206,39 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _start_claims(found: Sequence[Values]) -> list[Claim]:
+def _start_claims(runs: Sequence[Values]) -> list[Claim]:
     return [
         holds("the CK of the pretrained model is heavy-tailed", "section 6, figure 7",
-              [one["heavy"] == 1 for one in found],
+              [run["heavy"] == 1 for run in runs],
               note="By `tail_evidence`, which on seed 0 at the quick size finds a power law (exponent 2.7 over 28 "
               "eigenvalues), but objects that only the largest eigenvalue makes the tail heavy."),
-        holds("it has several spikes", "section 6, figure 7", [one["spikes"] > 1 for one in found],
+        holds("it has several spikes", "section 6, figure 7", [run["spikes"] > 1 for run in runs],
               note="Beyond the edge of the bulk, by `empirical_edge`."),
     ]  # fmt: skip
 
 
-def _training_claims(config: Config, found: Sequence[Values]) -> list[Claim]:
-    watched = [one["watched"] for one in found]
+def _training_claims(config: Config, runs: Sequence[Values]) -> list[Claim]:
+    watched = [run["watched"] for run in runs]
     note = f"{max(config.epochs)} epochs of {config.n} sentences; how many tweets the paper takes is not told."
     reason = "two standard errors of a share of 256 sentences"
     return [
         holds(
             "the leading eigenvalue falls at first and then rises", "figure 5(a)",
-            [falls_then_rises(one["lambda 1"]) for one in watched],
+            [falls_then_rises(run["lambda 1"]) for run in watched],
             note=f"{note} Not safe: in a trial with the same sentences and rate, and another draw of head and batches, "
             "it rose from the first epoch on (993, 1400, 2271, 4115) and fell in the fourth.",
         ),
         holds("the bulk shrinks at first and then extends", "figure 7, appendix A.1",
-              [falls_then_rises(one["bulk"]) for one in watched],
+              [falls_then_rises(run["bulk"]) for run in watched],
               note="The sum of the smaller nine tenths of the eigenvalues."),
         holds("the first eigenvector is more aligned with the labels after fine-tuning", "figure 5(b)",
-              [one["alignment 1"][-1] > one["alignment 1"][0] for one in watched]),
-        about("training accuracy", "figure 5", 0.959, [one["train"][-1] for one in watched], 0.025, reason, note),
-        about("test accuracy", "figure 5", 0.84, [one["test"][-1] for one in watched], 0.046, reason, note),
+              [run["alignment 1"][-1] > run["alignment 1"][0] for run in watched]),
+        about("training accuracy", "figure 5", 0.959, [run["train"][-1] for run in watched], 0.025, reason, note),
+        about("test accuracy", "figure 5", 0.84, [run["test"][-1] for run in watched], 0.046, reason, note),
     ]  # fmt: skip
 
 
-def _evolution_figure(found: Sequence[Values]) -> Figure:
+def _evolution_figure(runs: Sequence[Values]) -> Figure:
     titles = {
         "eigenvalues of CK": {"lambda 1": "first", "lambda 2": "second"},
         "alignment with the labels": {"alignment 1": "first", "alignment 2": "second"},
@@ -242,7 +246,7 @@ def _evolution_figure(found: Sequence[Values]) -> Figure:
     }
     fig, (axes,) = panels(9.0, 2.7, 1, 3, grid="y")
     for ax, (title, curves) in zip(axes, titles.items(), strict=True):
-        for i, values in enumerate(found):
+        for i, values in enumerate(runs):
             watched = values["watched"]
             labels = {"_" + text if i else text: watched[curve] for curve, text in curves.items()}
             draw_lines(ax, watched["epoch"], labels, marker="o", markersize=3)

@@ -1,4 +1,8 @@
-"""Figures 9, 10(a, b) and 30 to 33 of the paper on spectral evolution: total change by training, by size."""
+"""Figures 9, 10(a, b) and 30 to 33 of the paper on spectral evolution: total change by training, by size.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 9, 10(a, b) and 30 to 33.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +173,7 @@ def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Va
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = outcomes.by("figure")
-    claims = [claim for figure, found in rows.items() for claim in _claims(figure, found)]
+    claims = [claim for figure, group in rows.items() for claim in _claims(figure, group)]
     mean = outcomes.table("figure", "n").groupby(["figure", "n"], sort=False).mean().reset_index()
     return Result(
         claims, {"means over trials": mean}, {"figures 9, 10 and 30 to 33": growth_figure(rows)},
@@ -181,18 +185,19 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
     both = not SETTINGS[figure].get("first", False)
-    told = {"W frobenius": "|W - W0|_F / sqrt d", "CK frobenius": "|CK - CK0|_F", "NTK frobenius": "|NTK - NTK0|_F"}
+    texts = {"W frobenius": "|W - W0|_F / sqrt d", "CK frobenius": "|CK - CK0|_F", "NTK frobenius": "|NTK - NTK0|_F"}
     claims = []
-    for name, text in told.items():
-        found = growth(outcomes, name)
+    for name, text in texts.items():
+        exponents = growth(outcomes, name)
         if name == "NTK frobenius" and both:
             if figure in ("figure 32", "figure 33"):
-                grows = [exponent > 0.15 for exponent in found]
-                note = "it grows with an exponent of " + ", ".join(f"{e:.2f}" for e in found) + "; sizes are small"
+                grows = [exponent > 0.15 for exponent in exponents]
+                note = "it grows with an exponent of " + ", ".join(f"{e:.2f}" for e in exponents) + "; sizes are small"
                 claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows, note=note))
             continue
         claims.append(
-            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
+            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, exponents,
+                    0.15 + 2 * standard_error(exponents),
                     "a tenth is what the finite sizes bend; twice the standard error over trials")
         )  # fmt: skip
     if both and figure == "figure 32":
@@ -202,6 +207,6 @@ def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
     return claims
 
 
-def standard_error(found: Sequence[float]) -> float:
+def standard_error(numbers: Sequence[float]) -> float:
     """Return the standard error of the mean of some numbers; 0 for a single one."""
-    return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else 0.0
+    return float(np.std(numbers, ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else 0.0

@@ -1,4 +1,8 @@
-"""Figures and values of spectra before and after training, in the layout of the paper on spectral evolution."""
+"""Figures and values of spectra before and after training, in the layout of the paper on spectral evolution.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ def _draw(ax: Axes, initial: Any, trained: Any, heavy: bool) -> None:
     high = float(positive.max())
     bins = np.geomspace(float(positive.min()), high, _BINS + 1) if log else np.linspace(0.0, high, _BINS + 1)
     counts = [histogram(values[values > floor], bins=bins) for values in (after, before)]
-    draw_spectrum_histogram(ax, *((found.edges, found.density) for found in counts), log=log)
+    draw_spectrum_histogram(ax, *((bars.edges, bars.density) for bars in counts), log=log)
     place = (0.06, 0.1, 0.3, 0.36) if log else (0.62, 0.36, 0.34, 0.4)
     corner = ax.inset_axes((0.7, 0.44, 0.3, 0.36) if heavy else place)
     pairs = qq(before, after)

@@ -1,4 +1,8 @@
-"""Table 1 of the paper on spectral evolution: four trainings of one network, and three kinds of spectra."""
+"""Table 1 of the paper on spectral evolution: four trainings of one network, and three kinds of spectra.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, table 1.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +124,8 @@ def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: 
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_case = outcomes.values_by("case")
-    claims = [claim for case, found in by_case.items() for claim in _case_claims(case, found)]
-    lazy = [found["lazy_error"] for found in by_case[config.cases[0]]]  # the cases share data and network
+    claims = [claim for case, runs in by_case.items() for claim in _case_claims(case, runs)]
+    lazy = [run["lazy_error"] for run in by_case[config.cases[0]]]  # the cases share data and network
     claims.append(
         about("test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
               "seven seeds at full size are .272 to .321, with a deviation of .017")
@@ -139,31 +143,31 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _case_claims(case: int, found: Sequence[Values]) -> list[Claim]:
+def _case_claims(case: int, runs: Sequence[Values]) -> list[Claim]:
     published = PUBLISHED_CASES[case]
     reason = "tau^2 = .04 is what the mean of the teacher's norm term adds, which the paper may or may not count"
     expected = _PHASES[published.spectra]
     claims = [
-        about(f"test error of case {case}", "table 1", published.test_error, [one["test_error"] for one in found], 0.04,
+        about(f"test error of case {case}", "table 1", published.test_error, [run["test_error"] for run in runs], 0.04,
               reason),
-        about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.04, reason),
+        about(f"R2 of case {case}", "table 1", published.r2, [run["r2"] for run in runs], 0.04, reason),
         holds(f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
-              [one["phase W"] == expected for one in found]),
+              [run["phase W"] == expected for run in runs]),
     ]  # fmt: skip
     if case in (1, 2):
         claims += [
             holds(f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
-                  [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found]),
+                  [run["phase CK"] == run["phase NTK"] == "invariant bulk" for run in runs]),
             holds(f"case {case}: the leading direction of W stays away from the feature", "figure 11",
-                  [one["alignment W"] < 0.2 for one in found]),
+                  [run["alignment W"] < 0.2 for run in runs]),
         ]  # fmt: skip
     if case == 3:
         claims += [
-            holds("case 3: CK has an outlier", "figure 1(b)", [one["phase CK"] == "bulk + spikes" for one in found]),
+            holds("case 3: CK has an outlier", "figure 1(b)", [run["phase CK"] == "bulk + spikes" for run in runs]),
             holds("case 3: the leading direction of W aligns with the feature", "figure 2(a)",
-                  [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found]),
+                  [run["alignment W"] > 0.5 > run["initial alignment W"] for run in runs]),
             holds("case 3: leading vectors of CK and NTK align with the labels", "figure 15",
-                  [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found]),
+                  [min(run["alignment CK"], run["alignment NTK"]) > 0.5 for run in runs]),
         ]  # fmt: skip
     return claims
 
@@ -183,5 +187,5 @@ def _order(by_case: Groups) -> list[Claim]:
 def _figures(by_case: Groups) -> dict[str, Figure]:
     first = [(case, name) for case, name in ((1, "W"), (3, "CK"), (4, "CK")) if case in by_case]
     top = {f"case {case}, {name}": pair(by_case[case][0], name) for case, name in first}
-    grid = {f"case {case}": {name: pair(found[0], name) for name in MATRICES} for case, found in by_case.items()}
+    grid = {f"case {case}": {name: pair(runs[0], name) for name in MATRICES} for case, runs in by_case.items()}
     return {"figure 1": spectra_grid({"figure 1": top}), "figures 12 to 16": spectra_grid(grid)}
