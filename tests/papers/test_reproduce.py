@@ -17,7 +17,7 @@ from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers import registry
 from featlearn.papers import runner as module
 from featlearn.papers.claim import about
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Experiment, Outcome, Result, _code_of
 from featlearn.papers.runner import reproduce
 from featlearn.plots import new_figure
 from processes import running
@@ -140,6 +140,12 @@ def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypa
     assert keys["one"] == keys["three"] == keys["five"]  # only the conclusion differs; only words do
     assert keys["one"] != keys["two"]  # a helper
     assert keys["one"] != keys["four"]  # a constant
+
+
+def test_the_key_follows_functions_of_imported_modules() -> None:
+    (found,) = registry.find_experiments(["nfa-fig5"])  # its measure calls gaussian_training.watch_training
+    assert any("def watch_training" in code for code in _code_of(found.measure))
+    assert repr(("0", "2")) in _code_of(found.measure)  # a constant of that module
 
 
 _KILLED = """

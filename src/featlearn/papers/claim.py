@@ -128,7 +128,20 @@ class Claim:
 def about(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float, reason: str, note: str = ""
 ) -> Claim:
-    """Return the claim that the mean over seeds is the published number, within a tolerance."""
+    """Return the claim that the mean over seeds is the published number, within a tolerance.
+
+    Args:
+        text: Statement of the paper, e.g. "NFC of the first layer".
+        where: Place of the statement in the paper, e.g. "figure 1".
+        published: Number published in the paper.
+        measured: Measured numbers, one per seed.
+        tolerance: Largest accepted deviation of their mean.
+        reason: Reason for the tolerance.
+        note: Note for readers.
+
+    Raises:
+        InputError: There are no measured numbers, or the tolerance is negative or not finite.
+    """
     return Claim(text, where, "about", published, tuple(map(float, measured)), tolerance, reason, note)
 
 
@@ -136,7 +149,20 @@ def at_least(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float = 0.0, reason: str = "",
     note: str = "",
 ) -> Claim:  # fmt: skip
-    """Return the claim that the mean over seeds is at least the published number."""
+    """Return the claim that the mean over seeds is at least the published number.
+
+    Args:
+        text: Statement of the paper, e.g. "NFC of the first layer".
+        where: Place of the statement in the paper, e.g. "figure 1".
+        published: Number published in the paper.
+        measured: Measured numbers, one per seed.
+        tolerance: Largest accepted deviation of their mean below the published number. Default: none.
+        reason: Reason for the tolerance.
+        note: Note for readers.
+
+    Raises:
+        InputError: There are no measured numbers, or the tolerance is negative or not finite.
+    """
     return Claim(text, where, "at least", published, tuple(map(float, measured)), tolerance, reason, note)
 
 
@@ -144,17 +170,50 @@ def at_most(
     text: str, where: str, published: float, measured: Iterable[float], tolerance: float = 0.0, reason: str = "",
     note: str = "",
 ) -> Claim:  # fmt: skip
-    """Return the claim that the mean over seeds is at most the published number."""
+    """Return the claim that the mean over seeds is at most the published number.
+
+    Args:
+        text: Statement of the paper, e.g. "NFC of the first layer".
+        where: Place of the statement in the paper, e.g. "figure 1".
+        published: Number published in the paper.
+        measured: Measured numbers, one per seed.
+        tolerance: Largest accepted deviation of their mean above the published number. Default: none.
+        reason: Reason for the tolerance.
+        note: Note for readers.
+
+    Raises:
+        InputError: There are no measured numbers, or the tolerance is negative or not finite.
+    """
     return Claim(text, where, "at most", published, tuple(map(float, measured)), tolerance, reason, note)
 
 
 def holds(text: str, where: str, seeds: Iterable[bool], share: float = 1.0, reason: str = "", note: str = "") -> Claim:
-    """Return the claim that a statement without a number is true on at least a share of the seeds."""
+    """Return the claim that a statement without a number is true on at least a share of the seeds.
+
+    Args:
+        text: Statement of the paper.
+        where: Place of the statement in the paper, e.g. "figure 1".
+        seeds: Whether the statement is true, for each seed.
+        share: Required share of the seeds. Default: all.
+        reason: Reason for the share.
+        note: Note for readers.
+
+    Raises:
+        InputError: There are no seeds.
+    """
     return Claim(text, where, "holds", share, tuple(map(float, seeds)), 0.0, reason, note)
 
 
 def not_tried(text: str, where: str, published: float, note: str, relation: Relation = "about") -> Claim:
-    """Return a claim on a part of the paper's experiment that this size leaves out."""
+    """Return a claim on a part of the paper's experiment that this size leaves out.
+
+    Args:
+        text: Statement of the paper.
+        where: Place of the statement in the paper, e.g. "figure 1".
+        published: Number published in the paper; with "holds", the share of seeds that is required.
+        note: Reason why it was not tried.
+        relation: Relation between measured and published number.
+    """
     return Claim(text, where, relation, published, note=note, missing="not tried at this size")
 
 
