@@ -67,7 +67,7 @@ def test_the_papers_protocol_leaks_labels_and_the_clean_one_does_not() -> None:
 
 
 def test_protocols_are_named() -> None:
-    with pytest.raises(InputError, match="clean, paper, got 'leaky'"):
+    with pytest.raises(InputError, match="protocol must be 'clean' or 'paper', got 'leaky'"):
         uci_accuracy(table(), "leaky")
 
 

@@ -47,9 +47,7 @@ def test_layers_are_measured_against_their_start() -> None:
 
 
 def test_gaussian_training_starts_from_its_own_weights_and_ends_trained() -> None:
-    found = watch_training(
-        64, 8, 16, 60, 30, 1.0, 0.1, 0, ("nfc", "centered_ratio"), ("nfc", "centered_ratio"),
-    )  # fmt: skip
+    found = watch_training(64, 8, 16, 60, 30, 1.0, 0.1, 0, ("nfc", "centered_ratio"))
     assert found["step"] == [0, 5, 10, 30, 60]
     assert found["centered_ratio"][0].tolist() == [0, 0]
     assert float(found["train_loss"][-1]) < float(found["train_loss"][0])

@@ -17,7 +17,7 @@ from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers import registry
 from featlearn.papers import runner as module
 from featlearn.papers.claim import about
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Experiment, Outcome, Result, _code_of
 from featlearn.papers.runner import reproduce
 from featlearn.plots import new_figure
 from processes import running
@@ -142,6 +142,12 @@ def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypa
     assert keys["one"] != keys["four"]  # a constant
 
 
+def test_the_key_follows_functions_of_imported_modules() -> None:
+    (found,) = registry.find_experiments(["nfa-fig5"])  # its measure calls gaussian_training.watch_training
+    assert any("def watch_training" in code for code in _code_of(found.measure))
+    assert repr(("0", "2")) in _code_of(found.measure)  # a constant of that module
+
+
 _KILLED = """
 import sys
 sys.path[:0] = {paths!r}
@@ -210,14 +216,14 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"names": ["nfa-fgi1"]}, "did you mean nfa-fig1"),
-        ({"names": ["zzz"]}, "choose from nfa-fig1"),
-        ({"paper": "bert"}, "choose from nfa, fact"),
-        ({"scale": "huge"}, "smoke, quick or full"),
+        ({"names": ["nfa-fgi1"]}, "got .nfa-fgi1.. Did you mean nfa-fig1"),
+        ({"names": ["zzz"]}, "got .zzz.. Choose from nfa-fig1"),
+        ({"paper": "bert"}, "paper must be one of .nfa., .fact., .*got .bert."),
+        ({"scale": "huge"}, "scale must be one of .smoke., .quick., .full., got .huge."),
         ({"n_jobs": 0}, "n_jobs must be"),
         ({"backend": "dask"}, "backend must be one of"),
-        ({"device": "cuda:7"}, "'cuda:7' was asked for and is not there"),
-        ({"device": "meta"}, "experiments run on the CPU"),
+        ({"device": "cuda:7"}, "device must be .cpu., got .cuda:7., which is not available"),
+        ({"device": "meta"}, "device must be .cpu., got .meta.. The sizes"),
     ],
     ids=["typo", "unknown", "paper", "scale", "jobs", "backend", "gpu", "device"],
 )

@@ -1,4 +1,4 @@
-"""Experiments of the papers: one file per table or figure."""
+"""Experiments that reproduce tables and figures of the papers, one module each."""
 
 from featlearn.cli.demo import WineFeatures, wine_features
 from featlearn.papers.adaptive.sec3_estimator import AdaptiveComparison, adaptive_comparison

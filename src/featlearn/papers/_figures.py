@@ -1,4 +1,4 @@
-"""Parts of figures that several experiments draw."""
+"""Parts of figures shared by several experiments."""
 
 from __future__ import annotations
 
@@ -48,12 +48,13 @@ def label(ax: Axes, x: str = "", y: str = "", title: str = "", *, log: str = "",
         y: Label of the vertical axis.
         title: Title of the panel.
         log: Logarithmic axes: "x", "y" or "xy".
-        **settings: Further arguments of `Axes.set`, such as ``ylim``; ``legend`` is the place of a legend.
+        **settings: Further arguments of `Axes.set`, such as ``ylim``; ``legend`` is the place of a legend, or the
+            arguments of `Axes.legend`.
     """
-    place = settings.pop("legend", None)
+    legend = settings.pop("legend", None)
     ax.set(**{f"{axis}scale": "log" for axis in log}, xlabel=x, ylabel=y, title=title, **settings)
-    if place is not None:
-        ax.legend(loc=place)
+    if legend is not None:
+        ax.legend(**legend if isinstance(legend, dict) else {"loc": legend})
 
 
 def draw_lines(ax: Axes, x: Any, curves: Mapping[str, Any], *, marked: bool = False, **line: Any) -> None:
@@ -63,21 +64,20 @@ def draw_lines(ax: Axes, x: Any, curves: Mapping[str, Any], *, marked: bool = Fa
         ax: Panel.
         x: Horizontal places, shared by the curves.
         curves: Values by label.
-        marked: Whether each curve has a marker of its own.
+        marked: Whether each curve has its own marker.
         **line: Further arguments of `Axes.plot`.
     """
     for (name, y), color, marker in zip(curves.items(), PALETTE, MARKERS, strict=False):
-        own: dict[str, Any] = {"marker": marker} if marked else {}
-        ax.plot(x, y, color=color, label=name, **own, **line)
+        ax.plot(x, y, color=color, label=name, **({"marker": marker} if marked else {}) | line)
 
 
 def draw_band(ax: Axes, x: Any, curves: Sequence[Any], color: str, *, alpha: float = 0.15, **line: Any) -> None:
-    """Draw the mean over seeds as a line and, of several seeds, their range as a shade.
+    """Draw the mean over seeds as a line and, if there are several seeds, their range as a shade.
 
     Args:
         ax: Panel.
         x: Horizontal places, shared by the curves.
-        curves: One curve per seed.
+        curves: Curves to average, one per seed.
         color: Color of line and shade.
         alpha: Opacity of the shade.
         **line: Further arguments of `Axes.plot` for the line.
@@ -98,13 +98,16 @@ def draw_proportional(ax: Axes, x: Any, y: Any, slope: float, text: str, size: f
 
 
 def draw_matrix(ax: Axes, matrix: Any, largest: float | None = None, interpolation: str = "nearest") -> Any:
-    """Draw a matrix in a frame without ticks, from blue over white (zero) to red, and return the image.
+    """Draw a matrix in a frame without ticks, from blue (negative) over white (zero) to red (positive).
 
     Args:
         ax: Panel.
         matrix: Matrix; divided by its largest absolute entry unless ``largest`` is given.
-        largest: Entry with the strongest color.
-        interpolation: Argument of `Axes.imshow`.
+        largest: Absolute value with the strongest color.
+        interpolation: Interpolation of `Axes.imshow`.
+
+    Returns:
+        The image, for a color bar.
     """
     a = np.asarray(matrix) if largest is not None else as_array(matrix) / abs(as_array(matrix)).max()
     limit = 1.0 if largest is None else largest
@@ -113,10 +116,9 @@ def draw_matrix(ax: Axes, matrix: Any, largest: float | None = None, interpolati
     return image
 
 
-def draw_diagonal(ax: Axes, diagonal: Any, shape: Iterable[Any]) -> None:
+def draw_diagonal(ax: Axes, diagonal: Any, shape: Iterable[int]) -> None:
     """Draw the diagonal of a feature matrix of images, see `diagonal_image`, in a frame without ticks."""
-    channels, height, width = (int(side) for side in shape)
-    ax.imshow(diagonal_image(diagonal, (channels, height, width)), cmap="viridis", interpolation="nearest")
+    ax.imshow(diagonal_image(diagonal, shape), cmap="viridis", interpolation="nearest")
     _frame(ax)
 
 
@@ -125,14 +127,14 @@ def _frame(ax: Axes) -> None:
     ax.spines[:].set_visible(True)
 
 
-def diagonal_image(diagonal: Any, shape: tuple[int, int, int]) -> NDArray[np.float64]:
-    """Return one number per pixel and channel as a picture from 0 to 1, the mean over channels.
+def diagonal_image(diagonal: Any, shape: Iterable[int]) -> NDArray[np.float64]:
+    """Return one number per pixel and channel as a picture with values from 0 to 1, the mean over channels.
 
     Args:
         diagonal: Diagonal of a feature matrix of flattened images.
-        shape: ``(channels, height, width)``.
+        shape: Shape of an image, ``(channels, height, width)``.
     """
-    picture = as_array(diagonal).reshape(shape).mean(0)
+    picture = as_array(diagonal).reshape(tuple(map(int, shape))).mean(0)
     spread = picture.max() - picture.min()
     return np.asarray((picture - picture.min()) / (spread if spread > 0 else 1.0))
 

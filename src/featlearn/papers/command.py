@@ -1,4 +1,4 @@
-"""Run ``featlearn reproduce``: experiments by name, and their claims on the terminal."""
+"""Command ``featlearn reproduce``: run experiments by name and print their claims."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from rich.text import Text
 
 from featlearn._utils.formatting import count
 from featlearn.cli._console import print_json, result_console
-from featlearn.papers.claim import Claim, verdict_counts
-from featlearn.papers.experiment import Experiment
+from featlearn.papers.claim import verdict_counts
 from featlearn.papers.ledger import write_ledger
 from featlearn.papers.registry import find_experiments
 from featlearn.papers.runner import Reproduction, reproductions
 
 _COLORS = {"reproduced": "green", "differs": "red", "stale": "yellow"}
 _SHORT = {"not tried at this size": "not tried", "data not present": "no data"}
-_ROOMY = 100  # columns of a terminal that has room for places in the papers
+_ROOMY = 100  # width of a terminal, in characters, from which on places in the papers are shown
 
 
 def list_experiments(names: Sequence[str], paper: str | None, as_json: bool) -> None:
     """Print the chosen experiments.
 
     Args:
-        names: Names of experiments; none, or "all", is all of them.
+        names: Names of experiments. An empty list, or "all", chooses all experiments.
         paper: Key of a paper, to choose its experiments only.
         as_json: Whether to print JSON.
     """
@@ -39,22 +38,27 @@ def list_experiments(names: Sequence[str], paper: str | None, as_json: bool) -> 
         shown = ("name", "title", "paper", "covers", "data")
         print_json([{name: getattr(experiment, name) for name in shown} for experiment in chosen])
     else:
-        result_console().print(_listing(chosen))
+        table = Table("name", "what", "stands for", "data", header_style="bold", box=None)
+        for experiment in chosen:
+            table.add_row(experiment.name, experiment.title, ", ".join(experiment.covers), ", ".join(experiment.data))
+        result_console().print(table)
 
 
 def run_experiments(names: Sequence[str], paper: str | None, out: Path, as_json: bool, **options: Any) -> None:
     """Run the chosen experiments, write the ledger after each, and print their claims.
 
     Args:
-        names: Names of experiments; none, or "all", is all of them.
+        names: Names of experiments. An empty list, or "all", chooses all experiments.
         paper: Key of a paper, to choose its experiments only.
-        out: Folder for measurements and pages.
+        out: Folder for measurements and pages. Created if it does not exist.
         as_json: Whether to print JSON.
         **options: Further arguments of `featlearn.papers.runner.reproductions`.
     """
     done: list[Reproduction] = []
     chosen = [experiment.name for experiment in find_experiments(names, paper)]
-    with _progress() as progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True, highlight=False)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=None)
 
         def show(name: str, measured: int, points: int) -> None:
@@ -68,24 +72,19 @@ def run_experiments(names: Sequence[str], paper: str | None, out: Path, as_json:
             if not as_json:
                 progress.console.print(_line(reproduction))
     if as_json:
-        claims = [
+        rows = [
             {"experiment": reproduction.experiment.name, **asdict(claim), "verdict": claim.verdict}
             for reproduction in done
             for claim in reproduction.claims
         ]
-        print_json({"claims": claims, "page": str(page)})
+        print_json({"claims": rows, "page": str(page)})
         return
     console = result_console()
     console.print(_ledger(done, roomy=console.width >= _ROOMY))
-    console.print(_summary([claim for reproduction in done for claim in reproduction.claims]))
+    claims = [claim for reproduction in done for claim in reproduction.claims]
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in verdict_counts(claims).items())
+    console.print(f"{count(len(claims), 'claim')}: {verdicts or 'none'}")
     console.print(f"  {page} [dim]all claims, with figures[/dim]")
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True, highlight=False), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
 
 
 def _line(done: Reproduction) -> Text:
@@ -98,15 +97,8 @@ def _line(done: Reproduction) -> Text:
     return line
 
 
-def _listing(experiments: Sequence[Experiment]) -> Table:
-    table = Table("name", "what", "stands for", "data", header_style="bold", box=None)
-    for experiment in experiments:
-        table.add_row(experiment.name, experiment.title, ", ".join(experiment.covers), ", ".join(experiment.data))
-    return table
-
-
 def _ledger(reproductions: Sequence[Reproduction], roomy: bool) -> Table:
-    """Return a table of all claims, with a line for each experiment; places in the papers where there is room."""
+    """Return a table of all claims, with one header row per experiment; if roomy, with places in the papers."""
     table = Table(header_style="bold")
     table.add_column("claim", ratio=3)
     if roomy:
@@ -121,8 +113,3 @@ def _ledger(reproductions: Sequence[Reproduction], roomy: bool) -> Table:
             texts = (claim.text, *((claim.where,) if roomy else ()), claim.published_text, claim.measured_text)
             table.add_row(*map(Text, texts), verdict, end_section=i == len(done.claims) - 1)
     return table
-
-
-def _summary(claims: Sequence[Claim]) -> str:
-    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in verdict_counts(claims).items())
-    return f"{count(len(claims), 'claim')}: {verdicts or 'none'}"

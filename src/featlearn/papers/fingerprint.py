@@ -17,25 +17,27 @@ import torch
 
 _ROOT = __name__.partition(".")[0]
 _FOLDER = Path(__file__).resolve().parents[1]
-# Packages that draw or show what was measured: they change no number. Experiments are covered by `Experiment.key`,
+# Packages that draw or show results and change no number. Experiments are covered by `Experiment.key`,
 # which follows the functions that measure, and not those that conclude.
 _NOT_HASHED = tuple(f"{_ROOT}.{part}" for part in ("plots", "reports", "dashboard", "cli", "papers"))
 
 Wanted = tuple[str, str | None]
-"""A module, and the name that is imported from it; None for the module itself."""
+"""Module, and the name that is imported from it; None for the module itself."""
 
 
 def source_fingerprint(measure: Callable[..., Any]) -> str:
     """Return a hash of the library's source that a function depends on.
 
-    That is the code of all modules of featlearn that its module imports, directly or through others, also inside
-    functions, without docstrings and comments. A name that a package re-exports counts as the module that defines it;
-    where a whole package is imported, all its modules count. Modules that only draw or show results do not.
+    The hash covers the code of all modules of featlearn that the function's module imports, directly or through others,
+    also inside functions, without docstrings and comments. A name that a package re-exports counts as the module that
+    defines it; where a whole package is imported, all its modules count. Modules that only draw or show results are
+    left out. The first call takes half a second, all others together less.
 
     Args:
         measure: Function of a module, such as `Experiment.measure`.
 
-    Time: half a second for the first function, and less for all others together.
+    Returns:
+        Hash of 20 hexadecimal digits.
     """
     return _fingerprint(measure.__module__)
 
@@ -46,7 +48,7 @@ def versions() -> dict[str, str]:
 
 
 def code_without_words(tree: ast.Module) -> str:
-    """Return code without comments and docstrings: better words do not make another measurement."""
+    """Return code without comments and docstrings, which do not change a measurement."""
     return ast.unparse(_without_texts(tree))
 
 
@@ -68,7 +70,7 @@ def _fingerprint(module: str) -> str:
     known = _modules()
     if module in known:
         start = {module}
-    else:  # an experiment of someone else: what it imports of the library
+    else:  # an experiment outside of the library: the modules that it imports
         file = inspect.getsourcefile(sys.modules[module]) if module in sys.modules else None
         tree = ast.parse(Path(file).read_text(encoding="utf-8")) if file and Path(file).is_file() else None
         start = set(known) if tree is None else {m for wanted in _imports(tree, module) for m in _resolve(*wanted)}
@@ -114,7 +116,7 @@ def _needs(module: str) -> frozenset[str]:
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[Wanted]:
-    """Yield what code imports from featlearn, also inside functions; what is under ``if TYPE_CHECKING`` is not run.
+    """Yield the imports of code from featlearn, also inside functions, except under ``if TYPE_CHECKING``.
 
     Args:
         tree: Code of a module.
@@ -164,7 +166,7 @@ def _ours(module: str) -> bool:
 
 @cache
 def _resolve(module: str, name: str | None) -> frozenset[str]:
-    """Return the modules behind an import: one where a name is known to come from, a whole package otherwise."""
+    """Return the modules of an import: the module that defines the name if it is known, a whole package otherwise."""
     known = _modules()
     if name is None:
         inside = {m for m in known if m == module or m.startswith(f"{module}.")}

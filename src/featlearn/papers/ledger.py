@@ -1,6 +1,6 @@
-"""Write the ledger of all claims, as pages and as records that can be read again.
+"""Write the ledger of all claims, as HTML pages and as records in JSON.
 
-``ledger.json`` holds everything that a reader needs to show the claims, without this package: see `write_records`.
+``ledger.json`` holds everything that a program needs to show the claims without this package, see `write_records`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,41 +23,31 @@ from featlearn.papers.fingerprint import source_fingerprint
 from featlearn.papers.registry import all_experiments
 from featlearn.papers.runner import Reproduction
 from featlearn.plots import save_figure
-from featlearn.reports.html import (
-    cell,
-    definitions,
-    document,
-    frame_table,
-    heading,
-    link,
-    paragraph,
-    picture,
-    rows_table,
-)
+from featlearn.reports import html
+from featlearn.reports.html import cell, heading, link, paragraph
 
 LEDGER_COLUMNS = ("experiment", "claim", "place", "published", "measured", "tolerance", "verdict", "note", "scale")
 
-_VERSION = 3  # 1 had no source; 2 had no texts of published and measured numbers
-_READ = (1, 2, 3)
+_VERSION = 3  # 1 had no source; 2 had no texts of published and measured numbers; all are read
 _SHOWN = ("claim", "place", "published", "here", "tolerance", "verdict")  # titles of `Claim.texts`
 
 
 @dataclass(frozen=True)
 class Record:
-    """An experiment that was run: its claims, without figures and tables.
+    """Record of a run of an experiment: its claims, without figures and tables.
 
     Attributes:
         name: Name of the experiment.
         title: Title of the experiment.
-        paper: Key of its paper.
-        covers: Tables and figures that it stands for.
-        scale: Scale that it was run at.
+        paper: Key of the experiment's paper, such as "nfa".
+        covers: Tables and figures of the paper that the experiment reproduces.
+        scale: Scale of the run: "smoke", "quick" or "full".
         seconds: Seconds of work.
-        trouble: Why there is no result, in a sentence.
+        trouble: Reason why there is no result, in a sentence.
         remarks: Remarks on the result.
         claims: Claims with their measurements.
         source: Fingerprint of the source that all points were measured with; empty if there are several, or if it is
-            not known.
+            unknown.
     """
 
     name: str
@@ -78,41 +68,50 @@ class Record:
 
 
 def record_of(done: Reproduction) -> Record:
-    """Return the record of a reproduction."""
-    experiment = done.experiment
-    return Record(
-        name=experiment.name,
-        title=experiment.title,
-        paper=experiment.paper,
-        covers=experiment.covers,
-        scale=done.scale,
-        seconds=round(done.seconds, 1),
-        trouble=done.trouble,
-        remarks=done.result.remarks if done.result is not None else "",
-        claims=done.claims,
-        source="" if done.stale else source_fingerprint(experiment.measure),
-    )
+    """Return the record of a reproduction.
+
+    Args:
+        done: Reproduction from `featlearn.papers.runner.reproduce`.
+    """
+    e, remarks = done.experiment, done.result.remarks if done.result is not None else ""
+    source = "" if done.stale else source_fingerprint(e.measure)
+    run = (done.scale, round(done.seconds, 1), done.trouble)
+    return Record(e.name, e.title, e.paper, e.covers, *run, remarks, done.claims, source)
 
 
 def read_records(file: Path) -> list[Record]:
-    """Return the records of a ``ledger.json``, of this or an earlier version; none if there is no file."""
+    """Return the records of a ``ledger.json``, of this or an earlier version.
+
+    Args:
+        file: Path of the file. If it does not exist, there are no records.
+
+    Raises:
+        InputError: The file is corrupt, or was written by a later version.
+    """
     if not file.exists():
         return []
     try:
         ledger = json.loads(file.read_text(encoding="utf-8"))
-        if ledger["schema_version"] not in _READ:
-            raise InputError(f"{file.name} was written by another version of featlearn: remove it and run again")
+        if ledger["schema_version"] not in range(1, _VERSION + 1):
+            raise InputError(f"{file.name} was written by another version of featlearn. Remove it and run again.")
         return [_decode(record) for record in ledger["experiments"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(file)!r} is damaged ({error}): remove it and run again") from error
+        raise InputError(f"Corrupt ledger {str(file)!r}: {error}. Remove it and run again.") from error
 
 
 def write_records(file: Path, records: list[Record]) -> list[Record]:
-    """Add records to those of the file, in place of older ones of the same experiment; in the papers' order.
+    """Add records to those of a file, in place of older ones of the same experiment, in the order of the papers.
 
-    Claims of the others are stale if they were measured with another source than today's. Beside the attributes of
-    `Record` and `Claim`, the file holds for each record ``paper_title`` and ``stale``, whether any of its claims is;
-    and for each claim ``verdict``, ``published_text``, ``measured_text`` and ``tolerance_text``.
+    Claims of the other records become stale if they were measured with another version of the source. Beside the
+    attributes of `Record` and `Claim`, the file holds for each record ``paper_title`` and ``stale`` (whether any of its
+    claims is), and for each claim ``verdict``, ``published_text``, ``measured_text`` and ``tolerance_text``.
+
+    Args:
+        file: Path of a ``ledger.json``, which need not exist.
+        records: Records to add.
+
+    Returns:
+        All records of the file.
     """
     known = {record.name: record for record in [*map(_dated, read_records(file)), *records]}
     order = {name: place for place, name in enumerate(all_experiments())}
@@ -123,7 +122,7 @@ def write_records(file: Path, records: list[Record]) -> list[Record]:
 
 
 def _dated(record: Record) -> Record:
-    """Return a record of an earlier call with its claims marked as stale, or not, by today's source."""
+    """Return a record of an earlier call with its claims marked as stale if the source has changed since."""
     experiment = all_experiments().get(record.name)
     if experiment is None:
         return record
@@ -139,17 +138,22 @@ def _encode(record: Record) -> dict[str, Any]:
 
 
 def _decode(record: Mapping[str, Any]) -> Record:
-    claims = (_fields_of(Claim, claim) | {"measured": tuple(claim["measured"])} for claim in record["claims"])
-    given = {"covers": tuple(record["covers"]), "claims": tuple(Claim(**claim) for claim in claims)}
-    return Record(**_fields_of(Record, record) | given)
+    def known(kind: type[Claim] | type[Record], values: Mapping[str, Any]) -> dict[str, Any]:
+        return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
-
-def _fields_of(kind: type[Claim] | type[Record], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    claims = tuple(Claim(**known(Claim, c) | {"measured": tuple(c["measured"])}) for c in record["claims"])
+    return Record(**known(Record, record) | {"covers": tuple(record["covers"]), "claims": claims})
 
 
 def ledger_table(records: Iterable[Record]) -> pd.DataFrame:
-    """Return a table with one row per claim, in texts for readers; the claims' attributes have the numbers."""
+    """Return a table with one row per claim, as texts for readers.
+
+    Args:
+        records: Records from `read_records` or `record_of`, whose claims have the numbers.
+
+    Returns:
+        Table with the columns `LEDGER_COLUMNS`.
+    """
     rows = [(record.name, *claim.texts, claim.note, record.scale) for record in records for claim in record.claims]
     return pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
 
@@ -157,12 +161,13 @@ def ledger_table(records: Iterable[Record]) -> pd.DataFrame:
 def write_ledger(reproductions: Sequence[Reproduction], folder: str | os.PathLike[str]) -> Path:
     """Write one page per experiment, their figures and tables, and the index of all claims.
 
-    Experiments that are in the folder already stay in the index, unless they are among these; claims that were measured
-    with another version of the source are shown as stale.
+    Other experiments of earlier calls stay in the index; claims that were measured with another version of the source
+    are shown as stale.
 
     Args:
-        reproductions: Reproductions from `featlearn.papers.runner`.
-        folder: Folder for ``index.html``, ``ledger.csv``, ``ledger.json`` and one folder per experiment.
+        reproductions: Reproductions from `featlearn.papers.runner.reproduce`.
+        folder: Folder for ``index.html``, ``ledger.csv``, ``ledger.json`` and one folder per experiment. Created if it
+            does not exist.
 
     Returns:
         Path of the index page.
@@ -177,7 +182,15 @@ def write_ledger(reproductions: Sequence[Reproduction], folder: str | os.PathLik
 
 
 def write_page(done: Reproduction, folder: Path) -> Path:
-    """Write one experiment's page, ``NAME.html``, and its figures and tables in the folder ``NAME``."""
+    """Write the page of an experiment, ``NAME.html``, and its figures and tables in the folder ``NAME``.
+
+    Args:
+        done: Reproduction of the experiment.
+        folder: Folder for the page, which must exist.
+
+    Returns:
+        Path of the page.
+    """
     experiment, result = done.experiment, done.result
     title = f"{experiment.name}: {experiment.title}"
     parts = [paragraph(f"{PAPERS[experiment.paper]}: {', '.join(experiment.covers)}", soft=True), heading(title, 1)]
@@ -187,37 +200,42 @@ def write_page(done: Reproduction, folder: Path) -> Path:
         stale = (
             f"{done.stale} of {done.points[1]} points are stale: they were measured with another version of featlearn."
         )
-        parts.append(paragraph(f"{stale} Run it again without keeping them to have verdicts."))
+        parts.append(paragraph(f"{stale} Run the experiment again without keeping them to get verdicts."))
     if done.claims:
-        rows = [[*_claim_cells(claim), cell(_because(claim))] for claim in done.claims]
-        parts += [heading("Claims"), rows_table((*_SHOWN, "remarks"), rows)]
+        because = [(c.reason and f"tolerance: {c.reason}", c.note) for c in done.claims]
+        notes = [cell("; ".join(text for text in texts if text)) for texts in because]
+        rows = [[*_claim_cells(claim), note] for claim, note in zip(done.claims, notes, strict=True)]
+        parts += [heading("Claims"), html.rows_table((*_SHOWN, "remarks"), rows)]
     if result is not None:
         if result.remarks:
             parts.append(paragraph(result.remarks))
-        own = folder / experiment.name
-        own.mkdir(parents=True, exist_ok=True)
+        files = folder / experiment.name
+        files.mkdir(parents=True, exist_ok=True)
         if result.figures:
             parts.append(heading("Figures"))
         for name, figure in result.figures.items():
             for ending in ("png", "svg", "pdf"):
-                save_figure(figure, own / f"{_slug(name)}.{ending}")
-            parts.append(picture(figure, name))
+                save_figure(figure, files / f"{_slug(name)}.{ending}")
+            parts.append(html.picture(figure, name))
         for name, table in result.tables.items():
-            _write(own / f"{_slug(name)}.csv", table.to_csv())
-            parts += [heading(_capitalized(name)), frame_table(table)]
+            _write(files / f"{_slug(name)}.csv", table.to_csv())
+            parts += [heading(_capitalized(name)), html.frame_table(table)]
     total, measured = done.points
     points = f"{measured} of {total}" + (f", {done.stale} of them stale" if done.stale else "")
     settings = {"scale": done.scale, **done.settings, "points": points, "time": _minutes(done.seconds)}
-    parts += [heading("Settings"), definitions(settings), f"<p>{link('index.html', 'All claims')}</p>"]
-    return _write(folder / f"{experiment.name}.html", document(title, parts))
+    parts += [heading("Settings"), html.definitions(settings), f"<p>{link('index.html', 'All claims')}</p>"]
+    return _write(folder / f"{experiment.name}.html", html.document(title, parts))
 
 
 def markdown_ledger(records: Sequence[Record], pictures: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> str:
-    """Return the ledger as a page of the documentation, one section per paper.
+    """Return the ledger as a page of the documentation in Markdown, one section per paper.
 
     Args:
         records: Records from `read_records` or `record_of`.
-        pictures: Captions and addresses of pictures, by the experiment's name.
+        pictures: Captions and addresses of pictures, by the name of the experiment. Default: none.
+
+    Returns:
+        Text of the page.
     """
     parts = [f"{_summary(records)}\n"]
     for title, chosen in _by_paper(records):
@@ -240,7 +258,7 @@ def markdown_ledger(records: Sequence[Record], pictures: Mapping[str, Sequence[t
 
 
 def _index(records: Sequence[Record]) -> str:
-    parts = [heading("What the papers say, and what came out here", 1), paragraph(_summary(records), soft=True)]
+    parts = [heading("Claims of the papers and measurements", 1), paragraph(_summary(records), soft=True)]
     for title, chosen in _by_paper(records):
         rows = []
         for record in chosen:
@@ -250,24 +268,19 @@ def _index(records: Sequence[Record]) -> str:
             for claim in record.claims:
                 rows.append([name, *_claim_cells(claim)])
                 name = cell("")
-        parts += [heading(title), rows_table(("experiment", *_SHOWN), rows)]
-    return document("Ledger of claims", parts)
+        parts += [heading(title), html.rows_table(("experiment", *_SHOWN), rows)]
+    return html.document("Ledger of claims", parts)
 
 
-def _by_paper(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    for paper, title in PAPERS.items():
-        if chosen := [record for record in records if record.paper == paper]:
-            yield title, chosen
+def _by_paper(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    papers = [(title, [r for r in records if r.paper == paper]) for paper, title in PAPERS.items()]
+    return [(title, chosen) for title, chosen in papers if chosen]
 
 
 def _claim_cells(claim: Claim) -> list[str]:
     text, *others, verdict = claim.texts
     kind = verdict if verdict in ("reproduced", "differs") else "missing"
     return [cell(text), *(cell(other, "plain") for other in others), cell(verdict, kind)]
-
-
-def _because(claim: Claim) -> str:
-    return "; ".join(text for text in (claim.reason and f"tolerance: {claim.reason}", claim.note) if text)
 
 
 def _summary(records: Sequence[Record]) -> str:

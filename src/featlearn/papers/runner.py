@@ -1,4 +1,4 @@
-"""Run experiments so that nothing done is lost or done twice: by seed, on several cores, on a cluster."""
+"""Run experiments point by point, on several cores or a cluster, and store every point for later calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any
 import joblib
 import torch
 
+from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers.claim import Claim
-from featlearn.papers.experiment import Experiment, Outcome, Result
+from featlearn.papers.experiment import Experiment, Outcome, Result, scalars
 from featlearn.papers.fingerprint import source_fingerprint, versions
 from featlearn.papers.registry import find_experiments
 from featlearn.runs import Run, load_nested, save_nested
@@ -26,20 +27,23 @@ BACKENDS = ("loky", "threading", "ray")
 Measured = tuple[int, Mapping[str, Any], float]
 """Index of a point, its measured values, and its seconds."""
 
+Told = Callable[[str, int, int], object]
+"""Callback with the name of an experiment, the number of points done, and the number of all points."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """An experiment that was run, or could not be.
+    """Run of an experiment, with its result or the reason why there is none.
 
     Attributes:
         experiment: The experiment.
-        scale: Scale that it was run at.
-        settings: Its configuration.
-        result: Its result; None if there is none.
-        seconds: Seconds of work, points done before included.
-        points: Number of points, and number of those that are done.
-        trouble: Why there is no result, in a sentence.
-        missing_data: Whether that is because a data set is not there.
+        scale: Scale of the run: "smoke", "quick" or "full".
+        settings: Configuration of the experiment at this scale.
+        result: Result of the experiment; None if there is none.
+        seconds: Seconds of work, including points measured by earlier calls.
+        points: Number of points, and number of points that are done.
+        trouble: Reason why there is no result, in a sentence.
+        missing_data: Whether there is no result because a data set is missing.
         stale: Number of points that were measured with another version of the source, and kept.
     """
 
@@ -55,7 +59,7 @@ class Reproduction:
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """Claims of the result, stale ones if any point is; without data, one that says so."""
+        """Claims of the result, marked as stale if any point is; if data are missing, one claim with that verdict."""
         if self.result is not None:
             return tuple(replace(claim, stale=claim.stale or self.stale > 0) for claim in self.result.claims)
         if not self.missing_data:
@@ -65,7 +69,24 @@ class Reproduction:
 
 
 def reproduce(names: Iterable[str] = (), scale: str = "quick", **options: Any) -> list[Reproduction]:
-    """Run experiments by name; `reproductions`, which yields them one by one, has the options."""
+    """Run experiments by name.
+
+    Args:
+        names: Names of experiments, such as ``"nfa-fig4"``. Default, or ``"all"``: all experiments.
+        scale: ``"smoke"`` (seconds), ``"quick"`` (minutes) or ``"full"`` (the paper's size where a CPU can handle it).
+        **options: Further arguments of `reproductions`, such as ``folder`` and ``n_jobs``.
+
+    Returns:
+        One reproduction per experiment.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.papers.runner import reproduce
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     (done,) = reproduce(["adaptive-fig2"], "smoke", folder=folder)
+        >>> [claim.verdict for claim in done.claims]
+        ['reproduced', 'reproduced', 'reproduced', 'reproduced', 'reproduced']
+    """
     return list(reproductions(names, scale, **options))
 
 
@@ -78,73 +99,64 @@ def reproductions(
     n_jobs: int = 1,
     backend: str = "loky",
     device: str = "cpu",
-    told: Callable[[str, int, int], object] | None = None,
+    told: Told | None = None,
     keep_stale: bool = False,
 ) -> Iterator[Reproduction]:
     """Run experiments one after the other, the points of each in parallel, and yield each as it is done.
 
     Every point is written to disk as soon as it is measured, with a fingerprint of the source that it depends on
-    (`featlearn.papers.fingerprint.source_fingerprint`), and is not measured again as long as its arguments, the code
-    that measures it (see `Experiment.key`) and that source are the same: a call that was killed goes on where it was.
-    Points of another source, or without a fingerprint, are measured again. Versions of Python, torch and numpy are
-    written beside, and are not compared.
+    (`featlearn.papers.fingerprint.source_fingerprint`). It is not measured again as long as its arguments, the code
+    that measures it (see `Experiment.key`) and that source are the same: a call after a killed one resumes its work.
+    Points of another source, or without a fingerprint, are measured again. The versions of Python, torch and numpy are
+    recorded, and not compared.
 
     Args:
         names: Names of experiments, such as ``"nfa-fig4"``. Default, or ``"all"``: all experiments.
-        scale: ``"smoke"``, ``"quick"`` or ``"full"``.
+        scale: ``"smoke"`` (seconds), ``"quick"`` (minutes) or ``"full"`` (the paper's size where a CPU can handle it).
         paper: Key of a paper, to run its experiments only: ``"nfa"``, ``"fact"``, ``"adaptive"`` or ``"spectral"``.
         folder: Folder for measurements: one run (see `featlearn.runs`) per experiment and scale.
-        n_jobs: Number of points measured at a time; -1 uses all cores.
+        n_jobs: Number of points measured in parallel; -1 uses all cores.
         backend: ``"loky"`` (processes), ``"threading"``, or ``"ray"``: the cluster that ray is connected to, or a
             local one.
-        device: "cpu"; anything else is refused.
-        told: Called as ``told(name, done, points)`` after every point.
+        device: Device to compute on. Only "cpu" is supported.
+        told: Callback, called as ``told(name, done, points)`` after every point. Default: none.
         keep_stale: Whether to keep points that were measured with another source; the claims of their experiment then
             have the verdict "stale".
+
+    Yields:
+        One reproduction per experiment.
+
+    Raises:
+        InputError: An argument is not one of the allowed values, or ray is not installed.
+        FeatlearnError: The disk of the folder is full.
     """
     experiments = find_experiments(names, paper)
-    _check(scale, n_jobs, backend, device)
-    for experiment in experiments:
-        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None), keep_stale)
-
-
-def _check(scale: str, n_jobs: int, backend: str, device: str) -> None:
-    if scale not in ("smoke", "quick", "full"):
-        raise InputError(f"scale must be smoke, quick or full, got {scale!r}")
-    if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != -1):
-        raise InputError(f"n_jobs must be a number of at least 1, or -1 for one a core, got {n_jobs!r}")
-    if backend not in BACKENDS:
-        raise InputError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    if not is_int(n_jobs, -1) or n_jobs == 0:
+        raise InputError(f"n_jobs must be an integer of at least 1, or -1 for one job per core, got {n_jobs!r}.")
+    check_option("backend", backend, BACKENDS)
     if device != "cpu":
         try:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise InputError(
-                f"the device {device!r} was asked for and is not there: leave it out, or name one"
-            ) from error
-        raise InputError(f"experiments run on the CPU, at sizes chosen for it, got device={device!r}")
+            raise InputError(f"device must be 'cpu', got {device!r}, which is not available. Omit device.") from error
+        raise InputError(f"device must be 'cpu', got {device!r}. The sizes of experiments are chosen for a CPU.")
+    for experiment in experiments:
+        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None), keep_stale)
 
 
 def _reproduce(
-    experiment: Experiment,
-    scale: str,
-    folder: Path,
-    n_jobs: int,
-    backend: str,
-    told: Callable[[str, int, int], object],
-    keep_stale: bool,
+    experiment: Experiment, scale: str, folder: Path, n_jobs: int, backend: str, told: Told, keep_stale: bool
 ) -> Reproduction:
     config = experiment.config(scale)
     settings = experiment.settings(config)
     points = list(experiment.points(config))
     values: dict[int, Mapping[str, Any]] = {}
-    seconds = 0.0
-    stale = 0
+    seconds, stale = 0.0, 0
     source = source_fingerprint(experiment.measure)
     told(experiment.name, 0, len(points))
     try:
         place = folder / experiment.name / scale
-        # A run that is there may have begun with fewer seeds: its points are taken one by one, each with its settings.
+        # An existing run may have started with fewer seeds: each of its points has its own settings.
         with Run.open_or_create(place, None if Run.exists(place) else settings) as run:
             run.repeat_from(0)  # steps are points, measured in any order
             store = run.path / "points"
@@ -153,39 +165,35 @@ def _reproduce(
             for index, file in enumerate(files):
                 if not file.exists():
                     continue
-                kept, took, fresh = _load(file, source)
+                state, header = load_nested(file)
+                fresh = header.get("source") == source
                 if fresh or keep_stale:
-                    values[index] = kept
-                    seconds += took
+                    values[index] = state["values"]
+                    seconds += float(state["seconds"])
                     stale += not fresh
             told(experiment.name, len(values), len(points))
             header = {"source": source, "versions": versions()}
-            open_points = [(i, points[i]) for i in range(len(points)) if i not in values]
+            open_points = [(i, point) for i, point in enumerate(points) if i not in values]
             for index, measured, took in _measured(experiment, open_points, n_jobs, backend):
                 save_nested(files[index], {"values": measured, "seconds": took}, header)
-                run.log_layers(index, {None: {"seconds": took}, _label(points[index]): _scalars(measured)})
+                label = ", ".join(f"{name}={value}" for name, value in points[index].items()) or "all"
+                numbers = {name: v for name, v in scalars(measured).items() if not isinstance(v, bool)}
+                run.log_layers(index, {None: {"seconds": took}, label: numbers})
                 values[index] = measured
                 seconds += took
                 told(experiment.name, len(values), len(points))
-            outcomes = [Outcome(point, values[i]) for i, point in enumerate(points)]
-            result = experiment.result(config, outcomes)
+            result = experiment.result(config, [Outcome(point, values[i]) for i, point in enumerate(points)])
     except DataNotPresent as error:
         count = (len(points), len(values))
         return Reproduction(experiment, scale, settings, None, seconds, count, str(error), True, stale)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise FeatlearnError(
-                f"no space left for {experiment.name} in {str(folder)!r}: what is measured so far is kept there; free "
-                "some space and call again"
+                f"no space left for {experiment.name} in {str(folder)!r}. Points measured so far are kept there; free "
+                "some space and call again."
             ) from error
         raise
     return Reproduction(experiment, scale, settings, result, seconds, (len(points), len(values)), stale=stale)
-
-
-def _load(file: Path, source: str) -> tuple[Mapping[str, Any], float, bool]:
-    """Return values and seconds of a point, and whether it was measured with this source."""
-    state, header = load_nested(file)
-    return state["values"], float(state["seconds"]), header.get("source") == source
 
 
 def _measured(
@@ -212,11 +220,11 @@ def _measured(
 def _on_a_cluster(
     experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int
 ) -> Iterator[Measured]:
-    """Yield points as they come: joblib's backend for ray gives everything at the end, when a kill would lose it."""
+    """Yield points as they are done: joblib's backend for ray returns all at the end, so that a kill would lose all."""
     try:
         import ray
     except ImportError as error:
-        raise InputError("backend='ray' needs the package ray: pip install 'featlearn[cluster]'") from error
+        raise InputError("backend 'ray' requires the package ray: pip install 'featlearn[cluster]'.") from error
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
     task = ray.remote(num_cpus=1)(_measure_point)
@@ -225,21 +233,15 @@ def _on_a_cluster(
     try:
         while waiting or running:
             while waiting and (n_jobs == -1 or len(running) < n_jobs):
-                index, point = waiting.pop(0)
-                running.append(task.remote(experiment, index, point, 1))
+                running.append(task.remote(experiment, *waiting.pop(0), 1))
             (first,), running = ray.wait(running, num_returns=1)
-            yield _unwrapped(ray, first)
+            try:
+                yield ray.get(first)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error  # the error of the point, as it would be without a cluster
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-
-
-def _unwrapped(ray: Any, reference: Any) -> Measured:
-    try:
-        measured: Measured = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error  # the point's own error, as it would be without a cluster
-    return measured
 
 
 def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None) -> Measured:
@@ -248,16 +250,7 @@ def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any],
         torch.set_num_threads(threads)
     began = time.perf_counter()
     try:
-        measured = experiment.measure(**point)
+        return index, experiment.measure(**point), time.perf_counter() - began
     finally:
         if threads is not None:
             torch.set_num_threads(before)
-    return index, measured, time.perf_counter() - began
-
-
-def _label(point: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in point.items()) or "all"
-
-
-def _scalars(values: Mapping[str, Any]) -> dict[str, float | str]:
-    return {name: v for name, v in values.items() if isinstance(v, int | float | str) and not isinstance(v, bool)}

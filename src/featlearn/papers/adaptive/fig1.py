@@ -1,4 +1,8 @@
-"""Figures 1 and 3 of the tangent features paper: a harder target moves the kernel more, and where it is hard."""
+"""Figures 1 and 3 of the paper on adaptive tangent features: a harder target changes the kernel more.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, figures 1 and 3.
+"""
 
 from __future__ import annotations
 
@@ -19,47 +23,50 @@ from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
-    found = adapted_kernels(**point)
-    residual = found.target - found.linear * (found.target @ found.linear) / (found.linear @ found.linear)
-    grown = found.average.diagonal() / found.initial.diagonal()
-    near = found.linear.abs() <= found.linear.abs().quantile(0.2)
-    values = {
-        "initial": kernel_target_alignment(found.initial, found.target),
-        "adapted": kernel_target_alignment(found.average, found.target),
-        "accuracy": found.accuracy,
-        "loss": found.loss,
-        "path error": found.path_error,
-        "explained": _explained(found.average, [found.initial, label_kernel(found.target)]),
-        "cosine with both": _combined(found.average, [found.initial, label_kernel(found.target)]),
+def _measure(**point: Any) -> Values:
+    kernels = adapted_kernels(**point)
+    y, target, initial, average = kernels.linear, kernels.target, kernels.initial, kernels.average
+    residual = target - y * (target @ y) / (y @ y)
+    grown = average.diagonal() / initial.diagonal()
+    near = y.abs() <= y.abs().quantile(0.2)
+    values: dict[str, Any] = {
+        "initial": kernel_target_alignment(initial, target),
+        "adapted": kernel_target_alignment(average, target),
+        "accuracy": kernels.accuracy,
+        "loss": kernels.loss,
+        "path error": kernels.path_error,
+        "explained": _explained(average, [initial, label_kernel(target)]),
+        "cosine with both": _combined(average, [initial, label_kernel(target)]),
         "growth near 0": float(grown[near].mean() / grown[~near].mean()),
         "rank correlation": float(spearmanr(residual.abs().numpy(), grown.numpy()).statistic),
-        "largest": [float(found.initial.max()), float(found.average.max())],
-        "y": found.linear,
-        "target": found.target,
+        "y": y,
+        "target": target,
         "residual": residual,
-        "diagonal": found.average.diagonal().float(),
-        "first diagonal": found.initial.diagonal().float(),
+        "diagonal": average.diagonal().float(),
+        "first diagonal": initial.diagonal().float(),
     }
     if point["seed"] == 0:
-        values["kernels"] = {"initial": found.initial.float(), "adapted": found.average.float()}
+        values["kernels"] = {"initial": initial.float(), "adapted": average.float()}
     return values
 
 
 def _explained(kernel: Tensor, parts: Sequence[Tensor]) -> float:
-    """R^2 of a kernel's entries by those of others, in the best linear combination of them and a constant."""
-    columns = torch.stack([*(p.flatten() for p in parts), torch.ones(kernel.numel(), dtype=kernel.dtype)], dim=1)
-    wanted = kernel.flatten()[:, None]
-    rest = wanted - columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
-    return 1 - float(rest.square().sum() / (wanted - wanted.mean()).square().sum())
+    """Return R^2 of a kernel's entries by the best linear combination of other kernels and a constant."""
+    target = kernel.flatten()[:, None]
+    rest = target - _fitted(target, [*parts, torch.ones_like(kernel)])
+    return 1 - float(rest.square().sum() / (target - target.mean()).square().sum())
 
 
 def _combined(kernel: Tensor, parts: Sequence[Tensor]) -> float:
-    """Cosine of a kernel with the best linear combination of others."""
-    columns = torch.stack([p.flatten() for p in parts], dim=1)
-    wanted = kernel.flatten()[:, None]
-    fitted = columns @ torch.linalg.lstsq(columns, wanted, driver="gelsd").solution
-    return float(fitted.norm() / wanted.norm())
+    """Return the cosine of a kernel with the best linear combination of other kernels."""
+    target = kernel.flatten()[:, None]
+    return float(_fitted(target, parts).norm() / target.norm())
+
+
+def _fitted(target: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    columns = torch.stack([part.flatten() for part in parts], dim=1)
+    fitted: Tensor = columns @ torch.linalg.lstsq(columns, target, driver="gelsd").solution
+    return fitted
 
 
 @experiment(
@@ -119,11 +126,9 @@ def _kernels(by_target: Mapping[str, Values]) -> Figure:
     fig, axes = panels(8.6, 4.9, 2, 3, grid=False)
     for row, (target, values) in zip(axes, by_target.items(), strict=True):
         kernels = values["kernels"]
-        pictures = (
-            ("initial kernel $K_0$", kernels["initial"], f"cosine with labels {values['initial']:.2f}"),
-            ("adapted kernel $K$", kernels["adapted"], f"cosine with labels {values['adapted']:.2f}"),
-            ("label kernel", np.outer(values["target"], values["target"]), f"{target} targets"),
-        )
+        titles = {"initial": "initial kernel $K_0$", "adapted": "adapted kernel $K$"}
+        pictures = [(t, kernels[k], f"cosine with labels {values[k]:.2f}") for k, t in titles.items()]
+        pictures.append(("label kernel", np.outer(values["target"], values["target"]), f"{target} targets"))
         for ax, (title, matrix, text) in zip(row, pictures, strict=True):
             size = float(np.quantile(abs(np.asarray(matrix)), 0.995))
             image = draw_matrix(ax, matrix, largest=size, interpolation="antialiased")
@@ -134,16 +139,17 @@ def _kernels(by_target: Mapping[str, Values]) -> Figure:
 
 
 def _difficulty(values: Values) -> Figure:
-    y, grown = np.asarray(values["y"]), np.asarray(values["diagonal"]) / np.asarray(values["first diagonal"])
+    names = ("y", "target", "residual", "diagonal", "first diagonal")
+    y, target, residual, diagonal, first = (np.asarray(values[name]) for name in names)
     fig, ((left, right),) = panels(8.0, 2.8, 1, 2)
-    left.plot(y, np.asarray(values["target"]), color=PALETTE[2], label="target sign(y)")
+    left.plot(y, target, color=PALETTE[2], label="target sign(y)")
     left.plot(y, y, color=BLACK, linestyle=":", label="linear fit y")
     label(left, "y", legend="upper left")
-    right.plot(y, np.asarray(values["residual"]), color=PALETTE[1], linestyle="--", label="residual")
+    right.plot(y, residual, color=PALETTE[1], linestyle="--", label="residual")
     label(right, "y", "sign(y) − αy")
     right.spines["right"].set_visible(True)
     beside = right.twinx()
-    beside.plot(y, grown, linestyle="", marker="x", markersize=3, color=PALETTE[4], label="kernel")
+    beside.plot(y, diagonal / first, linestyle="", marker="x", markersize=3, color=PALETTE[4], label="kernel")
     beside.set_ylabel("K(x, x) / $K_0$(x, x)")
     lines = [*right.get_lines(), *beside.get_lines()]
     right.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")

@@ -1,8 +1,12 @@
-"""Figure 2 of the tangent features paper: effective penalties are sub-quadratic."""
+"""Figure 2 of the paper on adaptive tangent features: effective penalties are sub-quadratic.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, figure 2.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +32,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Config:
-    """Where the curves are drawn, and how fine the search is that they are held against."""
+    """Configuration: largest v, number of places v, and size of the grid of the search for comparison."""
 
     largest: float = 5.0
     places: int = 41
@@ -36,25 +40,24 @@ class Config:
 
 
 def searched(sides: Sequence[str], v: Array, grid: int) -> Array:
-    """``min over s >= 1 of sum_i w_i(s_i) + v^2 / (prod s)^2``, over a grid: the definition and nothing else."""
+    """Return ``min over s >= 1 of sum_i w_i(s_i) + v^2 / (prod s)^2`` over a grid, by its definition alone."""
     s = 1 + 3.0 * np.linspace(0, 1, grid) ** 2  # no minimizer lies beyond 4 up to v = 20
-    if len(sides) == 1:
-        return np.array([(PENALTIES[sides[0]](s) + (x / s) ** 2).min() for x in v])
-    costs = PENALTIES[sides[0]](s)[:, None] + PENALTIES[sides[1]](s)[None]
-    product = s[:, None] * s[None]
+    costs, product = PENALTIES[sides[0]](s), s
+    for side in sides[1:]:
+        costs, product = costs[:, None] + PENALTIES[side](s), product[:, None] * s
     return np.array([(costs + (x / product) ** 2).min() for x in v])
 
 
-def _measure(largest: float, places: int, grid: int) -> Mapping[str, Any]:
+def _measure(largest: float, places: int, grid: int) -> Values:
     v = np.linspace(0, largest, places)
     small, far = np.array([1e-3]), np.array([1e3, 1e4])
     fine = np.linspace(0, largest, 2001)
     near, ends, curves = penalty_curves(small), penalty_curves(far), penalty_curves(fine)
-    found: dict[str, Any] = {"v": fine, "curves": dict(curves)}
+    values: dict[str, Any] = {"v": fine, "curves": dict(curves)}
     for name, sides in SIDES.items():
         direct = searched(sides, v, grid)
         by_square = np.diff(curves[name]) / np.maximum(np.diff(fine**2), 1e-300)
-        found[name] = {
+        values[name] = {
             "error": float(np.abs(penalty_curves(v)[name] - direct).max()),
             "near zero": float(near[name][0] / small[0] ** 2),
             "exponent": float(np.log10(ends[name][1] / ends[name][0])),
@@ -62,7 +65,7 @@ def _measure(largest: float, places: int, grid: int) -> Mapping[str, Any]:
             "increasing": bool((np.diff(curves[name]) > 0).all()),
             "concave": bool((np.diff(by_square) <= 1e-9).all()),
         }
-    return found
+    return values
 
 
 @experiment(
@@ -76,8 +79,8 @@ def _measure(largest: float, places: int, grid: int) -> Mapping[str, Any]:
     over={},
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = outcomes[0].values
-    table = pd.DataFrame([{"penalty": name} | dict(found[name]) for name in SIDES])
+    (values,) = outcomes.values
+    table = pd.DataFrame([{"penalty": name} | dict(values[name]) for name in SIDES])
     claims = (
         at_most("closed forms against a search over s", "figure 2", 0.0, table["error"], 1e-4,
                 "the search is on a grid and can only be too high"),
@@ -91,7 +94,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     return Result(
         claims,
         {"curves": table},
-        {"figure 2": _figure(found)},
+        {"figure 2": _figure(values)},
         "The third curve is the effective form of the joint penalty. Its tail, and that of the absolute value, are "
         "slower than |v|: powers of 1/2 and 2/3.",
     )
@@ -102,6 +105,6 @@ def _figure(values: Values) -> Figure:
     fig, ((ax,),) = panels(4.4, 3.0)
     for name, color, line in zip(LABELS, ("#999999", *PALETTE), (":", "-", "--", "-."), strict=False):
         ax.plot(v, np.asarray(curves[name]), color=color, linestyle=line, label=LABELS[name])
-    ax.set(xlim=(0, v.max()), ylim=(0, 1.15 * float(np.asarray(curves["square"])[-1])))
-    label(ax, "v", "effective penalty $\\tilde{\\omega}(v)$", legend="lower right")
+    limits: dict[str, Any] = {"xlim": (0, v.max()), "ylim": (0, 1.15 * float(np.asarray(curves["square"])[-1]))}
+    label(ax, "v", "effective penalty $\\tilde{\\omega}(v)$", legend="lower right", **limits)
     return fig

@@ -1,11 +1,15 @@
-"""Section 3 of the adaptive tangent features paper: compare adaptive features, lazy regression and trained networks."""
+"""Section 3 of the paper on adaptive tangent features: adaptive features, lazy regression and trained networks.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, section 3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,14 +21,15 @@ from sklearn.metrics import r2_score
 from torch import nn
 
 from featlearn._utils.rng import as_generator
+from featlearn._utils.validation import check_option
 from featlearn.adaptive import AdaptiveTangentRegressor
 from featlearn.datasets import teacher_task
-from featlearn.errors import InputError
 from featlearn.kernels import LazyRegressor
 from featlearn.models import mlp
+from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
-from featlearn.plots import PALETTE, new_figure, style
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.plots import style
 from featlearn.training import fit
 
 Array = NDArray[np.float64]
@@ -60,43 +65,42 @@ TASKS: dict[str, Callable[[int], Split]] = {
     "three ReLU directions": _teacher,
     "digits 3, 8": _digits,
 }
-"""Twelve inputs of which two are multiplied (150 rows); a multi-index teacher (200 rows of 20); 60 images of digits."""
+"""Tasks by name, as functions of a seed that return training rows and labels, and test rows and labels.
+
+Twelve inputs of which two are multiplied (150 rows); a multi-index teacher (200 rows of 20); 60 images of digits.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveComparison:
-    """R^2 on test rows.
+    """Comparison of methods by R^2 on test rows.
 
     Attributes:
-        scores: A row a task, seed and method.
+        scores: Table with one row per task, seed and method.
     """
 
     scores: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
-        """Mean and standard error over seeds, and how often the adaptive features beat the lazy ones."""
+        """Return mean and standard error over seeds, and the share of seeds where adaptive features beat lazy ones."""
         grouped = self.scores.groupby(["task", "method"], sort=False)["R2"]
-        error: pd.Series[float] = grouped.std() / np.sqrt(grouped.count())
+        table = pd.concat({"R2": grouped.mean().unstack(), "s.e.": grouped.sem().unstack()}, axis=1)
         wide = self.scores.pivot(index=["task", "seed"], columns="method", values="R2")
-        wins = (wide["adaptive"] > wide["lazy"]).groupby("task").mean()
-        found = pd.concat({"R2": grouped.mean().unstack(), "s.e.": error.unstack()}, axis=1)
-        found["wins over lazy", ""] = wins
-        return found.loc[list(dict.fromkeys(self.scores["task"]))]
+        table["wins over lazy", ""] = (wide["adaptive"] > wide["lazy"]).groupby("task").mean()
+        return table.loc[list(dict.fromkeys(self.scores["task"]))]
 
     def plot(self) -> Figure:
-        """A group of three points for every task, with standard errors."""
+        """Draw one group of three bars per task, with standard errors."""
         table = self.table()
         with style():
-            fig = new_figure(5.2, 2.8)
-            ax = fig.subplots()
+            fig, ((ax,),) = panels(5.2, 2.8, grid=False)
             for shift, (method, color) in enumerate(zip(METHODS, PALETTE, strict=False)):
                 x = np.arange(len(table)) + 0.22 * (shift - 1)
                 ax.bar(x, table["R2", method], width=0.2, color=color, label=method)
                 ax.errorbar(x, table["R2", method], yerr=table["s.e.", method], fmt="none", ecolor="#1A1A1A", capsize=2)
             ax.set_xticks(range(len(table)), list(table.index))
-            ax.set_ylabel("$R^2$ on test rows")
-            ax.set_ylim(0, 1)
-            ax.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.16), frameon=False)
+            legend = {"ncols": 3, "loc": "upper center", "bbox_to_anchor": (0.5, 1.16), "frameon": False}
+            label(ax, y="$R^2$ on test rows", ylim=(0, 1), legend=legend)
         return fig
 
 
@@ -105,31 +109,32 @@ def adaptive_comparison(
 ) -> AdaptiveComparison:
     """Fit a network of ReLUs in three ways: lazily, with adaptive tangent features, and by training it.
 
-    The trained network has so many steps of Adam at .001, and the weight decay among 0, .001 and .01 that did best on a
-    fifth of the training rows. The other two choose their own parameters by leaving rows out.
+    The network is trained by Adam at .001, with the weight decay among 0, .001 and .01 that is best on a fifth of the
+    training rows. The other two methods choose their parameters by leaving rows out.
 
     Args:
-        tasks: Some of `TASKS`.
-        seeds: Of data and networks.
-        steps: Of training.
-        width: How many ReLUs.
+        tasks: Names of tasks: "x1 x2", "three ReLU directions" or "digits 3, 8". Default: all.
+        seeds: Seeds of data and networks.
+        steps: Number of training steps.
+        width: Number of ReLUs.
+
+    Returns:
+        R^2 on test rows.
+
+    Raises:
+        InputError: A task is unknown.
     """
-    if unknown := [task for task in tasks if task not in TASKS]:
-        raise InputError(f"no task {unknown[0]!r}: choose from {', '.join(map(repr, TASKS))}")
     rows = []
-    for task in tasks:
-        for seed in seeds:
-            X, y, X_test, y_test = TASKS[task](seed)
-            network = partial(_network, width=width)
-            found = (
-                LazyRegressor(network, random_state=seed).fit(X, y).predict(X_test),
-                AdaptiveTangentRegressor(network, random_state=seed).fit(X, y).predict(X_test),
-                _trained(X, y, X_test, seed, steps, width),
-            )
-            rows += [
-                {"task": task, "seed": seed, "method": method, "R2": r2_score(y_test, predicted)}
-                for method, predicted in zip(METHODS, found, strict=True)
-            ]
+    for task, seed in itertools.product([check_option("tasks", task, TASKS) for task in tasks], seeds):
+        X, y, X_test, y_test = TASKS[task](seed)
+        network = partial(_network, width=width)
+        predictions = (
+            LazyRegressor(network, random_state=seed).fit(X, y).predict(X_test),
+            AdaptiveTangentRegressor(network, random_state=seed).fit(X, y).predict(X_test),
+            _trained(X, y, X_test, seed, steps, width),
+        )
+        for method, predicted in zip(METHODS, predictions, strict=True):
+            rows.append({"task": task, "seed": seed, "method": method, "R2": r2_score(y_test, predicted)})
     return AdaptiveComparison(pd.DataFrame(rows))
 
 
@@ -138,23 +143,21 @@ def _network(features: int, outputs: int, generator: torch.Generator, width: int
 
 
 def _trained(X: Array, y: Array, X_test: Array, seed: int, steps: int, width: int) -> Array:
+    def predict(X: Array, y: Array, X_test: Array, decay: float) -> Array:
+        model = _network(X.shape[1], 1, torch.Generator().manual_seed(seed), width).double()
+        data = (torch.tensor(X), torch.tensor(y)[:, None])
+        fit(model, data, optimizer="adam", lr=1e-3, steps=steps, weight_decay=decay)
+        with torch.no_grad():
+            return np.asarray(model(torch.tensor(X_test))[:, 0].numpy())
+
     held = len(y) // 5
-    errors = [
-        np.square(_fit(X[held:], y[held:], X[:held], decay, seed, steps, width) - y[:held]).mean() for decay in _DECAYS
-    ]
-    return _fit(X, y, X_test, _DECAYS[int(np.argmin(errors))], seed, steps, width)
-
-
-def _fit(X: Array, y: Array, X_test: Array, decay: float, seed: int, steps: int, width: int) -> Array:
-    model = _network(X.shape[1], 1, torch.Generator().manual_seed(seed), width).double()
-    fit(model, (torch.tensor(X), torch.tensor(y)[:, None]), optimizer="adam", lr=1e-3, steps=steps, weight_decay=decay)
-    with torch.no_grad():
-        return np.asarray(model(torch.tensor(X_test))[:, 0].numpy())
+    errors = [np.square(predict(X[held:], y[held:], X[:held], decay) - y[:held]).mean() for decay in _DECAYS]
+    return predict(X, y, X_test, _DECAYS[int(np.argmin(errors))])
 
 
 @dataclass(frozen=True)
 class Config:
-    """See `adaptive_comparison`."""
+    """Configuration of `adaptive_comparison`."""
 
     tasks: tuple[str, ...] = tuple(TASKS)
     steps: int = 3000
@@ -162,9 +165,9 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(task: str, seed: int, steps: int, width: int) -> Mapping[str, Any]:
+def _measure(task: str, seed: int, steps: int, width: int) -> Values:
     scores = adaptive_comparison([task], [seed], steps, width).scores
-    return {str(method): float(r2) for method, r2 in zip(scores["method"], scores["R2"], strict=True)}
+    return dict(zip(METHODS, scores["R2"].tolist(), strict=True))
 
 
 @experiment(
@@ -178,13 +181,9 @@ def _measure(task: str, seed: int, steps: int, width: int) -> Mapping[str, Any]:
     over={"task": "tasks", "seed": "seeds"},
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    rows = [
-        {"task": point["task"], "seed": point["seed"], "method": method, "R2": values[method]}
-        for point, values in outcomes
-        for method in METHODS
-    ]
-    result = AdaptiveComparison(pd.DataFrame(rows))
-    wide = result.scores.pivot(index=["task", "seed"], columns="method", values="R2").loc[list(config.tasks)]
+    scores = outcomes.table("task", "seed").melt(["task", "seed"], list(METHODS), "method", "R2")
+    result = AdaptiveComparison(scores)
+    wide = scores.pivot(index=["task", "seed"], columns="method", values="R2").loc[list(config.tasks)]
     means = wide.groupby("task", sort=False).mean()
     claims = (
         holds("adaptive features learn structure that the fixed ones do not: better than lazy regression",

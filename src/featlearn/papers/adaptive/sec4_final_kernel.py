@@ -1,8 +1,12 @@
-"""Discussion of the tangent features paper: the final tangent kernel against the average one."""
+"""Discussion of the paper on adaptive tangent features: the final tangent kernel against the average one.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, discussion.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +18,22 @@ from featlearn.linalg import cosine, pearson
 from featlearn.papers._figures import draw_proportional, label, panels
 from featlearn.papers.adaptive.image_networks import IMAGE_OVER, ImageConfig, adapted_kernels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcome, Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcome, Outcomes, Result, Values, experiment
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
-    found = adapted_kernels(**point)
-    scale = float((found.average * found.final).sum() / found.average.square().sum())
-    rows = np.triu_indices(len(found.average))
-    chosen = as_generator(point["seed"], "entries")
-    some = torch.randperm(len(rows[0]), generator=chosen)[:1000].numpy()
+def _measure(**point: Any) -> Values:
+    kernels = adapted_kernels(**point)
+    average, final = kernels.average, kernels.final
+    rows = np.triu_indices(len(average))
+    some = torch.randperm(len(rows[0]), generator=as_generator(point["seed"], "entries"))[:1000].numpy()
     return {
-        "cosine": cosine(found.average, found.final),
-        "Pearson": pearson(found.average, found.final),
-        "initial cosine": cosine(found.initial, found.final),
-        "scale": scale,
-        "trace": float(found.final.trace() / found.average.trace()),
-        "average": found.average[rows][some].float(),
-        "final": found.final[rows][some].float(),
+        "cosine": cosine(average, final),
+        "Pearson": pearson(average, final),
+        "initial cosine": cosine(kernels.initial, final),
+        "scale": float((average * final).sum() / average.square().sum()),
+        "trace": float(final.trace() / average.trace()),
+        "average": average[rows][some].float(),
+        "final": final[rows][some].float(),
     }
 
 

@@ -1,10 +1,12 @@
-"""Theorem 1 of the tangent features paper: without structure, predictions stay those of the tangent kernel."""
+"""Theorem 1 of the paper on adaptive tangent features: without structure, predictions do not change.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, theorem 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,12 +18,12 @@ from featlearn.adaptive import adapt
 from featlearn.papers._figures import PALETTE, draw_lines, label, panels
 from featlearn.papers.adaptive.brute_force import least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 
 @dataclass(frozen=True)
 class Config:
-    """Random features and labels of several sizes; M is P x P without structure."""
+    """Configuration: random features and labels of several sizes; M is P x P without structure."""
 
     n: int = 3
     features: int = 5
@@ -30,38 +32,35 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]:
+def _measure(n: int, features: int, restarts: int, size: float, seed: int) -> Values:
     generator = as_generator(seed, "theorem 1")
     A = torch.randn(n, features, generator=generator, dtype=torch.float64)
     unseen = torch.randn(20, features, generator=generator, dtype=torch.float64)
     r = size * torch.randn(n, generator=generator, dtype=torch.float64)
-    found = adapt(A, r, penalty="square", tolerance=1e-14)
+    solution = adapt(A, r, penalty="square", tolerance=1e-14)
     beta = torch.linalg.pinv(A) @ r  # ridgeless regression with the initial features
     s = _stretch(float(beta.norm()))
-    predicted_m = torch.eye(features, dtype=torch.float64) + (s - 1) * torch.outer(beta, beta) / beta.square().sum()
-    transform = found.transforms["features"]
-    m = transform.matrix(torch.eye(features, dtype=torch.float64)[:, None])[:, 0]
-    ours = (unseen @ found.matrices["features"].flatten()) - unseen @ beta
-    kernel = unseen @ m @ m.mT @ unseen.mT
+    eye = torch.eye(features, dtype=torch.float64)
+    predicted_m = eye + (s - 1) * torch.outer(beta, beta) / beta.square().sum()
+    m = solution.transforms["features"].matrix(eye[:, None])[:, 0]
     change = unseen @ beta
+    ours = (unseen @ solution.matrices["features"].flatten()) - change
+    kernel = unseen @ m @ m.mT @ unseen.mT
     printed = unseen @ unseen.mT + (s**2 - 1) / beta.square().sum() * torch.outer(change, change)
-    brute = least_objective(
-        {"A": A[:, None]}, r, lambda z: (z - 1).square(), fixed=("A",), restarts=restarts, seed=seed
-    )
     return {
         "norm": float(beta.norm()),
         "s": s,
         "prediction error": float(ours.abs().max() / change.abs().max()),
         "M error": float((m - predicted_m).norm() / predicted_m.norm()),
         "kernel error": float((kernel - printed).norm() / printed.norm()),
-        "objective": found.objective,
+        "objective": solution.objective,
         "formula": float((s - 1) ** 2 + beta.square().sum() / s**2),
-        "brute force": brute,
+        "brute force": least_objective({"A": A[:, None]}, r, fixed=("A",), restarts=restarts, seed=seed),
     }
 
 
 def _stretch(v: float) -> float:
-    """``argmin over z >= 1 of (z - 1)^2 + v^2 / z^2``: the root of ``z^4 - z^3 = v^2``."""
+    """Return ``argmin over z >= 1 of (z - 1)^2 + v^2 / z^2``, the root of ``z^4 - z^3 = v^2``."""
     roots = np.roots([1.0, -1.0, 0.0, 0.0, -(v**2)])
     return float(max(root.real for root in roots if abs(root.imag) < 1e-9))
 

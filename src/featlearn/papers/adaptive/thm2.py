@@ -1,10 +1,13 @@
-"""Theorem 2 of the tangent features paper: the solver against brute force, and the adapted kernel, corrected."""
+"""Theorem 2 of the paper on adaptive tangent features: solver against brute force, and the corrected kernel.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, theorem 2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,14 +21,14 @@ from featlearn.adaptive.transforms import Kronecker
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.adaptive.brute_force import explicit_kernel, least_objective
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 
 LAST = "last"
 
 
 @dataclass(frozen=True)
 class Config:
-    """Two matrices of gradients, 3 x 2 and 1 x 3, whose second has a fixed output side (model A)."""
+    """Configuration: two matrices of gradients, 3 x 2 and 1 x 3, the second with a fixed output side (model A)."""
 
     n: int = 3
     sizes: tuple[float, ...] = (1.0, 3.0, 10.0)
@@ -34,27 +37,24 @@ class Config:
 
 
 def _bases(transform: Kronecker) -> list[tuple[Tensor, Tensor]]:
-    """Whole orthogonal bases of the output and the input side, with a factor a direction."""
-    found = []
-    for vectors, factors in (
-        (transform.out_vectors[0], transform.out_factors[0]),
-        (transform.in_vectors[0], transform.in_factors[0]),
-    ):
+    """Return orthogonal bases of the whole output and input side, with one factor per direction."""
+    bases = []
+    for side in ("out", "in"):
+        vectors, factors = (getattr(transform, f"{side}_{part}")[0] for part in ("vectors", "factors"))
         size, moved = vectors.shape
         whole = torch.linalg.svd(vectors, full_matrices=True)[0] if moved else torch.eye(size, dtype=torch.float64)
-        found.append(
-            (torch.cat([vectors, whole[:, moved:]], dim=1), torch.cat([factors, factors.new_ones(size - moved)]))
-        )
-    return found
+        factors = torch.cat([factors, factors.new_ones(size - moved)])
+        bases.append((torch.cat([vectors, whole[:, moved:]], dim=1), factors))
+    return bases
 
 
 def kernel_of_pairs(features: Mapping[str, Tensor], solution: AdaptiveSolution, printed: bool) -> Tensor:
-    """``K_0 + sum_l sum_{i,j} (s1_i^2 s2_j^2 - 1) <A, u_i v_j^T> <A', u_i v_j^T>``.
+    """Return ``K_0 + sum_l sum_{i,j} (s1_i^2 s2_j^2 - 1) <A, u_i v_j^T> <A', u_i v_j^T>``.
 
     Args:
         features: Gradients (n, k_out, k_in) by name.
-        solution: The M of each.
-        printed: Whether to sum over i = j only, as the paper prints it; M is a Kronecker product and mixes all pairs.
+        solution: Solution with the factors of M for each matrix.
+        printed: Whether to sum over i = j only, as printed in the paper; M is a Kronecker product and mixes all pairs.
     """
     total = torch.stack([a.flatten(1) @ a.flatten(1).mT for a in features.values()]).sum(0)
     for name, a in features.items():
@@ -69,33 +69,31 @@ def kernel_of_pairs(features: Mapping[str, Tensor], solution: AdaptiveSolution, 
     return total
 
 
-def _measure(n: int, restarts: int, size: float, seed: int) -> Mapping[str, Any]:
+def _measure(n: int, restarts: int, size: float, seed: int) -> Values:
     generator = as_generator(seed, "theorem 2")
     features = {
         "first": torch.randn(n, 3, 2, generator=generator, dtype=torch.float64),
         LAST: torch.randn(n, 1, 3, generator=generator, dtype=torch.float64),
     }
     r = size * torch.randn(n, generator=generator, dtype=torch.float64)
-    found = adapt(features, r, penalty="square", last=LAST, tolerance=1e-13, n_iter=5000, restarts=restarts)
-    brute = least_objective(
-        features, r, lambda z: (z - 1).square(), fixed=(LAST,), restarts=restarts, seed=seed
-    )  # fmt: skip
+    solution = adapt(features, r, penalty="square", last=LAST, tolerance=1e-13, n_iter=5000, restarts=restarts)
     factors = {}
-    for name, transform in found.transforms.items():
+    for name, transform in solution.transforms.items():
         assert isinstance(transform, Kronecker)
         (u, out), (v, inner) = _bases(transform)
         factors[name] = ((u * out) @ u.mT, (v * inner) @ v.mT)
     exact = explicit_kernel(features, factors)
-    spectrum = {name: torch.linalg.svdvals(b[0]).numpy() for name, b in found.matrices.items()}
+    kernels = {name: kernel_of_pairs(features, solution, name == "printed") for name in ("all pairs", "printed")}
+    fitted = sum((features[name] * b).sum((1, 2)) for name, b in solution.matrices.items())
+    spectrum = {name: torch.linalg.svdvals(b[0]).numpy() for name, b in solution.matrices.items()}
     reduced = effective_joint_penalty("square", "square", spectrum["first"]).sum()
     reduced += effective_penalty("square", spectrum[LAST]).sum()
     return {
-        "objective": found.objective,
-        "brute force": brute,
+        "objective": solution.objective,
+        "brute force": least_objective(features, r, fixed=(LAST,), restarts=restarts, seed=seed),
         "reduced": float(reduced),
-        "all pairs": float((kernel_of_pairs(features, found, printed=False) - exact).norm() / exact.norm()),
-        "printed": float((kernel_of_pairs(features, found, printed=True) - exact).norm() / exact.norm()),
-        "misfit": float((sum((features[k] * b).sum((1, 2)) for k, b in found.matrices.items()) - r).norm() / r.norm()),
+        **{name: float((kernel - exact).norm() / exact.norm()) for name, kernel in kernels.items()},
+        "misfit": float((fitted - r).norm() / r.norm()),
     }
 
 
@@ -142,6 +140,6 @@ def _figure(table: pd.DataFrame) -> Figure:
     for name, color, marker in zip(("printed", "all pairs"), (PALETTE[1], PALETTE[0]), MARKERS, strict=False):
         look = {"linestyle": "", "marker": marker, "markersize": 5, "color": color, "label": name}
         right.plot(table["size"], table[name].clip(lower=1e-17), **look)
-    label(right, "size of the labels", "relative error of the kernel", log="xy")
-    right.legend(title="sum over", loc="center right")
+    legend = {"title": "sum over", "loc": "center right"}
+    label(right, "size of the labels", "relative error of the kernel", log="xy", legend=legend)
     return fig

@@ -1,8 +1,11 @@
-"""Figures 1 and 5 of the FACT paper: sparse parities are learned in a jump, by machines that find their support."""
+"""Figures 1 and 5 of the FACT paper: accuracy on sparse parities jumps when M finds their support.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figures 1 and 5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,23 +17,20 @@ from matplotlib.figure import Figure
 from featlearn.datasets import parity_task
 from featlearn.papers._figures import MARKERS, PALETTE, draw_matrix, label, label_outer, panels
 from featlearn.papers.claim import Claim, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
+from featlearn.papers.fact.rfm_runs import first_above, watched
 from featlearn.rfm.kernels import make_kernel
 
 UPDATES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM"}
 
-Runs = Mapping[tuple[int, int, int, str], Sequence[Values]]
-"""Values of all seeds by k, d, n and update."""
-
 
 @dataclass(frozen=True)
 class Config:
-    """Tasks, and how long to go on.
+    """Configuration of the tasks.
 
     Attributes:
-        cases: Coordinates that count k, coordinates d, training rows n, updates, and number of seeds.
-        test: Test rows.
+        cases: Tuples of relevant coordinates k, coordinates d, training rows n, updates, and number of seeds.
+        test: Number of test rows.
     """
 
     cases: tuple[tuple[int, int, int, int, int], ...]
@@ -38,32 +38,25 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    return [
-        {"k": k, "d": d, "n": n, "n_iter": n_iter, "test": config.test, "update": update, "seed": seed}
-        for k, d, n, n_iter, seeds in config.cases
-        for seed in range(seeds)
-        for update in UPDATES
-    ]
+    names = ("k", "d", "n", "n_iter", "test", "update", "seed")
+    runs = [(*case, config.test, u, s) for *case, seeds in config.cases for s in range(seeds) for u in UPDATES]
+    return [dict(zip(names, run, strict=True)) for run in runs]
 
 
-def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: int) -> Mapping[str, Any]:
+def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: int) -> Values:
     task = parity_task(n, test, d, k, generator=seed, dtype=torch.float64)
     support = list(task.support)
-    train, judge = ((X, y[:, None].double()) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
-    found: dict[str, list[Any]] = {"train": [], "test": [], "share": [], "found": []}
-    last: Watched | None = None
-    for last in watched(
-        make_kernel("gaussian"), update, train, judge, bandwidth=5.0, shift=1e-8, n_iter=n_iter
-    ):  # fmt: skip
-        diagonal = last.metric.diagonal()
-        found["train"].append(last.train)
-        found["test"].append(last.test)
-        found["share"].append(float(diagonal[support].sum() / diagonal.sum()))
-        found["found"].append(sorted(diagonal.topk(k).indices.tolist()) == support)
-        if len(found["test"]) == 6:
-            early = last  # the paper's last iteration
-    assert last is not None
-    return found | {"metric": (early if n_iter > 5 else last).metric, "support": support}
+    train, held_out = ((X, y[:, None].double()) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
+    steps = list(watched(make_kernel("gaussian"), update, train, held_out, bandwidth=5.0, shift=1e-8, n_iter=n_iter))
+    diagonals = [step.metric.diagonal() for step in steps]
+    return {
+        "train": [step.train for step in steps],
+        "test": [step.test for step in steps],
+        "share": [float(diagonal[support].sum() / diagonal.sum()) for diagonal in diagonals],
+        "found": [sorted(diagonal.topk(k).indices.tolist()) == support for diagonal in diagonals],
+        "metric": steps[5 if n_iter > 5 else -1].metric,  # the paper's last iteration
+        "support": support,
+    }
 
 
 @experiment(
@@ -77,25 +70,21 @@ def _measure(k: int, d: int, n: int, n_iter: int, test: int, update: str, seed: 
     points=_points,
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    rows = []
-    for point, values in outcomes:
+    def ends(values: Values) -> Values:
         test = values["test"]
-        end = min(5, point["n_iter"], len(test) - 1)
-        solved = first_above(test)
-        rows.append(
-            {name: point[name] for name in ("k", "d", "n", "update", "seed")}
-            | {
-                "test at start": test[0],
-                "test at the end": test[end],
-                "solved at iteration": np.nan if solved is None else solved,
-                "support found": values["found"][end],
-                "share of M on the support": values["share"][end],
-                "least test after solving": np.nan if solved is None else min(test[solved:]),
-                "iterations done": len(test) - 1,
-                "iterations asked": point["n_iter"],
-            }
-        )
-    table = pd.DataFrame(rows)
+        end, solved = min(5, len(test) - 1), first_above(test)
+        return {
+            "test at start": test[0],
+            "test at the end": test[end],
+            "solved at iteration": np.nan if solved is None else solved,
+            "support found": values["found"][end],
+            "share of M on the support": values["share"][end],
+            "least test after solving": np.nan if solved is None else min(test[solved:]),
+            "iterations done": len(test) - 1,
+        }
+
+    table = outcomes.table("k", "d", "n", "update", "seed", values=ends)
+    table["iterations asked"] = [point["n_iter"] for point, _ in outcomes]
     runs = outcomes.values_by("k", "d", "n", "update")
     return Result(
         _claims(config, table),
@@ -115,26 +104,23 @@ def _claims(config: Config, table: pd.DataFrame) -> list[Claim]:
         holds("the test accuracy jumps, from below .9 to above .99 within five updates", "figure 1",
               (ours["test at start"] < 0.9) & (ours["test at the end"] > 0.99),
               note="FACT-RFM, all tasks and seeds"),
-    ]  # fmt: skip
-    for update, name in UPDATES.items():
-        rows = by_update[update]
-        claims.append(
+        *(
             holds(f"{name} finds the support: the k largest entries on the diagonal of M", "figure 5",
                   rows["support found"] & (rows["share of M on the support"] > 3 * rows["k"] / rows["d"]),
                   note="and they hold more than three times their share of the trace")
-        )  # fmt: skip
+            for name, rows in zip(UPDATES.values(), by_update.values(), strict=True)
+        ),
+    ]  # fmt: skip
     longer = ours.query("`iterations asked` > 5")
     if len(longer):
-        unstable = (longer["least test after solving"] < 0.95) | (
-            longer["iterations done"] < longer["iterations asked"]
-        )
+        stopped = longer["iterations done"] < longer["iterations asked"]
         claims.append(
-            holds("iterating on after convergence makes FACT-RFM unstable or divergent", "section 4.3", unstable,
+            holds("iterating on after convergence makes FACT-RFM unstable or divergent", "section 4.3",
+                  (longer["least test after solving"] < 0.95) | stopped,
                   note=f"up to {int(longer['iterations asked'].max())} updates at k = {int(longer['k'].iloc[0])}; with "
                   "M rescaled at every update the accuracy stays, while M slowly spreads again")
         )  # fmt: skip
-    largest = max(case[0] for case in config.cases)
-    if largest < 4:
+    if max(case[0] for case in config.cases) < 4:
         claims.append(
             not_tried("parity of four coordinates is learned in a jump", "figure 1", 1.0,
                       "d = 50 with 25,000 or 50,000 rows; d = 30 with 10,000 stands in at full", "holds")
@@ -142,11 +128,11 @@ def _claims(config: Config, table: pd.DataFrame) -> list[Claim]:
     return claims
 
 
-def _curves(config: Config, runs: Runs) -> Figure:
+def _curves(config: Config, runs: Groups) -> Figure:
     """Draw the test accuracy over iterations, one panel per task."""
     fig, (axes,) = panels(1.0 + 2.4 * len(config.cases), 2.6, 1, len(config.cases), sharey=True)
     for ax, (k, d, n, n_iter, _) in zip(axes, config.cases, strict=True):
-        # Markers of two sizes: both are seen where they coincide.
+        # Markers of two sizes: both are visible where they coincide.
         for (update, name), color, marker, size in zip(UPDATES.items(), PALETTE, MARKERS, (6.0, 3.0), strict=False):
             for i, values in enumerate(runs[k, d, n, update]):
                 shown = values["test"][: 11 if n_iter > 10 else None]
@@ -159,7 +145,7 @@ def _curves(config: Config, runs: Runs) -> Figure:
     return fig
 
 
-def _matrices(config: Config, runs: Runs) -> Figure:
+def _matrices(config: Config, runs: Groups) -> Figure:
     """Draw M of both methods, one column per task, of the first seed."""
     fig, axes = panels(0.7 + 2.2 * len(config.cases), 4.8, 2, len(config.cases), grid=False)
     for column, (k, d, n, _, _) in zip(axes.T, config.cases, strict=True):

@@ -1,10 +1,12 @@
-"""Figure 11 of the FACT paper: deep linear networks, where the ansatz needs the power 1/L and FACT needs none."""
+"""Figure 11 of the FACT paper: deep linear networks, where the ansatz requires the power 1/L and FACT none.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 11.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from featlearn.linalg import cosine, psd_power
 from featlearn.models import mlp
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import balance
 
 POWERS = tuple(float(s) for s in np.round(np.concatenate([np.arange(0.1, 1.0, 0.02), [1.0]]), 2))
@@ -24,7 +26,7 @@ POWERS = tuple(float(s) for s in np.round(np.concatenate([np.arange(0.1, 1.0, 0.
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper, but for full batches and a larger rate, see `train_linear`."""
+    """Configuration of the paper, but for full batches and a larger rate, see `train_linear`."""
 
     depths: tuple[int, ...] = (2, 3, 4, 5)
     n: int = 5000
@@ -38,13 +40,21 @@ class Config:
 def train_linear(
     weights: list[Tensor], X: Tensor, y: Tensor, weight_decay: float, lr: float, steps: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradient descent on the mean squared error of ``W_L ... W_1 x`` plus ``lambda/2 sum |W|^2``, on all data at once.
+    """Minimize the mean squared error of ``W_L ... W_1 x`` plus ``lambda/2 sum |W|^2`` by full-batch gradient descent.
 
-    The loss sees the data through ``X^T X`` and ``y^T X`` alone. Products are taken from the narrow ends, so that a
-    step takes ``h^2`` operations rather than ``h^3``. The paper takes batches of 128 at .005 for 200,000 steps.
+    The loss depends on the data through ``X^T X`` and ``y^T X`` alone. Products are taken from the narrow ends, so that
+    a step takes ``h^2`` operations rather than ``h^3``. The paper takes batches of 128 at .005 for 200,000 steps.
+
+    Args:
+        weights: Initial layers, the first one first; updated in place.
+        X: Inputs, (n, d).
+        y: Labels, (n, c).
+        weight_decay: Weight decay lambda.
+        lr: Learning rate.
+        steps: Number of steps.
 
     Returns:
-        The layers, and the gradient of the loss (without decay) for each.
+        Layers, and the gradient of the loss (without decay) for each.
     """
     n, c = y.shape
     second, cross = X.mT @ X / n, y.mT @ X / n
@@ -65,12 +75,10 @@ def train_linear(
     raise AssertionError
 
 
-def _measure(
-    n: int, width: int, weight_decay: float, lr: float, depth: int, steps: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(n: int, width: int, weight_decay: float, lr: float, depth: int, steps: int, seed: int) -> Values:
     task = linear_task(n, generator=seed, dtype=torch.float64)
-    d, c = task.X.shape[1], task.y.shape[1]
-    start = mlp([d, *[width] * (depth - 1), c], activation="identity", generator=seed, dtype=torch.float64)
+    sizes = [task.X.shape[1], *[width] * (depth - 1), task.y.shape[1]]
+    start = mlp(sizes, activation="identity", generator=seed, dtype=torch.float64)
     weights = [p.detach().clone() for p in start.parameters()]
     weights, gradients = train_linear(weights, task.X, task.y, weight_decay, lr, steps)
     first = weights[0]
@@ -130,6 +138,6 @@ def _figure(outcomes: Outcomes) -> Figure:
         ax.axvline(1 / depth, color=color, linewidth=0.7, linestyle=":")
     fact = float(np.mean([values["FACT"] for values in outcomes.values]))
     ax.axhline(fact, color="#000000", linewidth=1.0, linestyle="--", label="FACT, all L")
-    label(ax, "power s of the AGOP  (dots: s = 1/L)", "cosine with $W_1^T W_1$")
-    ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    legend = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    label(ax, "power s of the AGOP  (dots: s = 1/L)", "cosine with $W_1^T W_1$", legend=legend)
     return fig

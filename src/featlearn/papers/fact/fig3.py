@@ -1,8 +1,11 @@
-"""Figures 3, 8, 9 and 10 of the FACT paper: every layer of a deep network, over training, forward and backward."""
+"""Figures 3, 8, 9 and 10 of the FACT paper: all layers of a deep network during training, forward and backward.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figures 3, 8, 9 and 10.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +15,7 @@ from matplotlib.figure import Figure
 
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.networks import (
     BACKWARD,
     FORWARD,
@@ -30,12 +33,12 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Config:
-    """Networks of five hidden layers.
+    """Configuration of networks with several hidden layers.
 
     Attributes:
-        cases: Set, images, width, weight decay, epochs and number of seeds.
-        looks: How often the layers are measured during training.
-        hidden: Hidden layers.
+        cases: Tuples of data set, images, width, weight decay, epochs and number of seeds.
+        looks: Number of measurements during training.
+        hidden: Number of hidden layers.
     """
 
     cases: tuple[tuple[str, int, int, float, int, int], ...]
@@ -44,17 +47,14 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"looks": config.looks, "hidden": config.hidden}
-    return [
-        {"data": data, "n": n, "width": width, "weight_decay": decay, "epochs": epochs, "seed": seed} | shared
-        for data, n, width, decay, epochs, seeds in config.cases
-        for seed in range(seeds)
-    ]
+    names = ("data", "n", "width", "weight_decay", "epochs", "seed", "looks", "hidden")
+    runs = [(*case, s, config.looks, config.hidden) for *case, seeds in config.cases for s in range(seeds)]
+    return [dict(zip(names, run, strict=True)) for run in runs]
 
 
 def _measure(
     data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, looks: int, hidden: int
-) -> Mapping[str, Any]:
+) -> Values:
     rows = image_data(data, n, seed)
     model = network_for(rows, width, hidden, seed)
     per_epoch = -(-n // 64)
@@ -63,24 +63,18 @@ def _measure(
 
     def look(epoch: int) -> None:
         report = decayed_report(model, rows, weight_decay)
-        course[str(epoch)] = {
-            name: {
-                "forward": correlations(layer),
-                "backward": correlations(layer, backward=True) if layer_is_hidden(name) else {},
-            }
-            for name, layer in report.items()
-        } | {"relgrad": {name: layer.relgrad for name, layer in report.items()}}
-
-    last = str(2 * hidden)
-
-    def layer_is_hidden(name: str) -> bool:
-        return name != last
+        course[str(epoch)] = [
+            correlations(report[str(2 * i)])
+            | correlations(report[str(2 * i)], backward=True)
+            | {"relgrad": report[str(2 * i)].relgrad}
+            for i in range(hidden)
+        ]
 
     def callback(step: int, _: float) -> None:
         if step % per_epoch == 0 and step // per_epoch in times:
             look(step // per_epoch)
 
-    history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed, callback=callback)
+    history = decayed_network(rows, model, weight_decay, epochs=epochs, generator=seed, callback=callback)
     look(epochs)
     return {"course": course, "loss": history.final_loss, "steps": len(history.loss)}
 
@@ -98,16 +92,11 @@ def _measure(
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = []
-    for point, found in outcomes:
-        for epoch, layers in found["course"].items():
-            for position in range(config.hidden):
-                name = str(2 * position)
-                rows.append(
-                    {"case": _titled(point), "seed": point["seed"], "epoch": int(epoch), "layer": position + 1}
-                    | dict(layers[name]["forward"])
-                    | dict(layers[name]["backward"])
-                    | {"relgrad": layers["relgrad"][name], "loss": found["loss"]}
-                )
+    for point, values in outcomes:
+        run = {"case": f"{NAMES[point['data']]}, {point['n']:,} images", "seed": point["seed"]}
+        for epoch, layers in values["course"].items():
+            for i, numbers in enumerate(layers, 1):
+                rows.append(run | {"epoch": int(epoch), "layer": i} | dict(numbers) | {"loss": values["loss"]})
     frame = pd.DataFrame(rows)
     ends = frame[frame["epoch"] == frame.groupby("case")["epoch"].transform("max")]
     return Result(
@@ -131,16 +120,14 @@ def _claims(frame: pd.DataFrame, ends: pd.DataFrame) -> tuple[Claim, ...]:
     middle = frame[(frame["epoch"] <= 0.5 * frame.groupby("case")["epoch"].transform("max")) & (frame["layer"] == 1)]
     early = middle.groupby(["case", "seed"], sort=False)[["FACT", "symmetrized FACT"]].mean()
     final = ends[ends["layer"] == 1].set_index(["case", "seed"])
-    least = runs[["FACT", "symmetrized FACT", "bFACT", "symmetrized bFACT"]].min()
-    others = runs[["√AGOP", "√eNFA", "√bAGOP", "√beNFA", "AGOP", "bAGOP"]].mean()
-    mean = runs[["FACT", "symmetrized FACT", "bFACT", "symmetrized bFACT"]].mean()
+    least, mean = runs[["symmetrized FACT", "symmetrized bFACT"]].min(), runs[[*FORWARD, *BACKWARD]].mean()
     return (
         at_least("Pearson correlation of symmetrized FACT in the layer where it is least", "figure 3", 0.9,
                  least["symmetrized FACT"], 0.0, "drawn near 1 for MNIST, without a number"),
         holds("FACT is nearer to W^T W than √AGOP and √eNFA, in the mean over layers", "figure 3",
-              mean["FACT"] > others[["√AGOP", "√eNFA"]].max(axis=1)),
+              mean["FACT"] > mean[["√AGOP", "√eNFA"]].max(axis=1)),
         holds("bFACT is nearer to W W^T than √bAGOP and √beNFA, in the mean over layers", "figure 9",
-              mean["bFACT"] > others[["√bAGOP", "√beNFA"]].max(axis=1)),
+              mean["bFACT"] > mean[["√bAGOP", "√beNFA"]].max(axis=1)),
         at_least("Pearson correlation of symmetrized bFACT in the layer where it is least", "figure 9", 0.9,
                  least["symmetrized bFACT"], 0.0, "drawn near 1 for MNIST, without a number"),
         holds("FACT has a low correlation for most epochs and rises sharply at the end", "figure 8",
@@ -153,18 +140,12 @@ def _claims(frame: pd.DataFrame, ends: pd.DataFrame) -> tuple[Claim, ...]:
     )  # fmt: skip
 
 
-def _titled(point: Mapping[str, Any]) -> str:
-    return f"{NAMES[point['data']]}, {point['n']:,} images"
-
-
 def _lines(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Roots and plain forms share a color; plain ones of AGOP and eNFA are dashed."""
-    colors = [PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3], PALETTE[2], PALETTE[3]]
-    return {
-        name: {"color": colors[i], "marker": MARKERS[i], "markersize": 4, "linestyle": "--" if i > 3 else "-"}
-        | {"linewidth": 1.2, "clip_on": False}
-        for i, name in enumerate(names)
-    }
+    """Return the look of each line: roots and plain forms share a color, plain forms of AGOP and eNFA are dashed."""
+    colors, dashes = (*PALETTE[:4], *PALETTE[2:4]), ("-", "-", "-", "-", "--", "--")
+    shared = {"markersize": 4, "linewidth": 1.2, "clip_on": False}
+    looks = zip(names, colors, MARKERS, dashes, strict=False)
+    return {name: {"color": c, "marker": marker, "linestyle": line} | shared for name, c, marker, line in looks}
 
 
 def _by_depth(ends: pd.DataFrame, names: list[str], against: str) -> Figure:
@@ -194,8 +175,8 @@ def _by_epoch(frame: pd.DataFrame, names: list[str], against: str) -> Figure:
             middle = rows.groupby("epoch")[names].mean()
             for name, look in _lines(names).items():
                 ax.plot(middle.index, middle[name], label=name, **look | {"markersize": 3})
-            ax.set_title(f"{case}, layer {layer}", fontsize=9)
             ax.set(xlabel="epoch", ylim=(lowest, 1.02))
+            ax.set_title(f"{case}, layer {layer}", fontsize=9)
         line[0].set_ylabel(f"correlation with {against}")
     axes[0, -1].legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
     return fig

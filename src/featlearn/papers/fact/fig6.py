@@ -1,10 +1,13 @@
-"""Figure 6 of the FACT paper: modular addition is grokked by machines whose features become circulant."""
+"""Figure 6 of the FACT paper: grokking of modular addition by machines whose features become circulant.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 6.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +19,7 @@ from featlearn.datasets import circulant_share, modular_task, one_hot_labels
 from featlearn.linalg import pearson
 from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import Watched, first_above, watched
 from featlearn.rfm.kernels import make_kernel
 
@@ -25,7 +28,7 @@ NAMES = {"fact-geometric": "FACT-RFM", "nfa": "NFA-RFM", "fact": "FACT-RFM witho
 
 @dataclass(frozen=True)
 class Config:
-    """Half of all pairs modulo p."""
+    """Configuration: modulus p, of which half of all pairs are trained on."""
 
     p: int = 61
     n_iter: int = 75
@@ -34,29 +37,30 @@ class Config:
 
 
 def modular_iterations(p: int, update: str, n_iter: int, seed: int) -> tuple[Tensor, Iterator[Watched]]:
-    """A quadratic kernel on half of the pairs: their rows, and the iterations.
+    """Fit a quadratic kernel to half of all pairs.
 
     Args:
         p: Modulus.
-        update: One of `NAMES`.
-        n_iter: Updates.
-        seed: Of the split.
+        update: Update of M, one of `NAMES`.
+        n_iter: Number of updates.
+        seed: Seed of the split.
+
+    Returns:
+        Training rows, and an iterator over the iterations.
     """
     task = modular_task(p, generator=seed, dtype=torch.float64)
-    train, judge = ((X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test)))
+    train, held_out = (
+        (X, one_hot_labels(y, p, torch.float64)) for X, y in ((task.X, task.y), (task.X_test, task.y_test))
+    )
     shift = 1e-10 * len(task.X)
-    return task.X, watched(make_kernel("quadratic"), update, train, judge, bandwidth=1.0, shift=shift, n_iter=n_iter)
+    return task.X, watched(make_kernel("quadratic"), update, train, held_out, bandwidth=1.0, shift=shift, n_iter=n_iter)
 
 
-def _measure(p: int, n_iter: int, update: str, seed: int) -> Mapping[str, Any]:
-    train, test, circulant = [], [], []
-    last: Watched | None = None
-    for last in modular_iterations(p, update, n_iter, seed)[1]:
-        train.append(last.train)
-        test.append(last.test)
-        circulant.append(circulant_share(last.metric[:p, p:]) if len(test) > 1 else 0.0)
-    assert last is not None
-    return {"train": train, "test": test, "circulant": circulant, "metric": last.metric}
+def _measure(p: int, n_iter: int, update: str, seed: int) -> Values:
+    steps = list(modular_iterations(p, update, n_iter, seed)[1])
+    circulant = [0.0, *(circulant_share(step.metric[:p, p:]) for step in steps[1:])]
+    shares = {"train": [step.train for step in steps], "test": [step.test for step in steps]}
+    return {**shares, "circulant": circulant, "metric": steps[-1].metric}
 
 
 @experiment(
@@ -70,23 +74,20 @@ def _measure(p: int, n_iter: int, update: str, seed: int) -> Mapping[str, Any]:
     over={"seed": "seeds", "update": "updates"},
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    rows = []
-    for point, values in outcomes:
+    def ends(values: Values) -> Values:
         test, learned, solved = values["test"], first_above(values["train"]), first_above(values["test"])
-        rows.append(
-            {"update": point["update"], "seed": point["seed"]}
-            | {
-                "train above .99 at": np.nan if learned is None else learned,
-                "test above .99 at": np.nan if solved is None else solved,
-                "test at first": test[0],
-                "test when trained": np.nan if learned is None else test[learned],
-                "test at last": test[-1],
-                "best test": max(test),
-                "circulant share": values["circulant"][-1],
-                "iterations done": len(test) - 1,
-            }
-        )
-    table = pd.DataFrame(rows)
+        return {
+            "train above .99 at": np.nan if learned is None else learned,
+            "test above .99 at": np.nan if solved is None else solved,
+            "test at first": test[0],
+            "test when trained": np.nan if learned is None else test[learned],
+            "test at last": test[-1],
+            "best test": max(test),
+            "circulant share": values["circulant"][-1],
+            "iterations done": len(test) - 1,
+        }
+
+    table = outcomes.table("update", "seed", values=ends)
     runs = outcomes.values_by("update")
     return Result(
         _claims(config, table, runs),
@@ -99,20 +100,15 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _claims(config: Config, table: pd.DataFrame, runs: Mapping[str, Sequence[Values]]) -> list[Claim]:
+def _claims(config: Config, table: pd.DataFrame, runs: Groups) -> list[Claim]:
     claims: list[Claim] = []
     for update in ("fact-geometric", "nfa"):
         rows = table[table["update"] == update]
-        if config.p >= 61:
-            claims.append(
-                at_least(f"test accuracy of {NAMES[update]} at its best", "figure 6", 1.0, rows["best test"], 0.005,
-                         "nine of 1,861 test pairs; splits differ")
-            )  # fmt: skip
-        else:
-            claims.append(
-                not_tried(f"test accuracy of {NAMES[update]}", "figure 6", 1.0, "needs p = 61 (scale full)", "at least")
-            )
         claims += [
+            at_least(f"test accuracy of {NAMES[update]} at its best", "figure 6", 1.0, rows["best test"], 0.005,
+                     "nine of 1,861 test pairs; splits differ")
+            if config.p >= 61 else
+            not_tried(f"test accuracy of {NAMES[update]}", "figure 6", 1.0, "needs p = 61 (scale full)", "at least"),
             holds(f"{NAMES[update]} generalizes long after it has fitted: test accuracy rises by .3 or more from where "
                   "training was at 100%", "figure 6", rows["best test"] - rows["test when trained"] > 0.3),
             at_least(f"circulant share of the features of {NAMES[update]}", "figure 6", 0.9, rows["circulant share"],
@@ -139,34 +135,32 @@ def _claims(config: Config, table: pd.DataFrame, runs: Mapping[str, Sequence[Val
     return claims
 
 
-def _matrices(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _matrices(config: Config, runs: Groups) -> Figure:
     """Draw M of each update on the first split, without its diagonal, which hides the rest."""
     titles = {"fact-geometric": "$\\sqrt{FACT \\cdot M^T}$", "nfa": "$\\sqrt{AGOP}$", "fact": "FACT, no averaging"}
     fig, (axes,) = panels(2.9 * len(runs), 3.1, 1, len(runs), grid=False)
-    for ax, (update, found) in zip(axes, runs.items(), strict=True):
-        matrix = np.asarray(found[0]["metric"]).copy()
+    for ax, (update, group) in zip(axes, runs.items(), strict=True):
+        matrix = np.asarray(group[0]["metric"]).copy()
         np.fill_diagonal(matrix, 0.0)
         blocks = matrix.reshape(2, config.p, 2, config.p)
         matrix = (blocks - blocks.mean((1, 3), keepdims=True)).reshape(matrix.shape)
         draw_matrix(ax, matrix, largest=float(np.quantile(abs(matrix), 0.995)))
-        ax.set_title(f"{titles[update]}\ntest accuracy {found[0]['test'][-1]:.0%}")
-        ticks = [config.p // 2, config.p + config.p // 2]
-        ax.set_xticks(ticks, ["a", "b"])
-        ax.set_yticks(ticks, ["a", "b"])
+        ax.set_title(f"{titles[update]}\ntest accuracy {group[0]['test'][-1]:.0%}")
+        for ticks, line in ((ax.set_xticks, ax.axvline), (ax.set_yticks, ax.axhline)):
+            ticks([config.p // 2, config.p + config.p // 2], ["a", "b"])
+            line(config.p - 0.5, color=BLACK, linewidth=0.6)
         ax.tick_params(length=0)
-        ax.axhline(config.p - 0.5, color=BLACK, linewidth=0.6)
-        ax.axvline(config.p - 0.5, color=BLACK, linewidth=0.6)
     return fig
 
 
-def _curves(config: Config, runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _curves(config: Config, runs: Groups) -> Figure:
     """Draw accuracy of training and test, and circulance, over iterations."""
     names = {"train": "train", "test": "test", "circulant": "circulant share"}
     fig, (axes,) = panels(2.7 * len(runs), 2.6, 1, len(runs), sharey=True)
-    for ax, (update, found) in zip(axes, runs.items(), strict=True):
+    for ax, (update, group) in zip(axes, runs.items(), strict=True):
         for (name, text), color, marker in zip(names.items(), PALETTE, MARKERS, strict=False):
             look = {"color": color, "linewidth": 1.1, "alpha": 0.8, "marker": marker, "markersize": 2.5}
-            for i, values in enumerate(found):
+            for i, values in enumerate(group):
                 ax.plot(values[name], **look, markevery=max(1, config.n_iter // 12), label=None if i else text)
         ax.set_title(NAMES[update], fontsize=9)
         ax.set(xlabel="update", ylim=(-0.02, 1.03))

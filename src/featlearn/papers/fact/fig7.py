@@ -1,10 +1,12 @@
-"""Figure 7 of the FACT paper: why AGOP and FACT agree, the factors of their sums being nearly proportional."""
+"""Figure 7 of the FACT paper: AGOP and FACT agree since the factors of their sums are nearly proportional.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, figure 7.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -21,7 +23,7 @@ from featlearn.rfm.kernels import make_kernel
 
 @dataclass(frozen=True)
 class Config:
-    """FACT-RFM with geometric averaging on modular addition, and pairs of rows to look at."""
+    """Configuration of FACT-RFM with geometric averaging on modular addition, and number of pairs of rows to draw."""
 
     p: int = 61
     n_iter: int = 50
@@ -29,8 +31,8 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Mapping[str, Any]:
-    """K' and ``tau(x_i, M, x_j) = (1/n) sum_l k'(x_l^T M x_i) k'(x_l^T M x_j)`` (proposition 5.1)."""
+def _measure(p: int, n_iter: int, pairs: int, seed: int) -> Values:
+    """Compare k' with ``tau(x_i, M, x_j) = (1/n) sum_l k'(x_l^T M x_i) k'(x_l^T M x_j)`` (proposition 5.1)."""
     X, iterations = modular_iterations(p, "fact-geometric", n_iter, seed)
     *_, last = iterations
     kernel = make_kernel("quadratic")

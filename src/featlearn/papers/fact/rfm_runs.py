@@ -1,4 +1,8 @@
-"""Recursive feature machines on synthetic tasks, watched iteration by iteration."""
+"""Iterations of recursive feature machines on synthetic tasks (FACT paper, algorithm 1).
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ from featlearn.rfm.training_rows import TrainingRows
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """One iteration.
+    """Iteration of a recursive feature machine.
 
     Attributes:
-        metric: M of its solve: for "nfa" the last iteration's ``sqrt(AGOP)``, for "fact-geometric" its
+        metric: Matrix M of the kernel: for "nfa" ``sqrt(AGOP)`` of the last iteration, for "fact-geometric"
             ``sqrt(FACT M^T)``, up to scale.
-        train: Share of training rows whose class is right.
-        test: Share of test rows.
-        fit: The solve.
+        train: Accuracy on training rows.
+        test: Accuracy on test rows.
+        fit: Coefficients of kernel ridge regression.
     """
 
     metric: Tensor
@@ -35,7 +39,7 @@ class Watched:
 
 
 def rows_as_they_are(X: Tensor, targets: Tensor) -> TrainingRows:
-    """Rows of weight one, without an intercept, as algorithm 1 of the paper has them."""
+    """Return training rows of weight one, without an intercept, as in algorithm 1 of the paper."""
     return TrainingRows(X, targets, torch.ones(len(X), dtype=X.dtype), intercept=False)
 
 
@@ -49,16 +53,20 @@ def watched(
     shift: float,
     n_iter: int,
 ) -> Iterator[Watched]:
-    """Algorithm 1 with M rescaled to the trace of I; ends early where a solve fails or M vanishes.
+    """Run algorithm 1 with M rescaled to the trace of I, until a solve fails or M vanishes.
 
     Args:
-        kernel: The kernel.
-        update: "nfa", "fact" or "fact-geometric".
-        train: Rows, and targets (n, c): the class is 1 if the only target is above 1/2, or the largest of several.
-        test: The same for rows to judge by.
-        bandwidth: L.
-        shift: Added to the diagonal of K, ``n lambda``.
-        n_iter: Updates.
+        kernel: Kernel.
+        update: Update of M: "nfa", "fact" or "fact-geometric".
+        train: Training rows and targets (n, c): the class is 1 if a single target is above 1/2, or the largest of
+            several.
+        test: Test rows and targets.
+        bandwidth: Bandwidth L of the kernel.
+        shift: Number added to the diagonal of K, ``n lambda``.
+        n_iter: Number of updates.
+
+    Yields:
+        One iteration before each update, and one after the last.
     """
     problem = rows_as_they_are(*train)
     settings = Settings(
@@ -68,11 +76,9 @@ def watched(
         warnings.simplefilter("ignore")
         try:
             for metric, fit in iterates(problem, settings):
-                shares = [
-                    float((_classes(predict_rows(problem, kernel, metric, fit, X)) == _classes(y)).double().mean())
-                    for X, y in (train, test)
-                ]
-                yield Watched(metric, shares[0], shares[1], fit)
+                outputs = [predict_rows(problem, kernel, metric, fit, X) for X, _ in (train, test)]
+                right = [_classes(o) == _classes(y) for o, (_, y) in zip(outputs, (train, test), strict=True)]
+                yield Watched(metric, float(right[0].double().mean()), float(right[1].double().mean()), fit)
         except SingularKernelError:
             return
 

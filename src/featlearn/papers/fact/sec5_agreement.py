@@ -1,8 +1,12 @@
-"""Sections 1 and 5 of the FACT paper: the features of FACT-RFM and NFA-RFM are alike on most data."""
+"""Sections 1 and 5 of the FACT paper: the features of FACT-RFM and NFA-RFM agree on most data.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, sections 1 and 5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from featlearn.linalg import cosine, pearson
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.papers.fact.table3 import SMALL, some_tables
 from featlearn.rfm.class_targets import simplex
@@ -28,7 +32,7 @@ UPDATES = {"fact": "FACT-RFM", "fact-geometric": "FACT-RFM, geometric"}
 
 @dataclass(frozen=True)
 class Config:
-    """Sets of table 3; as many as `group` are measured at a time."""
+    """Configuration: sets of table 3, of which ``group`` are measured per point."""
 
     names: tuple[str, ...]
     n_iter: int = 5
@@ -41,9 +45,9 @@ def _points(config: Config) -> list[dict[str, Any]]:
     return [{"names": names, "n_iter": config.n_iter, "shift": config.shift} for names in groups]
 
 
-def _measure(names: Sequence[str], n_iter: int, shift: float) -> Mapping[str, Any]:
-    """Cosine with NFA-RFM's M after each update, from the same rows, ridge and bandwidth."""
-    found: dict[str, Any] = {}
+def _measure(names: Sequence[str], n_iter: int, shift: float) -> Values:
+    """Measure cosines with M of NFA-RFM after each update, from the same rows, ridge and bandwidth."""
+    values: dict[str, Any] = {}
     for table in some_tables(names):
         X = torch.from_numpy(StandardScaler().fit_transform(table.X))
         problem = rows_as_they_are(X, torch.from_numpy(simplex(table.classes)[table.y]))
@@ -53,13 +57,12 @@ def _measure(names: Sequence[str], n_iter: int, shift: float) -> Mapping[str, An
                 make_kernel("laplace"), update, bandwidth=10.0, ridge=shift / problem.total, n_iter=n_iter, judge=False
             )
             metrics[update] = [metric for metric, _ in iterates(problem, settings)][1:]
-        found[table.name] = {"d": X.shape[1], "n": len(X)} | {
-            update: [cosine(a, b) for a, b in zip(metrics[update], metrics["nfa"], strict=False)] for update in UPDATES
-        }
-        found[table.name] |= {
-            f"{update}, Pearson": pearson(metrics[update][-1], metrics["nfa"][-1]) for update in UPDATES
-        }
-    return found
+        values[table.name] = {"d": X.shape[1], "n": len(X)}
+        for update in UPDATES:
+            cosines = [cosine(a, b) for a, b in zip(metrics[update], metrics["nfa"], strict=False)]
+            correlation = pearson(metrics[update][-1], metrics["nfa"][-1])
+            values[table.name] |= {update: cosines, f"{update}, Pearson": correlation}
+    return values
 
 
 @experiment(
@@ -78,20 +81,17 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         {"set": name, "n": values["n"], "d": values["d"]}
         | {f"{update}, update {t + 1}": value for update in UPDATES for t, value in enumerate(values[update])}
         | {f"{update}, Pearson": values[f"{update}, Pearson"] for update in UPDATES}
-        for _, found in outcomes
-        for name, values in found.items()
+        for sets in outcomes.values
+        for name, values in sets.items()
     ]
     table = pd.DataFrame(rows)
     claims = []
     for update, name in UPDATES.items():
-        first, last = table[f"{update}, update 1"], table[f"{update}, update {config.n_iter}"]
-        claims += [
-            holds(f"M of {name} and of NFA-RFM are highly correlated: cosine above .9 after one update", "section 5",
-                  first > 0.9, share=0.5, reason="'in most settings': more than half of the sets",
-                  note=f"median {first.median():.3f}"),
-            holds(f"the same after {config.n_iter} updates", "section 5", last > 0.9, share=0.5,
-                  reason="'in most settings': more than half of the sets", note=f"median {last.median():.3f}"),
-        ]  # fmt: skip
+        first = f"M of {name} and of NFA-RFM are highly correlated: cosine above .9 after one update"
+        for text, t in ((first, 1), (f"the same after {config.n_iter} updates", config.n_iter)):
+            cosines = table[f"{update}, update {t}"]
+            reason, note = "'in most settings': more than half of the sets", f"median {cosines.median():.3f}"
+            claims.append(holds(text, "section 5", cosines > 0.9, share=0.5, reason=reason, note=note))
     middle = float(table[f"fact-geometric, update {config.n_iter}"].median())
     claims.append(at_least("median cosine over sets, geometric form", "section 5", 0.9, [middle], 0.0,
                            "'highly correlated', without a number"))  # fmt: skip
@@ -116,6 +116,5 @@ def _figure(config: Config, table: pd.DataFrame) -> Figure:
         right.plot(np.sort(values[:, -1])[::-1], color=color, label=name)
     title = "median and quartiles over sets"
     label(left, "update", "cosine with M of NFA-RFM", title, xticks=updates, ylim=(0, 1.03), legend="lower left")
-    title = f"after {config.n_iter} updates"
-    label(right, "sets, from the most alike to the least", title=title, ylim=(0, 1.03))
+    label(right, "sets, from the most alike to the least", title=f"after {config.n_iter} updates", ylim=(0, 1.03))
     return fig

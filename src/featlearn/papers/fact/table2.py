@@ -1,4 +1,8 @@
-"""Tables 1 and 2 of the FACT paper: which matrix a trained first layer's ``W^T W`` resembles."""
+"""Tables 1 and 2 of the FACT paper: matrices that ``W^T W`` of a trained first layer resembles.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, tables 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from matplotlib.figure import Figure
 from featlearn.datasets.images import Standardize
 from featlearn.papers._figures import MARKERS, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, at_least, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment, scalars
 from featlearn.papers.fact.networks import NAMES, correlations, decayed_network, decayed_report, image_data, network_for
 
 COMPARED = ("FACT", "symmetrized FACT", "√AGOP", "√eNFA")
@@ -25,7 +29,7 @@ PUBLISHED = {
     ("cifar10", 50000, 1e-3): (0.830, 0.929, 0.793, 0.797),
     ("cifar10", 50000, 1e-4): (0.896, 0.943, 0.722, 0.714),
 }
-"""Of `COMPARED`, by set, images and weight decay; `PAPER_EPOCHS` at width 1024."""
+"""Correlations of `COMPARED`, by set, images and weight decay; `PAPER_EPOCHS` at width 1024."""
 
 TRIED = (
     "; tried on 1,000 images with seed 0 against the published .890, .956, .899, .903: standardized pixels, biases and "
@@ -47,16 +51,16 @@ PAPER_EPOCHS = 200
 
 @dataclass(frozen=True)
 class Case:
-    """A column of the table: a network of two hidden layers ("depth 3").
+    """Column of the table: a network of two hidden layers ("depth 3").
 
     Attributes:
         data: Set of images.
-        n: Number of them.
-        width: Of the hidden layers.
-        weight_decay: That of the training.
-        epochs: Passes over the images.
-        seeds: How many networks are trained.
-        standardize: What of the images gets mean 0 and deviation 1; None leaves pixels from 0 to 1.
+        n: Number of images.
+        width: Width of the hidden layers.
+        weight_decay: Weight decay lambda of the training.
+        epochs: Number of passes over the images.
+        seeds: Number of networks that are trained.
+        standardize: Parts of the images that get mean 0 and deviation 1; None leaves pixels from 0 to 1.
     """
 
     data: str
@@ -70,31 +74,30 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of its measurements, but for the seed."""
-        found = {k: v for k, v in asdict(self).items() if k not in ("seeds", "standardize")}
-        return found | ({"standardize": self.standardize} if self.standardize else {})
+        return {k: v for k, v in asdict(self).items() if k != "seeds" and v is not None}
 
     @property
     def as_published(self) -> bool:
-        """Whether the paper has this width, these epochs and so many images."""
+        """True if the paper has this width, number of epochs and number of images."""
         return (self.width, self.epochs, self.n) == (1024, PAPER_EPOCHS, self.column[1])
 
     @property
     def column(self) -> tuple[str, int, float]:
-        """The column of the table that it stands for, by set, images and weight decay."""
+        """Corresponding column of the table, by set, images and weight decay."""
         if self.data == "cifar10":
             return ("cifar10", 50000, self.weight_decay)
-        there = ("mnist", self.n, 1e-4)
-        return there if self.data == "mnist" and there in PUBLISHED else ("mnist", 5000, 1e-4)
+        column = ("mnist", self.n, 1e-4)
+        return column if self.data == "mnist" and column in PUBLISHED else ("mnist", 5000, 1e-4)
 
     @property
     def title(self) -> str:
-        """Set, images and weight decay, for people."""
+        """Set, images and weight decay, for readers."""
         return _titled(self.data, self.n, self.weight_decay)
 
 
 @dataclass(frozen=True)
 class Config:
-    """Which columns to train for."""
+    """Configuration: columns of the table to train networks for."""
 
     cases: tuple[Case, ...]
 
@@ -105,17 +108,13 @@ def _points(config: Config) -> list[dict[str, Any]]:
 
 def _measure(
     data: str, n: int, width: int, weight_decay: float, epochs: int, seed: int, standardize: Standardize | None = None
-) -> Mapping[str, Any]:
+) -> Values:
     rows = image_data(data, n, seed, standardize)
     model = network_for(rows, width, 2, seed)
-    history = decayed_network(rows, model, weight_decay=weight_decay, epochs=epochs, seed=seed)
+    history = decayed_network(rows, model, weight_decay, epochs=epochs, generator=seed)
     first = decayed_report(model, rows, weight_decay, layers="0")["0"]
-    return {
-        "correlations": correlations(first),
-        "relgrad": first.relgrad,
-        "loss": history.final_loss,
-        "steps": len(history.loss),
-    }
+    ends = {"relgrad": first.relgrad, "loss": history.final_loss, "steps": len(history.loss)}
+    return {"correlations": correlations(first)} | ends
 
 
 @experiment(
@@ -126,13 +125,9 @@ def _measure(
     quick=Config((Case("digits", 1500, 256, 1e-3, 200), Case("mnist", 1000, 256, 1e-3, 200))),
     full=Config(
         (
-            Case("mnist", 1000, 1024, 1e-4, 200),
-            Case("mnist", 2000, 1024, 1e-4, 200),
-            Case("mnist", 5000, 1024, 1e-4, 200),
+            *(Case("mnist", n, 1024, 1e-4, 200) for n in (1000, 2000, 5000)),
             Case("mnist", 5000, 1024, 1e-4, 1000),
-            Case("mnist", 1000, 1024, 1e-3, 200),
-            Case("mnist", 2000, 1024, 1e-3, 200),
-            Case("mnist", 5000, 1024, 1e-3, 200),
+            *(Case("mnist", n, 1024, 1e-3, 200) for n in (1000, 2000, 5000)),
             Case("cifar10", 10000, 256, 1e-3, 100),
             Case("cifar10", 10000, 256, 1e-3, 300, standardize="channels"),
         )
@@ -142,19 +137,15 @@ def _measure(
     data=("mnist", "cifar10"),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    frame = pd.DataFrame(
-        [dict(point) | dict(found["correlations"]) | {k: found[k] for k in ("relgrad", "loss", "steps")}
-         for point, found in outcomes]
-    )  # fmt: skip
+    frame = pd.DataFrame([{**point, **values["correlations"], **scalars(values)} for point, values in outcomes])
     by_case = {case: _rows_of(frame, case) for case in config.cases}
     claims = [claim for case, rows in by_case.items() for claim in _case_claims(case, rows)]
     tried = {case.column for case in config.cases if case.as_published}
-    for column, numbers in PUBLISHED.items():
-        if column not in tried:
-            claims.append(
-                not_tried(f"Pearson correlation of FACT with the NFM, {_titled(*column)}", "table 2", numbers[0],
-                          "the paper's size, 1024 wide for 200 epochs")
-            )  # fmt: skip
+    claims += [
+        not_tried(f"Pearson correlation of FACT with the NFM, {_titled(*column)}", "table 2", numbers[0],
+                  "the paper's size, 1024 wide for 200 epochs")
+        for column, numbers in PUBLISHED.items() if column not in tried
+    ]  # fmt: skip
     near = frame["relgrad"] < NEAR
     ahead = frame[["FACT", "symmetrized FACT"]].min(axis=1) > frame[["√AGOP", "√eNFA"]].max(axis=1)
     if near.any():
@@ -169,7 +160,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     claims.append(
         holds("√AGOP and √eNFA are nearer to the NFM than AGOP and eNFA", "section 3.1",
               (frame["√AGOP"] > frame["AGOP"]) & (frame["√eNFA"] > frame["eNFA"]), share=0.9,
-              reason="the paper has one run a column; a run in ten may be a draw")
+              reason="the paper has one run per column; a run in ten may be a draw")
     )  # fmt: skip
     shown = frame.rename(columns={"data": "set", "weight_decay": "weight decay"})
     return Result(
@@ -185,13 +176,10 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 
 def _rows_of(frame: pd.DataFrame, case: Case) -> pd.DataFrame:
-    chosen = pd.Series(True, index=frame.index)
-    for name, value in case.settings.items():
-        chosen &= frame[name] == value
+    chosen = (frame[list(case.settings)] == pd.Series(case.settings)).all(axis=1)
     if case.standardize is None and "standardize" in frame:
         chosen &= frame["standardize"].isna()
-    found: pd.DataFrame = frame[chosen]
-    return found
+    return frame[chosen]
 
 
 def _case_claims(case: Case, rows: pd.DataFrame) -> list[Claim]:

@@ -1,15 +1,18 @@
 """Table 3 of the FACT paper: recursive feature machines on the UCI sets, by two protocols.
 
-"clean": everything, M included, is learned inside the training rows of a fold, and hyper-parameters are chosen there by
-leaving rows out. "paper": as the public code of the RFM benchmark does it, M, ridge and number of iterations are chosen
-on the tuning split of the whole set, and M is then taken into every fold. Test rows of the folds lie partly in the
-tuning half, so that M has seen their labels: the figures come out about a point too high.
+"clean": everything, M included, is learned from the training rows of a fold, and hyper-parameters are chosen there by
+leaving rows out. "paper": as in the public code of the RFM benchmark, M, ridge and number of iterations are chosen on
+the tuning split of the whole set, and M is then used in every fold. Test rows of the folds are partly in the tuning
+half, so that M depends on their labels: accuracies come out about a point too high.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, table 3.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +25,12 @@ from sklearn.datasets import load_iris, load_wine
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from featlearn.datasets.uci import Split, UCITable, uci_tables
-from featlearn.errors import InputError
+from featlearn._utils.validation import check_option
+from featlearn.datasets.uci import UCITable, uci_tables
 from featlearn.papers._figures import BLACK, PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.rfm import RFMClassifier
 from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Coefficients, Settings, fit_rows, predict_rows
@@ -44,7 +48,7 @@ METHODS = {
     "nfa": ("NFA-RFM", 85.10),
     "none": ("Laplace kernel", 83.71),
 }
-"""Updates, the paper's names for them, and its mean accuracies over 120 sets."""
+"""Updates, their names in the paper, and its mean accuracies over 120 sets."""
 
 SMALL = (
     "trains", "balloons", "lenses", "lung-cancer", "spect", "spectf", "post-operative",
@@ -78,9 +82,9 @@ class UCIAccuracy:
     """Accuracies on one set.
 
     Attributes:
-        name: Of the set.
+        name: Name of the set.
         folds: Accuracy in each of the four official folds.
-        iterations: Iterate that was kept in each.
+        iterations: Iteration that was kept in each fold.
     """
 
     name: str
@@ -89,26 +93,28 @@ class UCIAccuracy:
 
     @property
     def mean(self) -> float:
-        """Over the folds."""
+        """Mean accuracy over the folds."""
         return float(np.mean(self.folds))
 
 
 def uci_accuracy(table: UCITable, protocol: str = "clean", **options: Any) -> UCIAccuracy:
-    """Accuracy of a recursive feature machine on the official folds of one set.
+    """Return the accuracy of a recursive feature machine on the official folds of one set.
 
     Args:
-        table: The set.
-        protocol: "clean" or "paper", see above.
-        options: Of `featlearn.RFMClassifier`; the paper's protocol takes ``update`` and ``power``.
+        table: Data set.
+        protocol: Protocol, "clean" (everything is learned inside the folds) or "paper" (M is learned on the tuning
+            split of the whole set).
+        **options: Arguments of `featlearn.RFMClassifier`; the paper's protocol takes ``update``, ``power`` and
+            ``n_iter``.
+
+    Returns:
+        Accuracy of each fold.
+
+    Raises:
+        InputError: The protocol is unknown.
     """
-    if protocol == "clean":
-        return _clean(table, options)
-    if protocol == "paper":
+    if check_option("protocol", protocol, PROTOCOLS) == "paper":
         return _paper(table, **options)
-    raise InputError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {protocol!r}")
-
-
-def _clean(table: UCITable, options: dict[str, Any]) -> UCIAccuracy:
     folds, kept = [], []
     for train, test in table.folds:
         scaler = StandardScaler().fit(table.X[train])
@@ -119,62 +125,45 @@ def _clean(table: UCITable, options: dict[str, Any]) -> UCIAccuracy:
 
 
 def _paper(table: UCITable, update: str = "fact", power: float = 0.5, n_iter: int = 5) -> UCIAccuracy:
-    X = StandardScaler().fit_transform(table.X)
-    train, judge = table.tuning
+    X, simplices = StandardScaler().fit_transform(table.X), simplex(table.classes)
+    kernel = make_kernel("laplace")
+    shared: dict[str, Any] = {"bandwidth": _BANDWIDTH, "judge": False, "n_iter": 0 if update == "none" else n_iter}
+
+    def rows(chosen: NDArray[np.int64]) -> TrainingRows:
+        return rows_as_they_are(torch.from_numpy(X[chosen]), torch.from_numpy(simplices[table.y[chosen]]))
+
+    def score(problem: TrainingRows, metric: Tensor, fit: Coefficients, chosen: NDArray[np.int64]) -> float:
+        outputs = predict_rows(problem, kernel, metric, fit, torch.from_numpy(X[chosen]))
+        return float((np.argmax(outputs.numpy() @ simplices.T, axis=1) == table.y[chosen]).mean())
+
+    train, validation = table.tuning
+    problem = rows(train)
     best: tuple[float, float, int, Tensor] | None = None
     for shift in _SHIFTS:
-        problem = _rows(X[train], table.y[train], table.classes)
-        settings = _settings(update, power, n_iter, shift / problem.total)
+        settings = Settings(kernel, update, power, ridge=shift / problem.total, **shared)
         for iteration, (metric, fit) in enumerate(iterates(problem, settings)):
-            accuracy = _score(settings, problem, metric, fit, X[judge], table.y[judge], table.classes)
+            accuracy = score(problem, metric, fit, validation)
             if best is None or accuracy > best[0]:
                 best = accuracy, shift, iteration, metric
     assert best is not None
     _, shift, iteration, metric = best
     folds = []
     for inside, outside in table.folds:
-        problem = _rows(X[inside], table.y[inside], table.classes)
-        settings = _settings(update, power, n_iter, shift / problem.total)
-        fit, _ = fit_rows(problem, settings.kernel, metric, _BANDWIDTH, shift)
-        folds.append(_score(settings, problem, metric, fit, X[outside], table.y[outside], table.classes))
+        problem = rows(inside)
+        fit, _ = fit_rows(problem, kernel, metric, _BANDWIDTH, shift)
+        folds.append(score(problem, metric, fit, outside))
     return UCIAccuracy(table.name, tuple(folds), (iteration,) * len(folds))
-
-
-def _settings(update: str, power: float, n_iter: int, ridge: float) -> Settings:
-    return Settings(
-        make_kernel("laplace"), update, power, bandwidth=_BANDWIDTH, ridge=ridge, judge=False,
-        n_iter=0 if update == "none" else n_iter,
-    )  # fmt: skip
-
-
-def _rows(X: NDArray[np.float64], y: NDArray[Any], classes: int) -> TrainingRows:
-    """Rows as the benchmark has them: nothing merged, no intercept."""
-    targets = torch.from_numpy(simplex(classes)[y])
-    return TrainingRows(torch.from_numpy(X), targets, torch.ones(len(X), dtype=torch.float64), intercept=False)
-
-
-def _score(
-    settings: Settings,
-    problem: TrainingRows,
-    metric: Tensor,
-    fit: Coefficients,
-    X: NDArray[np.float64],
-    y: NDArray[Any],
-    k: int,
-) -> float:
-    outputs = predict_rows(problem, settings.kernel, metric, fit, torch.from_numpy(X))
-    return float((np.argmax(outputs.numpy() @ simplex(k).T, axis=1) == y).mean())
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sets and protocols.
+    """Configuration of sets and protocols.
 
     Attributes:
-        names: Small sets.
-        larger: Sets that are a point each.
-        protocols: By which they are measured.
-        group: How many small sets a point measures (the archive is read once a point).
+        names: Names of small sets.
+        larger: Names of larger sets, which have one point each.
+        protocols: Protocols to measure by.
+        group: Number of small sets per point (the archive is read once per point).
     """
 
     names: tuple[str, ...]
@@ -184,7 +173,7 @@ class Config:
 
     @property
     def count(self) -> int:
-        """How many sets there are."""
+        """Number of sets."""
         return len(self.names) + len(self.larger)
 
 
@@ -192,37 +181,34 @@ _BUNDLED = {"bundled-iris": load_iris, "bundled-wine": load_wine}
 
 
 def some_tables(names: Iterable[str]) -> Iterator[UCITable]:
-    """Sets by name: of the archive, or those that come with scikit-learn, which have folds drawn at random."""
+    """Yield sets by name: of the archive, or those of scikit-learn, with random folds."""
     wanted = list(names)
     for name in [n for n in wanted if n in _BUNDLED]:
         X, y = _BUNDLED[name](return_X_y=True)
         random = np.random.default_rng(0)
-
-        def split(share: float, n: int = len(y), random: np.random.Generator = random) -> Split:
-            order = random.permutation(n)
-            return order[int(share * n) :], order[: int(share * n)]
-
-        yield UCITable(name, X, y.astype(np.int64), int(y.max()) + 1, [split(0.25) for _ in range(4)], split(0.5))
+        orders = [(random.permutation(len(y)), int(share * len(y))) for share in (0.25, 0.25, 0.25, 0.25, 0.5)]
+        *folds, tuning = ((order[count:], order[:count]) for order, count in orders)
+        yield UCITable(name, X, y.astype(np.int64), int(y.max()) + 1, folds, tuning)
     if others := [n for n in wanted if n not in _BUNDLED]:
         yield from uci_tables(others)
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
     groups = [config.names[i : i + config.group] for i in range(0, len(config.names), config.group)]
-    # The longest first, so that no core waits for the last one.
+    # The longest points come first, so that no core has to wait for the last one.
     groups = [(name,) for name in reversed(config.larger)] + groups
     return [{"protocol": protocol, "names": names} for protocol in config.protocols for names in groups]
 
 
-def _measure(protocol: str, names: Sequence[str]) -> Mapping[str, Any]:
-    # A quarter of the training rows is held out to choose ridge and iterate: leaving out each takes ten times longer.
+def _measure(protocol: str, names: Sequence[str]) -> Values:
+    # A quarter of the training rows is held out to choose ridge and iteration: leave-one-out takes ten times longer.
     options = {"bandwidth": _BANDWIDTH, "validation": 0.25, "random_state": 0} if protocol == "clean" else {}
-    found: dict[str, dict[str, float]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes of a single row
-        for table in some_tables(names):
-            found[table.name] = {u: 100 * uci_accuracy(table, protocol, update=u, **options).mean for u in METHODS}
-    return found
+        return {
+            table.name: {u: 100 * uci_accuracy(table, protocol, update=u, **options).mean for u in METHODS}
+            for table in some_tables(names)
+        }
 
 
 @experiment(
@@ -237,20 +223,15 @@ def _measure(protocol: str, names: Sequence[str]) -> Mapping[str, Any]:
     data=("uci121",),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    rows = [
-        {"protocol": point["protocol"], "set": name} | dict(accuracies)
-        for point, found in outcomes
-        for name, accuracies in found.items()
-    ]
-    frame = pd.DataFrame(rows)
+    frame = pd.DataFrame(
+        [{"protocol": p["protocol"], "set": name, **v} for p, values in outcomes for name, v in values.items()]
+    )
     means = frame.groupby("protocol", sort=False)[list(METHODS)].mean()
     labels = {update: name for update, (name, _) in METHODS.items()}
-    summary = means.rename(columns=labels).T
-    summary["published"] = [number for _, number in METHODS.values()]
-    summary = summary.reset_index(names="method")
+    summary = means.rename(columns=labels).T.assign(published=[number for _, number in METHODS.values()])
     return Result(
         _claims(config, frame, means),
-        {"mean accuracy": summary, "by set": frame.rename(columns=labels)},
+        {"mean accuracy": summary.reset_index(names="method"), "by set": frame.rename(columns=labels)},
         {"table 3": _figure(means)},
         f"{config.count} sets of the archive, the smallest ones, of the paper's 120. Protocol 'paper': M, ridge and "
         "iterate are learned on the tuning half of the whole set, which overlaps the test folds, so that accuracies of "
@@ -310,6 +291,6 @@ def _figure(means: pd.DataFrame) -> Figure:
     ax.set_xticks(range(len(METHODS)), [name.replace(" (", "\n(") for name, _ in METHODS.values()])
     low = np.floor(min(float(means.min().min()), 83.0) - 2)
     high = max(87.0, float(np.ceil(means.max().max() + 1)))
-    label(ax, y="mean test accuracy (%)", xlim=limits, ylim=(low, high))
-    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), columnspacing=1.2)
+    legend = {"ncols": 3, "loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "columnspacing": 1.2}
+    label(ax, y="mean test accuracy (%)", xlim=limits, ylim=(low, high), legend=legend)
     return fig

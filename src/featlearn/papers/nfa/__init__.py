@@ -1,20 +1,8 @@
-"""The NFA paper: feature learning as alignment."""
+"""Experiments of the NFA paper.
 
-MODULES = (
-    "fig1",
-    "fig2",
-    "fig2_vgg",
-    "fig2_gpt",
-    "fig3",
-    "fig4",
-    "fig5",
-    "fig6",
-    "fig7",
-    "fig8",
-    "fig12",
-    "fig16",
-    "fig17",
-    "thm9",
-    "eq9",
-)
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr
+"""
+
+MODULES = (*(f"fig{name}" for name in (1, 2, "2_vgg", "2_gpt", 3, 4, 5, 6, 7, 8, 12, 16, 17)), "thm9", "eq9")
 """Modules of its experiments, in the order in which they are listed."""

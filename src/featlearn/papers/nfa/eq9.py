@@ -1,11 +1,14 @@
-"""Equation (9) of the NFA paper: the mean and the covariance term of the early alignment's numerator."""
+"""Equation (9) of the NFA paper: mean and covariance term of the numerator of the early alignment.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    equation (9).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,13 +19,13 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import chain_monomial_task
 from featlearn.papers._figures import GRAY, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import numerator_terms
 
 
 @dataclass(frozen=True)
 class Config:
-    """The chain monomial, n = d, and quadratic networks of growing width."""
+    """Configuration: the chain monomial with n = d, and quadratic networks of growing width."""
 
     n: int = 128
     d: int = 128
@@ -31,12 +34,11 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Mapping[str, Any]:
-    """The terms of the numerator, as shares of its expectation, and the numerators of networks drawn."""
+def _measure(n: int, d: int, width: int, networks: int, seed: int) -> Values:
+    """Measure the terms of the numerator, as shares of its expectation, and the numerators of random networks."""
     generator = as_generator(seed, "numerator")
     task = chain_monomial_task(n, d, generator=generator, dtype=torch.float64)
-    terms = numerator_terms(task.X, task.y, width)
-    x = task.X
+    x, terms = task.X, numerator_terms(task.X, task.y, width)
     c, b = x.mT @ (task.y * x), x.mT @ x
     drawn = []
     for _ in range(networks):
@@ -70,23 +72,22 @@ _COLUMNS |= {"networks drawn": "drawn", "their error": "error"}
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     table = outcomes.table("width", "seed", values=_COLUMNS)
-    widest = table[table.width == max(config.widths)]
     narrower, width = sorted(config.widths)[-2:]
-    next_widest = table[table.width == narrower]
+    next_widest, widest = (table[table.width == w] for w in (narrower, width))
     ratios = widest["covariance term"].to_numpy() / next_widest["covariance term"].to_numpy()
     slopes = np.log(ratios) / math.log(width / narrower)
     covariances = [table[table.seed == seed].sort_values("width")["covariance term"] for seed in config.seeds]
     claims = (
         holds("the covariance term's share falls with every larger width", "equation (9), first version",
               (values.is_monotonic_decreasing for values in covariances)),
-        at_most(f"share of the covariance term at width {max(config.widths)}", "equation (9), first version",
+        at_most(f"share of the covariance term at width {width}", "equation (9), first version",
                 0.05, widest["covariance term"], reason="it vanishes with the width: a twentieth is asked for"),
         about(f"power of the width with which the share falls, from width {narrower} to {width}",
               "equation (9), first version",
               -1.0, slopes, 0.1, "1/k is the order of what the moments of R add; terms of 1/k^2 bend the line",
               note="a line through all widths from 128 on, looked at first, has -.87"),
         at_most(
-            f"what E[P]^2 in place of E[P^2] changes in the mean term at width {max(config.widths)}", "equation (9)",
+            f"what E[P]^2 in place of E[P^2] changes in the mean term at width {width}", "equation (9)",
             0.1, (widest["mean term"] - widest["mean term with E[P]^2"]).abs() / widest["mean term"],
             reason="3 Tr(B)/k is left, which is of order d/k times the inputs' size",
         ),

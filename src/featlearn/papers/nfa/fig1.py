@@ -1,19 +1,23 @@
-"""Figure 1 of the NFA paper: what a network learns of the chain monomial, and what alignment adds to it."""
+"""Figure 1 of the NFA paper: features of the chain monomial, with aligned and with random eigenvectors.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from featlearn.papers.claim import about
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training.chain_alignment import chain_alignment, four_matrices
 
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper; see `chain_alignment`."""
+    """Configuration of the paper; see `chain_alignment`."""
 
     n: int = 384
     d: int = 32
@@ -23,17 +27,17 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(seed: int, **point: Any) -> Mapping[str, Any]:
-    found = chain_alignment(generator=seed, **point)
-    first = found.after["0"]
+def _measure(seed: int, **point: Any) -> Values:
+    result = chain_alignment(generator=seed, **point)
+    first = result.after["0"]
     return {
         "nfc": first.nfc,
-        "corrupted": found.mean_corrupted_nfc,
-        "lowest": min(found.corrupted_nfc),
-        "highest": max(found.corrupted_nfc),
-        "spread": found.spread,
-        "test_loss": found.test_loss,
-        "matrices": {"egop": found.egop, "nfm": first.nfm, "agop": first.agop, "corrupted": found.corrupted},
+        "corrupted": result.mean_corrupted_nfc,
+        "lowest": min(result.corrupted_nfc),
+        "highest": max(result.corrupted_nfc),
+        "spread": result.spread,
+        "test_loss": result.test_loss,
+        "matrices": {"egop": result.egop, "nfm": first.nfm, "agop": first.agop, "corrupted": result.corrupted},
     }
 
 

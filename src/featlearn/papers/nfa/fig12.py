@@ -1,12 +1,15 @@
-"""Figure 12 of the NFA paper: speeds that follow the correlations lift all layers of a deep network."""
+"""Figure 12 of the NFA paper: adaptive speeds raise the correlations of all layers of a deep network.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 12.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -20,22 +23,20 @@ from featlearn.models.initialization import ScaleOf
 from featlearn.optim import AdaptiveSLO
 from featlearn.papers._figures import GRAY, PALETTE, draw_band, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.training import fit
 
 _METHODS = ("GD", "adaptive SLO")
-_LAYERS = ("0", "2", "4")  # the readout has a single output: its NFC is 1 whatever it learns
+_LAYERS = ("0", "2", "4")  # the readout has a single output, so that its NFC is always 1
 _READINGS = {"std": "weights times .1", "variance": "variance times .1"}
-
-Runs = Mapping[tuple[str, str, int], Values]
-"""Values by reading, method and seed."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper: three hidden layers, the chain of length 3, 500 full batches, rates .05 (SLO) and .25 (GD).
+    """Configuration of the paper: three hidden layers, the chain of length 3, 500 full batches, rates .05 and .25 (GD).
 
-    ``every`` is for the curves, ``choose_every`` for the choice of the fast layer, which the paper makes at every step.
+    ``every`` is the number of steps between measurements, ``choose_every`` that between choices of the fast layer; the
+    paper chooses at every step.
     """
 
     n: int = 256
@@ -49,20 +50,20 @@ class Config:
 
 def _measure(
     n: int, d: int, width: int, steps: int, every: int, choose_every: int, reading: ScaleOf, method: str, seed: int
-) -> Mapping[str, Any]:
-    """One training; NFC of the hidden layers and losses as it goes, and at its end."""
+) -> Values:
+    """Measure the NFC of the hidden layers and losses during training."""
     generator = as_generator(seed, "adaptive slo")
     task = chain_monomial_task(n, d, 3, n_test=2000, generator=generator)
     model = mlp([d, width, width, width, 1], scales={"*": 0.1}, scale_of=reading, generator=generator)
     data = (task.X, task.y)
-    recorded: dict[str, list[Any]] = {"step": [], "nfc": [], "test_loss": []}
+    rows: list[tuple[int, list[float], float]] = []
 
     def record(step: int, _: float) -> None:
         if step % every == 0:
-            recorded["step"].append(step)
             report = probe(model, data, measure="nfc", layers=_LAYERS)
-            recorded["nfc"].append([report[name].nfc for name in _LAYERS])
-            recorded["test_loss"].append(_loss(model, task.X_test, task.y_test))
+            with torch.no_grad():
+                test_loss = float((model(task.X_test) - task.y_test).square().mean())
+            rows.append((step, [report[name].nfc for name in _LAYERS], test_loss))
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         if method == "GD":
@@ -71,23 +72,13 @@ def _measure(
 
     history = fit(model, data, optimizer=optimizer, steps=steps, callback=record)
     record(len(history.loss) // every * every, 0.0)
-    return {
-        "step": recorded["step"],
-        "nfc": torch.tensor(recorded["nfc"]),
-        "test_losses": torch.tensor(recorded["test_loss"]),
-        "losses": torch.tensor(history.loss),
-        "train_loss": history.final_loss,
-        "test_loss": recorded["test_loss"][-1],
-    }
+    step, nfc, test_losses = map(list, zip(*rows, strict=True))
+    curves = {"nfc": torch.tensor(nfc), "test_losses": torch.tensor(test_losses), "losses": torch.tensor(history.loss)}
+    return {"step": step, **curves, "train_loss": history.final_loss, "test_loss": test_losses[-1]}
 
 
-def _loss(model: nn.Module, X: torch.Tensor, y: torch.Tensor) -> float:
-    with torch.no_grad():
-        return float((model(X) - y).square().mean())
-
-
-def _late(values: Mapping[str, Any]) -> list[float]:
-    """NFC of each hidden layer over the last tenth: the layer that goes fast at a step shakes the others."""
+def _late(values: Values) -> list[float]:
+    """Return the NFC of each hidden layer, averaged over the last tenth: fast layers disturb the others."""
     nfc = torch.as_tensor(values["nfc"])
     return nfc[-max(len(nfc) // 10, 1) :].mean(0).tolist()
 
@@ -103,18 +94,17 @@ def _late(values: Mapping[str, Any]) -> list[float]:
     over={"reading": _READINGS, "method": _METHODS, "seed": "seeds"},
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    runs = {(p["reading"], p["method"], p["seed"]): values for p, values in outcomes}
-    rows = [
-        {"scale": _READINGS[reading], "method": method, "seed": seed}
-        | dict(zip(("layer 1", "layer 2", "layer 3"), _late(values), strict=True))
-        | {"train loss": values["train_loss"], "test loss": values["test_loss"]}
-        for (reading, method, seed), values in runs.items()
-    ]
-    claims = [claim for reading in _READINGS for claim in _claims(config, runs, reading)]
+    runs = outcomes.values_by("reading", "method")
+
+    def ends(values: Values) -> Values:
+        layers = {f"layer {i}": nfc for i, nfc in enumerate(_late(values), 1)}
+        return layers | {"train loss": values["train_loss"], "test loss": values["test_loss"]}
+
+    table = outcomes.table({"scale": "reading"}, "method", "seed", values=ends).replace({"scale": _READINGS})
     return Result(
-        claims,
-        {"end of training": pd.DataFrame(rows)},
-        {"figure 12": _figure(config, runs)},
+        [claim for reading in _READINGS for claim in _claims(runs, reading)],
+        {"end of training": table},
+        {"figure 12": _figure(runs)},
         "'An initialization scale of 0.1' is read in both ways, of the weights and of their variance (first version). "
         "With the first, gradient descent at the printed rate stays on the plateau at the start for all 500 epochs, so "
         "that anything is better than it; with the second both methods learn. The readout, whose NFC is always 1, is "
@@ -123,9 +113,9 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _claims(config: Config, runs: Runs, reading: str) -> list[Claim]:
-    said = f" ({_READINGS[reading]})"
-    gd, slo = ([runs[reading, method, seed] for seed in config.seeds] for method in _METHODS)
+def _claims(runs: Groups, reading: str) -> list[Claim]:
+    suffix = f" ({_READINGS[reading]})"
+    gd, slo = (runs[reading, method] for method in _METHODS)
     ends = [(_late(a), _late(b)) for a, b in zip(gd, slo, strict=True)]
     high = "'high' in words; nine tenths is asked for"
     against = (
@@ -141,24 +131,24 @@ def _claims(config: Config, runs: Runs, reading: str) -> list[Claim]:
         "every second, with deviations of .06 to .2 over three seeds)."
     )
     return [
-        at_least("all hidden layers finish at a high UC-NFC: the lowest" + said, "figure 12, appendix K",
+        at_least("all hidden layers finish at a high UC-NFC: the lowest" + suffix, "figure 12, appendix K",
                  0.9, (min(b) for _, b in ends), reason=high, note=chaotic),
-        at_most("all hidden layers finish at the same UC-NFC: range over layers" + said, "figure 12, appendix K",
+        at_most("all hidden layers finish at the same UC-NFC: range over layers" + suffix, "figure 12, appendix K",
                 0.1, (max(b) - min(b) for _, b in ends), reason="'same' in words; a tenth is asked for", note=chaotic),
-        holds("layers are closer to each other than under gradient descent" + said, "figure 12",
+        holds("layers are closer to each other than under gradient descent" + suffix, "figure 12",
               (max(b) - min(b) < max(a) - min(a) for a, b in ends), note=chaotic),
-        holds("the lowest layer is higher than the highest under gradient descent" + said, "appendix K",
+        holds("the lowest layer is higher than the highest under gradient descent" + suffix, "appendix K",
               (min(b) > max(a) for a, b in ends), note=against),
-        holds("the test loss is lower than that of gradient descent" + said, "figure 12, appendix K",
+        holds("the test loss is lower than that of gradient descent" + suffix, "figure 12, appendix K",
               (b["test_loss"] < a["test_loss"] for a, b in zip(gd, slo, strict=True)), note=against),
     ]  # fmt: skip
 
 
-def _figure(config: Config, runs: Runs) -> Figure:
+def _figure(runs: Groups) -> Figure:
     fig, axes = panels(10.4, 5.2, len(_READINGS), 3, sharex=True)
     for line, (reading, text) in zip(axes, _READINGS.items(), strict=True):
         for method, dashes in zip(_METHODS, ("--", "-"), strict=True):
-            seeds = [runs[reading, method, seed] for seed in config.seeds]
+            seeds = runs[reading, method]
             steps, losses = seeds[0]["step"], [values["losses"] for values in seeds]
             for i, color in enumerate(PALETTE[: len(_LAYERS)]):
                 curves = [torch.as_tensor(values["nfc"])[:, i] for values in seeds]

@@ -1,10 +1,13 @@
-"""Figure 16 of the NFA paper: what a network looks at in images, and the corrupted AGOP, with a stand-in for CelebA."""
+"""Figure 16 of the NFA paper: NFM, AGOP and corrupted AGOP of a network on images, with a stand-in for CelebA.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 16.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -22,9 +25,9 @@ from featlearn.training import fit
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper but for the images: two hidden layers of 128, first-layer scale .02, Adam at 1e-4.
+    """Configuration of the paper but for the images: two hidden layers of 128, first-layer scale .02, Adam at 1e-4.
 
-    The paper has 7,500 faces, half of them with glasses, and 500 epochs; its batches are not told.
+    The paper has 7,500 faces, half of them with glasses, and 500 epochs; it does not state the batch size.
     """
 
     name: str = "cifar10"
@@ -36,9 +39,7 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(
-    name: str, classes: tuple[int, int], n: int, epochs: int, width: int, rotations: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(name: str, classes: tuple[int, int], n: int, epochs: int, width: int, rotations: int, seed: int) -> Values:
     task = image_task(name, n, 100, classes=tuple(classes), generator=seed)
     generator = as_generator(seed, "glasses")
     labels = task.y[:, None].to(task.X.dtype)
@@ -48,9 +49,9 @@ def _measure(
     )  # fmt: skip
     first = probe(model, task.X, measure=("nfc", "agop", "ptk_covariance"), layers="0")["0"]
     w, covariance = first.weights["W"][0].double(), first.ptk_covariance.double()
+    rotated = [corrupt(covariance, generator) for _ in range(rotations)]
     nfm = w.square().sum(0)
-    agop = ((covariance @ w) * w).sum(0)
-    corrupted = [((corrupt(covariance, generator) @ w) * w).sum(0) for _ in range(rotations)]
+    agop, *corrupted = (((k @ w) * w).sum(0) for k in (covariance, *rotated))
     values = [pearson(nfm, diagonal) for diagonal in corrupted]
     middle = sorted(range(rotations), key=lambda i: values[i])[rotations // 2]
     with torch.no_grad():
@@ -100,13 +101,10 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 
 def _figure(values: Values) -> Figure:
-    texts = {
-        "nfm": ("diagonal of NFM", ""),
-        "agop": ("diagonal of AGOP", f"Pearson with NFM {values['pearson']:.2f}"),
-        "corrupted": ("diagonal of corrupted AGOP", f"Pearson with NFM {values['corrupted']:.2f} (mean)"),
-    }
+    correlations = {"AGOP": f"Pearson with NFM {values['pearson']:.2f}"}
+    correlations |= {"corrupted AGOP": f"Pearson with NFM {values['corrupted']:.2f} (mean)"}
     fig, (axes,) = panels(7.6, 2.9, 1, 3, grid=False)
-    for ax, (name, (title, text)) in zip(axes, texts.items(), strict=True):
+    for ax, name, title in zip(axes, ("nfm", "agop", "corrupted"), ("NFM", "AGOP", "corrupted AGOP"), strict=True):
         draw_diagonal(ax, values["pictures"][name], values["shape"])
-        label(ax, text, title=title)
+        label(ax, correlations.get(title, ""), title=f"diagonal of {title}")
     return fig

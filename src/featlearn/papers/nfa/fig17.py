@@ -1,13 +1,16 @@
-"""Figure 17 of the NFA paper: speed limited optimization on images, with CIFAR-10 in place of SVHN."""
+"""Figure 17 of the NFA paper: speed limited optimization on images, with CIFAR-10 in place of SVHN.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 17.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -21,7 +24,7 @@ from featlearn.models import mlp
 from featlearn.optim import SLO
 from featlearn.papers._figures import PALETTE, draw_band, draw_diagonal, label
 from featlearn.papers.claim import at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.plots import new_figure
 from featlearn.training import fit
 
@@ -31,9 +34,9 @@ _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC", "centered_ratio": "C/UC ra
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper but for the images: four hidden layers of 256, rates .2 (GD) and .3 (SLO), pixels standardized.
+    """Configuration of the paper but for the images: four hidden layers of 256, rates .2 (GD) and .3 (SLO).
 
-    The paper has 4,000 images and 3,000 epochs, measured every 50; full batches are taken here.
+    Pixels are standardized. The paper has 4,000 images and 3,000 epochs, measured every 50; batches are full here.
     """
 
     name: str = "cifar10"
@@ -44,20 +47,18 @@ class Config:
     seeds: tuple[int, ...] = (0, 1)
 
 
-def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Mapping[str, Any]:
+def _measure(name: str, n: int, width: int, steps: int, every: int, method: str, seed: int) -> Values:
     task = image_task(name, n, 300, standardize="pixels", generator=seed)
     data = (task.X, one_hot_labels(task.y, task.classes))
     model = mlp([task.X.shape[1], *[width] * 4, task.classes], generator=as_generator(seed, "slo on images"))
     initial = copy.deepcopy(model)
-    found: dict[str, list[float]] = {key: [] for key in ("step", "loss", *_NUMBERS)}
+    curves: dict[str, list[float]] = {key: [] for key in ("step", "loss", *_NUMBERS)}
 
     def record(step: int, loss: float) -> None:
         if step % every == 0 and step > 0:
             first = probe(model, task.X, initial=initial, layers="0", measure=tuple(_NUMBERS))["0"]
-            found["step"].append(step)
-            found["loss"].append(loss)
-            for key in _NUMBERS:
-                found[key].append(getattr(first, key))
+            for key, value in {"step": step, "loss": loss, **{key: getattr(first, key) for key in _NUMBERS}}.items():
+                curves[key].append(value)
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         if method == "GD":
@@ -68,12 +69,8 @@ def _measure(name: str, n: int, width: int, steps: int, every: int, method: str,
     record(steps // every * every, history.final_loss)
     last = probe(model, task.X, layers="0", measure=("nfc", "agop"))["0"]
     nfm, agop = last.nfm.diagonal().clone(), last.agop.diagonal().clone()
-    return {
-        **found,
-        "diagonals": pearson(nfm, agop),
-        "shape": list(task.image_shape),
-        "pictures": {"nfm": nfm, "agop": agop},
-    }
+    pictures = {"nfm": nfm, "agop": agop}
+    return {**curves, "diagonals": pearson(nfm, agop), "shape": list(task.image_shape), "pictures": pictures}
 
 
 @experiment(
@@ -96,8 +93,8 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
     claims = (
         *(
-            holds(f"first layer: {said} is higher with SLO at the end", "figure 17a", higher(name), note=note)
-            for name, said in _NUMBERS.items()
+            holds(f"first layer: {title} is higher with SLO at the end", "figure 17a", higher(name), note=note)
+            for name, title in _NUMBERS.items()
         ),
         at_least("SLO: C/UC ratio at the end is close to 1", "section 5.2, figure 17a", 0.9,
                  (v["centered_ratio"][-1] for v in runs["SLO"]),
@@ -105,16 +102,16 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         holds("diagonals of NFM and AGOP are more alike with SLO (Pearson)", "figure 17b and c",
               (b["diagonals"] > a["diagonals"] for a, b in zip(runs["GD"], runs["SLO"], strict=True)), note=note),
     )  # fmt: skip
-    rows = [
-        {"method": p["method"], "seed": p["seed"]}
-        | {title: v[name][-1] for name, title in _NUMBERS.items()}
-        | {"Pearson of diagonals": v["diagonals"], "train loss": v["loss"][-1]}
-        for p, v in outcomes
-    ]
-    return Result(claims, {"end of training": pd.DataFrame(rows)}, {"figure 17": _figure(runs)}, note)
+
+    def ends(values: Values) -> Values:
+        numbers = {title: values[name][-1] for name, title in _NUMBERS.items()}
+        return numbers | {"Pearson of diagonals": values["diagonals"], "train loss": values["loss"][-1]}
+
+    table = outcomes.table("method", "seed", values=ends)
+    return Result(claims, {"end of training": table}, {"figure 17": _figure(runs)}, note)
 
 
-def _figure(runs: Mapping[str, Sequence[Values]]) -> Figure:
+def _figure(runs: Groups) -> Figure:
     fig = new_figure(9.6, 5.0)
     upper, lower = fig.subfigures(2, 1)  # type: ignore[misc]  # an array
     axes = upper.subplots(1, 4)

@@ -1,10 +1,14 @@
-"""Figures 2 (D) and 15 (B) of the NFA paper: queries, keys and values of a small GPT on Shakespeare."""
+"""Figures 2 (D) and 15 (B) of the NFA paper: queries, keys and values of a small GPT on Shakespeare.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 2 (D) and 15 (B).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -14,20 +18,8 @@ from featlearn._utils.rng import as_generator
 from featlearn.datasets import CharacterTask, character_task
 from featlearn.models import gpt
 from featlearn.papers._figures import label_outer, panels
-from featlearn.papers.claim import holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.papers.nfa.layer_trajectories import (
-    converges,
-    draw_centered,
-    final_table,
-    gap_curves,
-    larger_early,
-    losses_and_changes,
-    measurement_steps,
-    mostly_above,
-    moves,
-    watch_layers,
-)
+from featlearn.papers.nfa import layer_trajectories as trajectories
 
 _BLOCKS = 3
 _PARTS = ("q", "k", "v")
@@ -36,7 +28,10 @@ _NAMES = [f"{part} of block {block + 1}" for block in range(_BLOCKS) for part in
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper but for sizes: three blocks, six heads, Adam at 5e-3; nanoGPT has width 384, 256 characters."""
+    """Configuration of the paper but for sizes: three blocks, six heads, Adam at 5e-3.
+
+    nanoGPT has a width of 384 and pieces of 256 characters.
+    """
 
     text: str = "shakespeare"
     width: int = 96
@@ -50,31 +45,33 @@ class Config:
 
 def _measure(
     text: str, width: int, length: int, batch: int, steps: int, probed: int, measurements: int, seed: int
-) -> dict[str, Any]:
+) -> Values:
     task = character_task() if text == "shakespeare" else _counting()
     generator = as_generator(seed, "gpt training")
     model = gpt(len(task.vocabulary), length, blocks=_BLOCKS, width=width, generator=generator)
     held_out, _ = task.batch(probed, length, as_generator(0, "probe"), "test")
     layers = [f"blocks.{block}.attn.{part}" for block in range(_BLOCKS) for part in _PARTS]
 
-    def train(told: Callable[[int, float], object]) -> None:
+    def train(callback: Callable[[int, float], object]) -> None:
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
         value = float("nan")
         for step in range(steps):
-            told(step, value)
+            callback(step, value)
             inputs, targets = task.batch(batch, length, generator)
             loss = cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             value = float(loss.detach())
-        told(steps, value)
+        callback(steps, value)
 
-    return watch_layers(model, held_out, layers, measurement_steps(steps, measurements), train, outputs=8)
+    return trajectories.watch_layers(
+        model, held_out, layers, trajectories.measurement_steps(steps, measurements), train, outputs=8
+    )
 
 
 def _counting() -> CharacterTask:
-    """A text for tests that needs no file: digits in turn."""
+    """Return a text for tests that requires no file: digits in turn."""
     text = torch.arange(2000) % 10
     return CharacterTask(text[:1500], text[1500:], "0123456789")
 
@@ -90,29 +87,22 @@ def _counting() -> CharacterTask:
     data=("text",),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = outcomes.values
-
-    def deeper(values: Any) -> bool:
-        gaps = gap_curves(values).mean(0)
-        return float(gaps[-3:].mean()) > float(gaps[:3].mean())
-
+    runs = outcomes.values
     claims = (
-        mostly_above("figure 2D", found).remark(
+        trajectories.mostly_above("figure 2D", runs).remark(
             "late in training the two nearly coincide in most layers, and either may be above"
         ),
-        larger_early("figure 2D, section 3", found),
-        holds("the gap is larger in the last block than in the first", "figure 2D, section 3", map(deeper, found)),
-        converges(found),
-        moves(
-            "weights move significantly: least change at the end",
-            "figure 15B",
-            (float(torch.as_tensor(v["weight_change_relative"])[-1].min()) for v in found),
+        trajectories.larger_early("figure 2D, section 3", runs),
+        trajectories.larger_deep(
+            "the gap is larger in the last block than in the first", "figure 2D, section 3", runs, 3
         ),
+        trajectories.converges(runs),
+        trajectories.moves("weights move significantly: least change at the end", "figure 15B", runs, torch.min),
     )
     return Result(
         claims,
-        {"end of training, mean over seeds": final_table(found, _NAMES)},
-        {"figure 2 D": _figure(found), "figure 15 B": losses_and_changes({"GPT": found}, _NAMES, "layer")},
+        {"end of training, mean over seeds": trajectories.final_table(runs, _NAMES)},
+        {"figure 2 D": _figure(runs), "figure 15 B": trajectories.losses_and_changes({"GPT": runs}, _NAMES, "layer")},
         f"Width {config.width}, pieces of {config.length} characters, batches of {config.batch}, {config.steps} steps; "
         "nanoGPT has 384, 256, 64 and 5,000. Correlations over 8 random output vectors on held-out text.",
     )
@@ -121,7 +111,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _figure(runs: Sequence[Values]) -> Figure:
     fig, axes = panels(8.0, 6.0, _BLOCKS, len(_PARTS), sharex=True, sharey=True)
     for i, ax in enumerate(axes.flat):
-        draw_centered(ax, runs, i)
+        trajectories.draw_centered(ax, runs, i)
     label_outer(axes, "step", ("query", "key", "value"), [f"block {block + 1}" for block in range(_BLOCKS)])
     axes[0][0].legend(loc="lower right")
     return fig

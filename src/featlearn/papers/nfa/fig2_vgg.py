@@ -1,10 +1,14 @@
-"""Figures 2 (C) and 15 (A) of the NFA paper: the convolutions of a VGG-11 on CIFAR-10."""
+"""Figures 2 (C) and 15 (A) of the NFA paper: the convolutions of a VGG-11 on CIFAR-10.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 2 (C) and 15 (A).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -16,24 +20,15 @@ from featlearn.models import vgg11
 from featlearn.papers._figures import label_outer, panels
 from featlearn.papers.claim import holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.papers.nfa.layer_trajectories import (
-    draw_centered,
-    final_gaps,
-    final_table,
-    gap_curves,
-    larger_early,
-    losses_and_changes,
-    measurement_steps,
-    mostly_above,
-    moves,
-    watch_layers,
-)
-from featlearn.training import fit
+from featlearn.papers.nfa import layer_trajectories as trajectories
 
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper but for the sizes: learning rate 1, batches of 128; 50,000 images, width 1 and 50 epochs there."""
+    """Configuration of the paper but for the sizes: learning rate 1, batches of 128.
+
+    The paper has 50,000 images, width 1 and 50 epochs.
+    """
 
     name: str = "cifar10"
     n: int = 1000
@@ -44,20 +39,14 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurements: int, seed: int) -> dict[str, Any]:
+def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurements: int, seed: int) -> Values:
     task = image_task(name, n, 0, standardize="channels", flatten=False, generator=seed)
     images = task.X if task.X.shape[-1] == 32 else interpolate(task.X, size=32)  # digits, in tests
-    labels = one_hot_labels(task.y, task.classes)
     model = vgg11(task.classes, width=width, channels=images.shape[1], init="he", generator=seed)
-    batch = 128
-    total = epochs * -(-n // batch)
-
-    def train(told: Callable[[int, float], object]) -> None:
-        done = fit(model, (images, labels), lr=1.0, epochs=epochs, batch_size=batch, generator=seed, callback=told)
-        told(total, done.final_loss)
-
+    data = (images, one_hot_labels(task.y, task.classes))
     convolutions = [place for place, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-    return watch_layers(model, images[:probed], convolutions, measurement_steps(total, measurements), train)
+    training = {"lr": 1.0, "epochs": epochs, "generator": seed}
+    return trajectories.watch_images(model, data, convolutions, probed, measurements, **training)
 
 
 @experiment(
@@ -71,29 +60,27 @@ def _measure(name: str, n: int, width: float, epochs: int, probed: int, measurem
     data=("cifar10",),
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = outcomes.values
-    names = [f"convolution {i + 1}" for i in range(8)]
-
-    def deeper(values: Any) -> bool:
-        gaps = gap_curves(values).mean(0)
-        return float(gaps[4:].mean()) > float(gaps[:4].mean())
-
+    runs, names = outcomes.values, [f"convolution {i + 1}" for i in range(8)]
+    changes = trajectories.losses_and_changes({"VGG-11": runs}, names, "layer")
     claims = (
         holds("C-NFC is above UC-NFC in every convolution at the end", "figure 2C",
-              (min(final_gaps(v)) > 0 for v in found)),
-        mostly_above("figure 2C", found),
-        holds("the gap is larger in the deeper half of the layers", "figure 2C, section 3", map(deeper, found)),
-        larger_early("figure 2C, section 3", found),
-        moves(
-            "weights move significantly: mean change at the end", "figure 15A",
-            (float(torch.as_tensor(v["weight_change_relative"])[-1].mean()) for v in found),
+              (min(trajectories.final_gaps(v)) > 0 for v in runs)),
+        trajectories.mostly_above("figure 2C", runs),
+        trajectories.larger_deep(
+            "the gap is larger in the deeper half of the layers", "figure 2C, section 3", runs, 4),
+        trajectories.larger_early("figure 2C, section 3", runs),
+        trajectories.moves(
+            "weights move significantly: mean change at the end", "figure 15A", runs, torch.mean,
             "A tenth of the images, and far fewer updates than in the paper.",
         ),
     )  # fmt: skip
     return Result(
         claims,
-        {"end of training, mean over seeds": final_table(found, names)},
-        {"figure 2 C": _figure(found), "figure 15 A": losses_and_changes({"VGG-11": found}, names, "layer")},
+        {"end of training, mean over seeds": trajectories.final_table(runs, names)},
+        {
+            "figure 2 C": _figure(runs),
+            "figure 15 A": changes,
+        },
         f"Channels times {config.width:g}, {config.n} images of {config.name}, {config.epochs} epochs, squared error "
         "of one-hot labels at the paper's rate of 1; torchvision's own initialization (with PyTorch's uniform one, and "
         "no batch normalization, nothing is learned in this time). No hidden linear layers, of which torchvision's "
@@ -104,7 +91,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _figure(runs: Sequence[Values]) -> Figure:
     fig, axes = panels(9.4, 4.2, 2, 4, sharex=True, sharey=True)
     for i, ax in enumerate(axes.flat):
-        draw_centered(ax, runs, i)
+        trajectories.draw_centered(ax, runs, i)
         ax.set_title(f"convolution {i + 1}")
     axes[0][0].legend(loc="lower left")
     label_outer(axes, "step")

@@ -1,4 +1,9 @@
-"""Figure 3 of the NFA paper: early alignment on the alignment-reversing data, predicted and observed."""
+"""Figure 3 of the NFA paper: early alignment on the alignment-reversing data, predicted and observed.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 3.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -19,7 +23,7 @@ from featlearn.datasets import reversing_task
 from featlearn.datasets.alignment_reversing import Reading
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import predict_quadratic
 
 _READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
@@ -27,7 +31,10 @@ _READINGS: tuple[Reading, ...] = ("consistent", "pseudo-inverse")
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper: n = d = k = 1024, moments over 30 networks, means over 10 data seeds; balances are not told."""
+    """Configuration of the paper: n = d = k = 1024, moments over 30 networks, means over 10 data seeds.
+
+    The paper does not state the balances.
+    """
 
     size: int = 1024
     balances: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -36,7 +43,7 @@ class Config:
 
 
 def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]:
-    """Means over networks of ``tr[R^p] / d``, p = 1 .. 4, of ``R = W^T diag(a^2) W`` (NFA paper, appendix J)."""
+    """Return means over networks of ``tr[R^p] / d``, p = 1 .. 4, of ``R = W^T diag(a^2) W`` (appendix J)."""
     generator = as_generator(seed, "moments")
     total = np.zeros(4)
     for _ in range(networks):
@@ -48,19 +55,17 @@ def average_moments(d: int, width: int, networks: int, seed: int) -> list[float]
     return list(total / (networks * d))
 
 
-def _measure(
-    size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int
-) -> Mapping[str, Any]:
-    """Predicted and observed rho by balance, of one data seed; a single network is observed, whatever the data."""
+def _measure(size: int, balances: Sequence[float], moment_networks: int, reading: Reading, seed: int) -> Values:
+    """Measure predicted and observed rho by balance, for one data seed and the same network for all data."""
     moments = average_moments(size, size, moment_networks, seed=0)
-    predicted, exact, observed = [], [], []
+    curves: dict[str, list[float]] = {"predicted": [], "exact": [], "observed": []}
     for balance in balances:
         task = reversing_task(balance, size, size, reading=reading, generator=seed, dtype=torch.float64)
-        found = predict_quadratic(task.X, task.y, size, moments=moments, networks=1, seed=0)
-        predicted.append(found.rho)
-        observed.append(found.observed[0])
-        exact.append(predict_quadratic(task.X, task.y, size).rho)
-    return {"predicted": predicted, "exact": exact, "observed": observed}
+        result = predict_quadratic(task.X, task.y, size, moments=moments, networks=1, seed=0)
+        exact = predict_quadratic(task.X, task.y, size).rho
+        for name, rho in zip(curves, (result.rho, exact, result.observed[0]), strict=True):
+            curves[name].append(rho)
+    return curves
 
 
 @experiment(
@@ -74,24 +79,21 @@ def _measure(
     over={"reading": _READINGS, "seed": "seeds"},
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = {
-        reading: {name: np.array([v[name] for v in values]) for name in ("predicted", "exact", "observed")}
+    by_reading = {
+        reading: {name: np.array([v[name] for v in values]) for name in ("predicted", "observed", "exact")}
         for reading, values in outcomes.values_by("reading").items()
     }
-    table = pd.DataFrame(
-        [
-            {"reading": reading, "balance": balance}
-            | {name: float(curves[name][:, i].mean()) for name in ("predicted", "observed")}
-            | {"predicted, exact moments": float(curves["exact"][:, i].mean())}
-            | {"mean gap": float(np.abs(curves["predicted"] - curves["observed"])[:, i].mean())}
-            for reading, curves in found.items()
-            for i, balance in enumerate(config.balances)
-        ]
-    )
+    tables = []
+    for reading, curves in by_reading.items():
+        columns = {"predicted": curves["predicted"], "observed": curves["observed"]}
+        columns |= {"predicted, exact moments": curves["exact"]}
+        columns |= {"mean gap": np.abs(curves["predicted"] - curves["observed"])}
+        means = {name: [float(values.mean()) for values in column.T] for name, column in columns.items()}
+        tables.append(pd.DataFrame({"reading": reading, "balance": config.balances, **means}))
     return Result(
-        [claim for reading, curves in found.items() for claim in _claims(reading, curves)],
-        {"mean over data seeds": table},
-        {"figure 3": _figure(config, found)},
+        [claim for reading, curves in by_reading.items() for claim in _claims(reading, curves)],
+        {"mean over data seeds": pd.concat(tables, ignore_index=True)},
+        {"figure 3": _figure(config, by_reading)},
         "The recipe of appendix G is ill-posed for n = d: the first kind has fewer rows than coordinates, and no "
         "inverse. 'Consistent' builds both kinds with n rows and keeps a share; 'pseudo-inverse' leaves directions "
         f"without data out. n = d = k = {config.size}. As in the paper the moments of R are means over "
@@ -121,19 +123,17 @@ def _claims(reading: str, curves: Mapping[str, NDArray[np.float64]]) -> list[Cla
     ]  # fmt: skip
 
 
-def _figure(config: Config, found: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Figure:
+def _figure(config: Config, by_reading: Mapping[str, Mapping[str, NDArray[np.float64]]]) -> Figure:
     fig, axes = panels(8.8, 5.4, 2, 3)
-    for (left, middle, right), (reading, curves) in zip(axes, found.items(), strict=True):
-        _over_balance(left, config, curves["predicted"], f"predicted ({reading})")
-        _over_balance(middle, config, curves["observed"], f"observed ({reading})")
+    look: dict[str, Any] = {"ylim": (0, 1.03), "legend": "lower right"}
+    for (*over_balance, right), (reading, curves) in zip(axes, by_reading.items(), strict=True):
+        for ax, name in zip(over_balance, ("predicted", "observed"), strict=True):
+            # Four data seeds, as in the paper.
+            ax.plot(config.balances, curves[name][:4].T, color=PALETTE[5], alpha=0.6, linewidth=1)
+            ax.plot(config.balances, curves[name].mean(0), color=PALETTE[0], linewidth=2, label="mean over data")
+            label(ax, "balance $\\gamma$", "correlation of derivatives", f"{name} ({reading})", **look)
         right.plot([0, 1], [0, 1], color="#B3B3B3", linewidth=1)
         right.scatter(curves["predicted"].mean(0), curves["observed"].mean(0), s=14, color=PALETTE[0])
-        label(right, "predicted", "observed", "a point a balance", xlim=(0, 1.03), ylim=(0, 1.03), aspect="equal")
+        label(right, "predicted", "observed", "one point per balance", xlim=(0, 1.03), ylim=(0, 1.03), aspect="equal")
         right.grid(visible=False)
     return fig
-
-
-def _over_balance(ax: Axes, config: Config, curves: NDArray[np.float64], title: str) -> None:
-    ax.plot(config.balances, curves[:4].T, color=PALETTE[5], alpha=0.6, linewidth=1)  # four data seeds, as in the paper
-    ax.plot(config.balances, curves.mean(0), color=PALETTE[0], linewidth=2, label="mean over data")
-    label(ax, "balance $\\gamma$", "correlation of derivatives", title, ylim=(0, 1.03), legend="lower right")

@@ -1,26 +1,33 @@
-"""Figures 4 and 11 of the NFA paper: with a speed limit the first layer learns features whatever its initial scale."""
+"""Figures 4 and 11 of the NFA paper: with SLO the first layer learns features from every initial scale.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 4 and 11.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from featlearn.linalg import cosine
 from featlearn.papers._figures import draw_matrix, panels
 from featlearn.papers.claim import Claim, at_least, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.slo_alignment import METHODS, Method, SLOAlignment, SLORun, slo_alignment
 from featlearn.training import History
 
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper; see `slo_alignment`."""
+    """Configuration of the paper; see `slo_alignment`."""
 
     scales: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)
     rates: tuple[float, ...] = (0.03, 0.1, 0.2, 0.4)
@@ -31,24 +38,20 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
-    found = slo_alignment(**point)
-    runs = [
-        {name: getattr(run, name) for name in SLORun.__dataclass_fields__ if name != "history"}
-        | {"loss": torch.tensor(run.history.loss), "final_loss": run.history.final_loss}
-        for run in found.runs
-    ]
-    return {"runs": runs, "egop": found.egop}
+def _measure(**point: Any) -> Values:
+    result = slo_alignment(**point)
+    histories = [{"loss": torch.tensor(run.history.loss), "final_loss": run.history.final_loss} for run in result.runs]
+    runs = [vars(run) | {"history": history} for run, history in zip(result.runs, histories, strict=True)]
+    return {"runs": runs, "egop": result.egop}
 
 
-def _restored(values: Mapping[str, Any]) -> SLOAlignment:
-    """What `slo_alignment` gave, from what was kept of it."""
+def _restored(values: Values) -> SLOAlignment:
+    """Return the result of `slo_alignment` from its measured values."""
     runs = []
-    for kept in values["runs"]:
-        loss = torch.as_tensor(kept["loss"]).tolist()
-        history = History(step=list(range(len(loss))), loss=loss, final_loss=kept["final_loss"])
-        numbers = {name: kept[name] for name in SLORun.__dataclass_fields__ if name != "history"}
-        runs.append(SLORun(**numbers | {"history": history}))
+    for run in values["runs"]:
+        loss = torch.as_tensor(run["history"]["loss"]).tolist()
+        history = History(list(range(len(loss))), loss, run["history"]["final_loss"])
+        runs.append(SLORun(**run | {"history": history}))
     return SLOAlignment(tuple(runs), values["egop"])
 
 
@@ -62,38 +65,35 @@ def _restored(values: Mapping[str, Any]) -> SLOAlignment:
     measure=_measure,
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    found = [_restored(values) for _, values in outcomes]
-    tables = [one.table().assign(seed=point["seed"]) for one, (point, _) in zip(found, outcomes, strict=True)]
+    results = [_restored(values) for values in outcomes.values]
+    tables = [result.table().assign(seed=point["seed"]) for result, (point, _) in zip(results, outcomes, strict=True)]
     table = pd.concat(tables, ignore_index=True)
+    means = table.groupby(["method", "scale"], sort=False).mean().drop(columns="seed").reset_index()
     return Result(
-        _claims(config, found),
-        {
-            "mean over seeds": table.groupby(["method", "scale"], sort=False).mean().drop(columns="seed").reset_index(),
-            "by seed": table,
-        },
-        {"figure 4": found[0].plot(), "figure 11": _all_matrices(found[0])},
+        _claims(config, results),
+        {"mean over seeds": means, "by seed": table},
+        {"figure 4": results[0].plot(), "figure 11": _all_matrices(results[0])},
         "The readout is multiplied by .01: the appendix says divided, with which gradient descent dies. Figures show "
         f"seed {outcomes[0].point['seed']}.",
     )
 
 
-def _claims(config: Config, found: Sequence[SLOAlignment]) -> list[Claim]:
+def _claims(config: Config, results: Sequence[SLOAlignment]) -> list[Claim]:
     largest, smallest = max(config.scales), min(config.scales)
-    order = sorted(config.scales, reverse=True)
 
-    def over_scales(name: str, method: Method) -> list[list[float]]:
-        return [[getattr(one.run(method, scale), name) for scale in order] for one in found]
+    def at(name: str, method: Method, scale: float) -> NDArray[np.float64]:
+        return np.array([getattr(result.run(method, scale), name) for result in results])
 
-    def at(scale: float, name: str, method: Method) -> list[float]:
-        return [getattr(one.run(method, scale), name) for one in found]
+    def over_scales(name: str, method: Method) -> NDArray[np.float64]:
+        return np.stack([at(name, method, scale) for scale in sorted(config.scales, reverse=True)])
 
-    def fall(name: str) -> list[float]:
-        """Return what the largest scale costs under GD, seed by seed."""
-        return [a - b for a, b in zip(at(smallest, name, "GD"), at(largest, name, "GD"), strict=True)]
+    def fall(name: str) -> NDArray[np.float64]:
+        """Return the loss that the largest scale causes under GD, for each seed."""
+        return at(name, "GD", smallest) - at(name, "GD", largest)
 
-    def gained(name: str) -> list[float]:
-        """Return what SLO adds at the largest scale, seed by seed."""
-        return [a - b for a, b in zip(at(largest, name, "SLO"), at(largest, name, "GD"), strict=True)]
+    def gained(name: str) -> NDArray[np.float64]:
+        """Return the gain by SLO at the largest scale, for each seed."""
+        return at(name, "SLO", largest) - at(name, "GD", largest)
 
     close = "'close to 1' in words; nine tenths is asked for"
     random = (1 + config.d / config.width) ** -0.5
@@ -104,52 +104,52 @@ def _claims(config: Config, found: Sequence[SLOAlignment]) -> list[Claim]:
     cosines |= {"agop_egop_cosine": ("G", "as above")}
     return [
         *(
-            at_least(f"SLO: lowest {title} over scales is close to 1", where, 0.9, map(min, over_scales(name, "SLO")),
+            at_least(f"SLO: lowest {title} over scales is close to 1", where, 0.9, over_scales(name, "SLO").min(0),
                      reason=close)
             for name, (title, where) in numbers.items()
         ),
         at_most(f"GD: C/UC ratio at scale {largest:g} is near 0", "figure 4A", 0.05,
-                at(largest, "centered_ratio", "GD"), reason="near 0 in the figure; a twentieth is asked for"),
+                at("centered_ratio", "GD", largest), reason="near 0 in the figure; a twentieth is asked for"),
         holds("GD: C/UC ratio grows with every smaller scale", "figure 4A, section 5.1",
-              (values == sorted(values) for values in over_scales("centered_ratio", "GD"))),
+              (list(values) == sorted(values) for values in over_scales("centered_ratio", "GD").T)),
         holds("GD: UC-NFC and C-NFC are higher at the smallest scale than at the largest", "section 5.1",
-              (a > 0 and b > 0 for a, b in zip(fall("nfc"), fall("centered_nfc"), strict=True))),
+              (fall("nfc") > 0) & (fall("centered_nfc") > 0)),
         holds("GD: C-NFC to a lesser extent than UC-NFC", "section 5.1",
-              (a > b for a, b in zip(fall("nfc"), fall("centered_nfc"), strict=True)),
+              fall("nfc") > fall("centered_nfc"),
               note="At scale 1 the weights hardly move, and the C-NFC of so small a change is noisy. Here it lies "
               "below the UC-NFC, so that it has more to gain; at width 512, or with a readout that is not scaled down, "
               "it lies above on one of two seeds, and at width 128 on none."),
-        at_least(f"GD: UC-NFC at scale {smallest:g} is high as well", "appendix I", 0.9, at(smallest, "nfc", "GD"),
+        at_least(f"GD: UC-NFC at scale {smallest:g} is high as well", "appendix I", 0.9, at("nfc", "GD", smallest),
                  reason=close),
         at_least(f"GD: at scale {largest:g} F resembles the identity (cosine)", "section 5.2", random,
-                 (cosine(one.run("GD", largest).nfm, identity) for one in found), 0.02,
+                 (cosine(result.run("GD", largest).nfm, identity) for result in results), 0.02,
                  f"random weights of this shape have {random:.3f}; they differ by a hundredth"),
         at_least(f"SLO improves the cosine of F with the EGOP at scale {largest:g}", "figure 4C and D", 0.25,
                  gained("egop_cosine"), reason="'significantly' in words; the spread over seeds is below a tenth"),
         holds(f"SLO improves the cosine of G with the EGOP at scale {largest:g}", "figure 4C and D",
-              (value > 0 for value in gained("agop_egop_cosine"))),
+              gained("agop_egop_cosine") > 0),
         holds("GD: as the scale grows, F loses more of its cosine with the EGOP than G does", "appendix I",
-              (a > b for a, b in zip(fall("egop_cosine"), fall("agop_egop_cosine"), strict=True))),
+              fall("egop_cosine") > fall("agop_egop_cosine")),
         *(
             at_most(f"SLO: range over scales of the cosine of {matrix} with the EGOP", "figure 11, appendix I", 0.1,
-                    (max(values) - min(values) for values in over_scales(name, "SLO")), reason=reason)
+                    np.ptp(over_scales(name, "SLO"), axis=0), reason=reason)
             for name, (matrix, reason) in cosines.items()
         ),
         at_most("SLO with eps interpolates the labels: largest training loss over scales", "appendix J", 0.1,
-                (max(run.history.final_loss for run in one.runs if run.method == "SLO") for one in found),
+                (max(run.history.final_loss for run in result.runs if run.method == "SLO") for result in results),
                 reason="labels have variance 1; a tenth of it is asked for",
                 note="below .003 but at scale 1, where .04 to .06 are left after 600 steps"),
     ]  # fmt: skip
 
 
-def _all_matrices(found: SLOAlignment) -> Figure:
+def _all_matrices(result: SLOAlignment) -> Figure:
     """Draw figure 11: NFM and AGOP of both methods, one column per scale."""
-    scales = list(dict.fromkeys(run.scale for run in found.runs))
+    scales = list(dict.fromkeys(run.scale for run in result.runs))
     rows = [(method, name) for method in METHODS for name in ("nfm", "agop")]
     fig, axes = panels(1.5 * len(scales) + 0.9, 6.6, len(rows), len(scales), grid=False)
     for i, (line, (method, name)) in enumerate(zip(axes, rows, strict=True)):
         for ax, scale in zip(line, scales, strict=True):
-            run = found.run(method, scale)
+            run = result.run(method, scale)
             draw_matrix(ax, getattr(run, name))
             ax.set_title("" if i else f"$s_0$ = {scale:g}", fontsize=9)
             near = run.egop_cosine if name == "nfm" else run.agop_egop_cosine

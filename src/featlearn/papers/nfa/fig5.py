@@ -1,8 +1,12 @@
-"""Figure 5 of the NFA paper: how much of the centered NFC the double-centered one makes up, as training goes on."""
+"""Figure 5 of the NFA paper: share of the double-centered NFC in the centered NFC during training.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 5.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,39 +14,33 @@ from matplotlib.figure import Figure
 
 from featlearn.papers._figures import label, panels
 from featlearn.papers.claim import at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.papers.nfa.gaussian_training import (
-    GAUSSIAN_OVER,
-    GaussianConfig,
-    draw_scales,
-    layer_table,
-    watch_training,
-)
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
+from featlearn.papers.nfa import gaussian_training as gaussian
 
 _RATIO = "double_centered_ratio"
 
 
-def _measure(**point: Any) -> Mapping[str, Any]:
-    return watch_training(**point, measure=(_RATIO,), watched=(_RATIO,))
+def _measure(**point: Any) -> Values:
+    return gaussian.watch_training(**point, watched=(_RATIO,))
 
 
 @experiment(
     "nfa-fig5",
     "Double-centered NFC over the centered one",
     covers=("figure 5",),
-    smoke=GaussianConfig(32, 8, 16, 20, 5, scales=(1.0, 0.1), seeds=(0,)),
-    quick=GaussianConfig(every=20),
-    full=GaussianConfig(scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
+    smoke=gaussian.GaussianConfig(32, 8, 16, 20, 5, scales=(1.0, 0.1), seeds=(0,)),
+    quick=gaussian.GaussianConfig(every=20),
+    full=gaussian.GaussianConfig(scales=(1.0, 0.1, 0.01, 0.001), seeds=tuple(range(5))),
     measure=_measure,
-    over=GAUSSIAN_OVER,
+    over=gaussian.GAUSSIAN_OVER,
 )
-def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
+def _conclude(config: gaussian.GaussianConfig, outcomes: Outcomes) -> Result:
     by_scale = outcomes.values_by("scale")
     large, small = max(config.scales), min(config.scales)
     steps = outcomes[0].values["step"]
 
     def ratios(scale: float, place: int) -> list[list[float]]:
-        """Of both layers at a measurement, for each seed."""
+        """Return the ratios of both layers at a measurement, for each seed."""
         return [torch.as_tensor(v[_RATIO])[place].tolist() for v in by_scale[scale]]
 
     claims = (
@@ -70,15 +68,15 @@ def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
         ),
     )  # fmt: skip
     return Result(
-        claims, {"ratio": layer_table(outcomes, _RATIO, "scale", "seed")}, {"figure 5": _figure(by_scale)},
+        claims, {"ratio": gaussian.layer_table(outcomes, _RATIO, "scale", "seed")}, {"figure 5": _figure(by_scale)},
         "Chain monomial, isotropic data, scale of the first layer; the paper names neither task nor scales.",
     )  # fmt: skip
 
 
-def _figure(by_scale: Mapping[float, Sequence[Values]]) -> Figure:
+def _figure(by_scale: Groups) -> Figure:
     fig, axes = panels(7.6, 3.0, 1, 2, sharey=True)
     for layer, ax in enumerate(axes[0]):
-        draw_scales(ax, by_scale, _RATIO, layer)
+        gaussian.draw_scales(ax, by_scale, _RATIO, layer)
         label(ax, "step", title=f"layer {layer + 1}", ylim=(0, 1.02))
     axes[0][0].set_ylabel("double-centered over centered NFC")
     axes[0][0].legend(loc="lower right")

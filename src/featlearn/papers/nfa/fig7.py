@@ -1,7 +1,13 @@
-"""Figure 7 of the NFA paper: the first-order prediction of the early alignment of networks with two hidden layers."""
+"""Figure 7 of the NFA paper: first-order prediction of the early alignment of networks with two hidden layers.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 7.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +19,11 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from featlearn._utils.rng import as_generator
-from featlearn.datasets import RegressionTask, chain_monomial_task, high_rank_task
+from featlearn.datasets import chain_monomial_task, high_rank_task
 from featlearn.models import mlp, subtract_initial
 from featlearn.papers._figures import PALETTE, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.theory import early_alignment, predict_depth
 
 _ACTIVATIONS = ("quadratic", "relu")
@@ -26,7 +32,7 @@ _TARGETS = {"low rank": "chain monomial", "high rank": "$\\Sigma_i (Qx)_i^2$"}
 
 @dataclass(frozen=True)
 class Config:
-    """Of the paper: n = d = 128, widths 128 and 1024; the decay rates are not told."""
+    """Configuration of the paper: n = d = 128, widths 128 and 1024; it does not state the decay rates."""
 
     n: int = 128
     d: int = 128
@@ -38,35 +44,30 @@ class Config:
 
 def _measure(
     n: int, d: int, decays: Sequence[float], networks: int, activation: str, target: str, width: int, seed: int
-) -> Mapping[str, Any]:
-    """Predicted rho, and the mean over networks of the observed one, for each decay of the data's spectrum."""
+) -> Values:
+    """Measure predicted rho, and the mean over networks of observed rho, for each decay of the data's spectrum."""
     observed, predicted = [], []
     for decay in decays:
-        task = _task(target, n, d, decay, seed)
-        predicted.append(
-            predict_depth(task.X, task.y, 2, activation, width=width if activation == "quadratic" else None).rho
-        )
+        # The same seed at every decay: the same numbers are drawn, and stretched.
+        if target == "low rank":
+            task = chain_monomial_task(n, d, 5, generator=seed, dtype=torch.float64, covariance_decay=decay)
+        else:
+            task = high_rank_task(n, d, generator=seed, dtype=torch.float64, covariance=decay or None)
+        known = width if activation == "quadratic" else None
+        predicted.append(predict_depth(task.X, task.y, 2, activation, width=known).rho)
         generator = as_generator(seed, f"networks of width {width}")
         rhos = []
         for _ in range(networks):
-            net = mlp(
-                [d, width, width, 1], activation=activation, init="normal", generator=generator, dtype=torch.float64
-            )
+            drawing: dict[str, Any] = {"activation": activation, "init": "normal", "generator": generator}
             # Outputs start at zero, so that the labels are the residuals.
-            start = subtract_initial(net)
+            start = subtract_initial(mlp([d, width, width, 1], **drawing, dtype=torch.float64))
             rhos.append(early_alignment(start, (task.X, task.y), nn.MSELoss(), layers="model.0")["model.0"].rho)
         observed.append(float(np.mean(rhos)))
     return {"predicted": predicted, "observed": observed}
 
 
-def _task(target: str, n: int, d: int, decay: float, seed: int) -> RegressionTask:
-    # The same seed at every decay: the same numbers are drawn, and stretched.
-    if target == "low rank":
-        return chain_monomial_task(n, d, 5, generator=seed, dtype=torch.float64, covariance_decay=decay)
-    return high_rank_task(n, d, generator=seed, dtype=torch.float64, covariance=decay or None)
-
-
-Curves = Mapping[tuple[str, str, int], Sequence[np.ndarray[Any, Any]]]
+Array = np.ndarray[Any, Any]
+Curves = Mapping[tuple[str, str, int], Sequence[Array]]
 """Predicted and observed rho, ``(seeds, decays)``, by activation, target and width."""
 
 
@@ -105,22 +106,21 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 def _claims(config: Config, curves: Curves) -> list[Claim]:
     narrow, wide = min(config.widths), max(config.widths)
 
-    def gaps(activation: str, target: str, width: int) -> list[float]:
+    def gaps(activation: str, target: str, width: int) -> Any:
         predicted, observed = curves[activation, target, width]
-        return [float(value) for value in np.abs(predicted - observed).mean(1)]
+        return np.abs(predicted - observed).mean(1)
 
-    def dips(values: np.ndarray[Any, Any]) -> list[bool]:
-        return [bool(row[1:-1].min() < min(row[0], row[-1])) for row in values]
+    def dips(values: Array) -> Any:
+        return values[:, 1:-1].min(1) < np.minimum(values[:, 0], values[:, -1])
 
     claims: list[Claim] = []
     for target in _TARGETS:
         claims += [
             holds(f"quadratic, {target}: the prediction is closer at width {wide} than at {narrow}", "figure 7",
-                  (a < b for a, b in zip(
-                      gaps("quadratic", target, wide), gaps("quadratic", target, narrow), strict=True))),
+                  gaps("quadratic", target, wide) < gaps("quadratic", target, narrow)),
             holds(
                 f"ReLU, {target}: captured to a lesser extent than quadratic, at width {wide}", "figure 7, appendix E",
-                (a > b for a, b in zip(gaps("relu", target, wide), gaps("quadratic", target, wide), strict=True)),
+                gaps("relu", target, wide) > gaps("quadratic", target, wide),
                 note="E[P] of ReLU is taken whole here, by its arc-cosine kernel, and is as close as the quadratic. "
                 "The paper says that terms of the non-linear part of the derivative are missing from its prediction.",
             ),
@@ -129,7 +129,7 @@ def _claims(config: Config, curves: Curves) -> list[Claim]:
             predicted, observed = curves[activation, target, wide]
             claims += [
                 holds(f"{activation}, {target}: predicted and observed dip at intermediate decays", "appendix E",
-                      (a and b for a, b in zip(dips(predicted), dips(observed), strict=True)),
+                      dips(predicted) & dips(observed),
                       note="decays up to 4; a decay of 0 and an infinite one make a projector"),
                 at_least(
                     f"{activation}, {target}: correlation over decays of predicted and observed, width {wide}",
@@ -142,8 +142,7 @@ def _claims(config: Config, curves: Curves) -> list[Claim]:
 
 def _figure(config: Config, curves: Curves) -> Figure:
     fig, axes = panels(8.6, 5.4, 2, 2, sharex=True)
-    places = [(activation, target) for activation in _ACTIVATIONS for target in _TARGETS]
-    for ax, (activation, target) in zip(axes.flat, places, strict=True):
+    for ax, (activation, target) in zip(axes.flat, itertools.product(_ACTIVATIONS, _TARGETS), strict=True):
         quadratic = activation == "quadratic"
         for width, dashes in zip(config.widths, ("--", "-"), strict=False):
             predicted, observed = (values.mean(0) for values in curves[activation, target, width])
@@ -152,8 +151,7 @@ def _figure(config: Config, curves: Curves) -> Figure:
             if quadratic or width == config.widths[-1]:
                 name = f"predicted, k = {width}" if quadratic else "predicted, infinite k"
                 ax.plot(config.decays, predicted, color=PALETTE[1], linestyle=dashes, label=name)
-        name = activation if quadratic else "ReLU"
-        ax.set_title(f"{name}, {target}: {_TARGETS[target]}", fontsize=9)
+        ax.set_title(f"{activation if quadratic else 'ReLU'}, {target}: {_TARGETS[target]}", fontsize=9)
     label_outer(axes, "data decay rate $\\alpha$", rows=["correlation of derivatives"] * 2)
     for ax in axes[:, 0]:
         ax.legend(fontsize=7)

@@ -1,29 +1,30 @@
-"""Figures 8, 9 and 10 of the NFA paper: correlations and losses for three spectra of the data, by initial scale."""
+"""Figures 8, 9 and 10 of the NFA paper: correlations and losses for three spectra of the data, by initial scale.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figures 8, 9 and 10.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from featlearn.papers._figures import PALETTE, draw_band, label_outer, panels
 from featlearn.papers.claim import Claim, at_least, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.nfa.gaussian_training import GAUSSIAN_OVER, SPECTRA, GaussianConfig, watch_training
 
 _FIGURES = {0.0: "figure 8", 1.0: "figure 9", 2.0: "figure 10"}
 _NUMBERS = {"nfc": "UC-NFC", "centered_nfc": "C-NFC"}
 _LOSSES = {"train_loss": "training loss / maximum", "test_loss": "test loss / maximum"}
 
-Runs = Mapping[float, Sequence[Mapping[str, Any]]]
 
-
-def _measure(**point: Any) -> Mapping[str, Any]:
-    return watch_training(**point, measure=tuple(_NUMBERS), watched=tuple(_NUMBERS))
+def _measure(**point: Any) -> Values:
+    return watch_training(**point, watched=tuple(_NUMBERS))
 
 
 @experiment(
@@ -38,23 +39,21 @@ def _measure(**point: Any) -> Mapping[str, Any]:
 )
 def _conclude(config: GaussianConfig, outcomes: Outcomes) -> Result:
     runs = {decay: group.values_by("scale") for decay, group in outcomes.by("decay").items()}
-    table = pd.DataFrame(
-        [
-            {"decay": p["decay"], "scale": p["scale"], "seed": p["seed"]}
-            | {f"{said} {i + 1}": float(v[name][-1][i]) for name, said in _NUMBERS.items() for i in (0, 1)}
-            | {"train loss": float(v["train_loss"][-1]), "test loss": float(v["test_loss"][-1])}
-            for p, v in outcomes
-        ]
-    )
+
+    def ends(values: Values) -> Values:
+        numbers = {f"{t} {i + 1}": float(values[name][-1][i]) for name, t in _NUMBERS.items() for i in (0, 1)}
+        return numbers | {f"{part} loss": float(values[f"{part}_loss"][-1]) for part in ("train", "test")}
+
+    table = outcomes.table("decay", "scale", values=ends).groupby(["decay", "scale"], sort=False).mean().reset_index()
     return Result(
         [claim for decay in config.decays for claim in _claims(config, _FIGURES[decay], runs[decay])],
-        {"at the end": table.groupby(["decay", "scale"], sort=False).mean().drop(columns="seed").reset_index()},
+        {"at the end": table},
         {_FIGURES[decay]: _figure(decay, runs[decay]) for decay in config.decays},
         "Chain monomial; scales of the first layer. The paper names neither.",
     )
 
 
-def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
+def _claims(config: GaussianConfig, where: str, runs: Groups) -> list[Claim]:
     large, small = max(config.scales), min(config.scales)
     seeds = range(len(config.seeds))
 
@@ -62,13 +61,9 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
         return torch.as_tensor(runs[scale][seed][name])
 
     def range_over_scales(name: str, layer: int, seed: int) -> float:
-        """Mean over training, the first measurement left out, of largest less smallest over scales."""
+        """Return the range over scales, averaged over training without its first measurement."""
         stack = torch.stack([curve(name, scale, seed)[1:, layer] for scale in config.scales])
         return float((stack.amax(0) - stack.amin(0)).mean())
-
-    def layers(seed: int, scale: float) -> list[bool]:
-        nfc = curve("nfc", scale, seed)
-        return [float(nfc[-1, i]) > float(nfc[0, i]) for i in (0, 1)]
 
     return [
         *(
@@ -78,7 +73,7 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
             for i in (0, 1)
         ),
         holds(f"UC-NFC of both layers rises through training, from scale {small:g}", where,
-              (all(layers(s, small)) for s in seeds)),
+              (bool((curve("nfc", small, s)[-1] > curve("nfc", small, s)[0]).all()) for s in seeds)),
         at_least(
             f"first layer: UC-NFC at the end, from scale {small:g}, is high", where, 0.9,
             (float(curve("nfc", small, s)[-1, 0]) for s in seeds), reason="'high' in words; nine tenths is asked for",
@@ -90,15 +85,15 @@ def _claims(config: GaussianConfig, where: str, runs: Runs) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _figure(decay: float, runs: Runs) -> Figure:
+def _figure(decay: float, runs: Groups) -> Figure:
     titles = _NUMBERS | _LOSSES
     fig, axes = panels(10.4, 4.8, 2, 4, sharex=True)
     for layer, line in enumerate(axes):
-        for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
+        for (scale, group), color in zip(runs.items(), PALETTE, strict=False):
             for ax, name in zip(line, titles, strict=True):
-                curves = [torch.as_tensor(values[name]) for values in found]
+                curves = [torch.as_tensor(values[name]) for values in group]
                 curves = [c / c.max() if name in _LOSSES else c[:, layer] for c in curves]
-                draw_band(ax, found[0]["step"], curves, color, label=f"scale {scale:g}")
+                draw_band(ax, group[0]["step"], curves, color, label=f"scale {scale:g}")
                 ax.set_ylim(0, 1.03)
     label_outer(axes, "step", titles.values(), ("layer 1", "layer 2"))
     axes[0][2].legend(loc="upper right")

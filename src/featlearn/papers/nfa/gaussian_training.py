@@ -1,9 +1,13 @@
-"""Two hidden ReLU layers on Gaussian data, watched as they train: what figures 5, 6 and 8 to 10 have in common."""
+"""Training of two hidden ReLU layers on Gaussian data, shared by figures 5, 6 and 8 to 10 of the NFA paper.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +20,17 @@ from featlearn.datasets import chain_monomial_task
 from featlearn.features import probe
 from featlearn.models import mlp
 from featlearn.papers._figures import PALETTE, draw_band
-from featlearn.papers.experiment import Outcomes, Values
+from featlearn.papers.experiment import Groups, Outcomes, Values
 from featlearn.training import fit
 
 LAYERS = ("0", "2")
-_EARLY = (5, 10)  # measured whatever comes after: the paper measures every 5 steps
+_EARLY = (5, 10)  # steps that are always measured: the paper measures every 5 steps
 SPECTRA = {0.0: "$\\lambda_k = 1$", 1.0: "$\\lambda_k \\sim 1/(1+k)$", 2.0: "$\\lambda_k \\sim 1/(1+k^2)$"}
 
 
 @dataclass(frozen=True)
 class GaussianConfig:
-    """Of the paper's appendix J, with the first version's sizes; initial scales are not told."""
+    """Configuration of appendix J, with the sizes of the paper's first version; initial scales are not stated."""
 
     n: int = 256
     d: int = 32
@@ -39,7 +43,7 @@ class GaussianConfig:
 
 
 GAUSSIAN_OVER = {"decay": "decays", "scale": "scales", "seed": "seeds"}
-"""One point per spectrum, scale and seed."""
+"""Axes of the points: spectrum, scale and seed."""
 
 
 def layer_table(outcomes: Outcomes, number: str, *columns: str) -> pd.DataFrame:
@@ -52,46 +56,35 @@ def layer_table(outcomes: Outcomes, number: str, *columns: str) -> pd.DataFrame:
     """
     steps = outcomes[0].values["step"]
     places = [(layer, place) for layer in (0, 1) for place in (1, len(steps) // 4, -1)]
-    rows = [
-        {name: point[name] for name in columns}
-        | {f"layer {i + 1}, step {steps[place]}": float(values[number][place][i]) for i, place in places}
-        for point, values in outcomes
-    ]
-    return pd.DataFrame(rows)
+
+    def numbers(values: Values) -> Values:
+        return {f"layer {i + 1}, step {steps[place]}": float(values[number][place][i]) for i, place in places}
+
+    return outcomes.table(*columns, values=numbers)
 
 
-def draw_scales(ax: Axes, runs: Mapping[float, Sequence[Values]], number: str, layer: int) -> None:
+def draw_scales(ax: Axes, runs: Groups, number: str, layer: int) -> None:
     """Draw a number of one layer over training, one band per initial scale; the first measurement is left out."""
-    for (scale, found), color in zip(runs.items(), PALETTE, strict=False):
-        curves = [torch.as_tensor(values[number])[1:, layer] for values in found]
-        draw_band(ax, found[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
+    for (scale, group), color in zip(runs.items(), PALETTE, strict=False):
+        curves = [torch.as_tensor(values[number])[1:, layer] for values in group]
+        draw_band(ax, group[0]["step"][1:], curves, color, label=f"initial scale {scale:g}")
 
 
 def watch_training(
-    n: int,
-    d: int,
-    width: int,
-    steps: int,
-    every: int,
-    decay: float,
-    scale: float,
-    seed: int,
-    measure: Sequence[str],
-    watched: Sequence[str],
-) -> Mapping[str, Any]:
+    n: int, d: int, width: int, steps: int, every: int, decay: float, scale: float, seed: int, watched: Sequence[str]
+) -> Values:
     """Train on the chain monomial at rate .05 with full batches, and record numbers of both hidden layers.
 
     Args:
-        n: Training points.
-        d: Input coordinates.
-        width: Of both hidden layers.
-        steps: Updates.
-        every: Updates from one measurement to the next.
-        decay: Of the data's spectrum.
-        scale: Of the first layer's weights at initialization, times PyTorch's default.
-        seed: Of data and network; the data are the same for every scale.
-        measure: Quantities that `featlearn.probe` is asked for.
-        watched: Attributes of a layer's features to record.
+        n: Number of training points.
+        d: Number of input coordinates.
+        width: Width of both hidden layers.
+        steps: Number of updates.
+        every: Number of updates between measurements.
+        decay: Decay of the spectrum of the data.
+        scale: Scale of the first layer's weights at initialization, relative to PyTorch's default.
+        seed: Seed of data and network; the data are the same for every scale.
+        watched: Quantities of `featlearn.probe` to record.
 
     Returns:
         ``step``; each watched number, ``(measurements, 2)``; ``train_loss`` and ``test_loss``.
@@ -101,20 +94,19 @@ def watch_training(
     model = mlp([d, width, width, 1], scales={"0": scale}, generator=generator)
     initial = copy.deepcopy(model)
     data = (task.X, task.y)
-    found: dict[str, list[Any]] = {name: [] for name in ("step", "train_loss", "test_loss", *watched)}
+    recorded: dict[str, list[Any]] = {name: [] for name in ("step", "train_loss", "test_loss", *watched)}
 
     def record(step: int, loss: float) -> None:
         if step % every and step not in _EARLY:
             return
-        found["step"].append(step)
-        found["train_loss"].append(loss)
+        recorded["step"].append(step)
+        recorded["train_loss"].append(loss)
         with torch.no_grad():
-            found["test_loss"].append(float((model(task.X_test) - task.y_test).square().mean()))
-        # Before the first update nothing has moved, and what is centered has no direction.
-        report = probe(model, data, initial=initial, measure=measure, layers=LAYERS)
+            recorded["test_loss"].append(float((model(task.X_test) - task.y_test).square().mean()))
+        report = probe(model, data, initial=initial, measure=watched, layers=LAYERS)
         for name in watched:
-            found[name].append([getattr(report[layer], name) for layer in LAYERS])
+            recorded[name].append([getattr(report[layer], name) for layer in LAYERS])
 
     history = fit(model, data, lr=0.05, steps=steps, callback=record)
     record(steps // every * every, history.final_loss)
-    return {name: values if name == "step" else torch.tensor(values) for name, values in found.items()}
+    return {name: values if name == "step" else torch.tensor(values) for name, values in recorded.items()}

@@ -1,9 +1,14 @@
-"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centered NFM and AGOP become the same."""
+"""Theorem 9 of the NFA paper: on the sphere, the first derivatives of the centered NFM and AGOP become equal.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    theorem 9.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +33,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Config:
-    """Dimensions, with n = d^1.3 points between d and d^2, and widths of networks that are drawn at one dimension."""
+    """Configuration: dimensions d, with n = d^1.3 points, and widths of networks that are drawn at one dimension."""
 
     dimensions: tuple[int, ...] = (10, 20, 50, 100, 200, 400)
     width_at: int = 50
@@ -37,21 +42,13 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    limits = [
-        {"d": d, "activation": activation, "widths": [], "seed": seed}
-        for activation in _ACTIVATIONS
-        for d in config.dimensions
-        for seed in config.seeds
-    ]
-    drawn = [
-        {"d": config.width_at, "activation": "erf", "widths": list(config.widths), "seed": seed}
-        for seed in config.seeds
-    ]
-    return limits + drawn
+    cases = [{"d": d, "activation": name, "widths": []} for name in _ACTIVATIONS for d in config.dimensions]
+    cases.append({"d": config.width_at, "activation": "erf", "widths": list(config.widths)})
+    return [case | {"seed": seed} for case in cases for seed in config.seeds]
 
 
-def _measure(d: int, activation: str, widths: Sequence[int], seed: int) -> Mapping[str, Any]:
-    """1 - rho of the infinitely wide network and of networks of given widths, with the labels x_1."""
+def _measure(d: int, activation: str, widths: Sequence[int], seed: int) -> Values:
+    """Measure 1 - rho of the infinitely wide network and of networks of given widths, with the labels x_1."""
     n = int(d**1.3)
     limit = sphere_alignment(d, n, activation, seed=seed)
     without = sphere_alignment(d, n, activation, _no_linear_part, seed=seed)
@@ -69,7 +66,7 @@ def _no_linear_part(X: Tensor) -> Tensor:
 
 
 def _drawn(d: int, n: int, width: int, generator: torch.Generator) -> float:
-    """Rho of one network ``a^T erf(W x)``, ``a, W ~ N(0, 1/d)``, whose kernel is ``J J^T``, ``J = a erf'(W x)``."""
+    """Return rho of a network ``a^T erf(W x)``, ``a, W ~ N(0, 1/d)``, with kernel ``J J^T``, ``J = a erf'(W x)``."""
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     x *= math.sqrt(d) / x.norm(dim=1, keepdim=True)
     w = torch.randn(width, d, generator=generator, dtype=torch.float64) / math.sqrt(d)
@@ -89,33 +86,24 @@ def _drawn(d: int, n: int, width: int, generator: torch.Generator) -> float:
     points=_points,
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
-    limits = pd.DataFrame(
-        [
-            {"activation": p["activation"], "d": p["d"], "n": v["n"], "seed": p["seed"]}
-            | {"1 - rho": v["gap"], "1 - rho without a linear part": v["gap_without"]}
-            for p, v in outcomes
-            if not p["widths"]
-        ]
-    )
     drawn = [v for p, v in outcomes if p["widths"]]
+    columns = {"n": "n", "1 - rho": "gap", "1 - rho without a linear part": "gap_without"}
+    limits = Outcomes(o for o in outcomes if not o.point["widths"]).table("activation", "d", "seed", values=columns)
     smallest, largest = config.dimensions[0], config.dimensions[-1]
-
-    def gaps(activation: str, d: int, column: str = "1 - rho") -> list[float]:
-        chosen = limits[(limits.activation == activation) & (limits.d == d)].sort_values("seed")
-        return [float(value) for value in chosen[column]]
+    gaps = limits.pivot(index="seed", columns=["activation", "d"], values="1 - rho")
 
     def falls(activation: str) -> list[bool]:
-        by_seed = zip(*(gaps(activation, d) for d in config.dimensions), strict=True)
+        by_seed = gaps[activation][list(config.dimensions)].to_numpy()
         return [list(values) == sorted(values, reverse=True) for values in by_seed]
 
     smooth = [name for name in _ACTIVATIONS if name != "relu"]
     claims = [
-        at_most(f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps(name, largest),
+        at_most(f"1 - rho at d = {largest}, {name}", "theorem 9", 1e-4, gaps[name, largest],
                 reason="rho tends to 1: a ten-thousandth is asked for at the largest d")
         for name in smooth
     ] + [holds(f"1 - rho falls with every larger d, {name}", "theorem 9", falls(name)) for name in _ACTIVATIONS] + [
         at_least(f"fall of 1 - rho from d = {smallest} to {largest}, {name}: factor", "theorem 9", 50.0,
-                 (a / b for a, b in zip(gaps(name, smallest), gaps(name, largest), strict=True)),
+                 gaps[name, smallest] / gaps[name, largest],
                  reason="more than in proportion to d")
         for name in smooth
     ] + [
@@ -139,8 +127,8 @@ def _figure(config: Config, mean: pd.DataFrame, drawn: Sequence[Values]) -> Figu
     gaps = mean.pivot(index="d", columns="activation", values="1 - rho")
     curves = {text: gaps[name] for name, text in _ACTIVATIONS.items()}
     draw_lines(left, gaps.index, curves, marked=True, markersize=4)
-    label(left, "dimension d", "1 - rho", "infinite width, $n = d^{1.3}$ points on the sphere", log="xy")
-    left.legend(loc="lower left", fontsize=7)
+    legend = {"loc": "lower left", "fontsize": 7}
+    label(left, "dimension d", "1 - rho", "infinite width, $n = d^{1.3}$ points on the sphere", log="xy", legend=legend)
     at_width = np.array([values["gap_at_width"] for values in drawn])
     right.plot(config.widths, at_width.T, color=PALETTE[0], alpha=0.3, linewidth=1)
     right.plot(config.widths, at_width.mean(0), color=PALETTE[0], marker="o", markersize=4, label="networks drawn")

@@ -1,20 +1,22 @@
-"""Figure 10(c) of the spectral paper: when training beats the kernel of the start, as samples grow."""
+"""Figure 10(c) of the paper on spectral evolution: training against the initial kernel, as samples grow.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 10(c).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from featlearn.papers._figures import BLACK, draw_lines, label, panels
 from featlearn.papers.claim import holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.training import DivergenceError
-from featlearn.training.two_layer import Student, new_student, train_student
+from featlearn.training.two_layer import new_student, train_student
 
 _METHODS = {
     "lazy": "lazy training",
@@ -26,7 +28,7 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class Config:
-    """d, ratios n/d, rates and seeds; the width is 2.5 d."""
+    """Configuration: d, ratios n/d, rates, training lengths and seeds; the width is 2.5 d."""
 
     d: int = 200
     ratios: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)
@@ -37,26 +39,22 @@ class Config:
     seeds: tuple[int, ...] = (0, 1, 2)
 
 
-def _measure(
-    d: int, ratio: float, constant: float, growing: float, steps: int, epochs: int, seed: int
-) -> Mapping[str, Any]:
+def _measure(d: int, ratio: float, constant: float, growing: float, steps: int, epochs: int, seed: int) -> Values:
     student = new_student(round(ratio * d), round(2.5 * d), d, tau=0.0, noise=0.3, generator=seed)
-    sgd = {"batch_size": 32, "epochs": epochs}
+
+    def error(**training: Any) -> float:
+        try:
+            return train_student(student, generator=seed, stop_loss=1e-4, **training).test_error
+        except DivergenceError:
+            return math.nan
+
     return {
         "lazy": student.lazy_error,
-        "gd": _error(student, seed, lr=constant, steps=steps),
-        "sgd": _error(student, seed, lr=constant, **sgd),
-        "growing": _error(student, seed, lr=growing * ratio, **sgd),
+        "gd": error(lr=constant, steps=steps),
+        "sgd": error(lr=constant, batch_size=32, epochs=epochs),
+        "growing": error(lr=growing * ratio, batch_size=32, epochs=epochs),
         "bound": student.task.teacher.kernel_lower_bounds().linear,
     }
-
-
-def _error(student: Student, seed: int, **training: Any) -> float:
-    """Test error after training; NaN if it diverges."""
-    try:
-        return train_student(student, generator=seed, stop_loss=1e-4, **training).test_error
-    except DivergenceError:
-        return math.nan
 
 
 @experiment(
@@ -74,11 +72,11 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     where = "figure 10(c)"
     claims = (
         holds("with many samples SGD at a rate that grows with n/d does better than lazy training", where,
-              [found["growing"] < found["lazy"] for found in last]),
-        holds("SGD at a constant rate does not", where, [found["sgd"] >= found["lazy"] for found in last]),
-        holds("nor does gradient descent", where, [found["gd"] >= found["lazy"] for found in last]),
+              [values["growing"] < values["lazy"] for values in last]),
+        holds("SGD at a constant rate does not", where, [values["sgd"] >= values["lazy"] for values in last]),
+        holds("nor does gradient descent", where, [values["gd"] >= values["lazy"] for values in last]),
         holds("lazy training stays above the kernel lower bound", where,
-              [found["lazy"] >= found["bound"] for _, found in outcomes]),
+              [values["lazy"] >= values["bound"] for _, values in outcomes]),
     )  # fmt: skip
     table = outcomes.table({"n/d": "ratio"}, "seed")
     return Result(
@@ -89,19 +87,11 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 
 def _figure(outcomes: Outcomes) -> Figure:
-    by_ratio = outcomes.values_by("ratio")
     fig, ((ax,),) = panels(5.2, 3.4)
-    curves = {
-        text: [_mean([v[name] for v in values]) for values in by_ratio.values()] for name, text in _METHODS.items()
-    }
-    draw_lines(ax, list(by_ratio), curves, marked=True)
+    # The mean over trainings that did not diverge; NaN if all did.
+    means = outcomes.table("ratio").groupby("ratio", sort=False).mean()
+    draw_lines(ax, means.index, {text: means[name] for name, text in _METHODS.items()}, marked=True)
     bound = outcomes[0].values["bound"]
     ax.axhline(bound, color=BLACK, linestyle="--", linewidth=1, label="kernel lower bound")
-    label(ax, "n / d", "test error", log="y")
-    ax.legend(fontsize=7)
+    label(ax, "n / d", "test error", log="y", legend={"fontsize": 7})
     return fig
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of what did not diverge; NaN if all did."""
-    return float(np.nanmean(values)) if not np.isnan(values).all() else math.nan

@@ -1,22 +1,25 @@
-"""Figure 28 of the spectral paper: what three steps change, and how that falls as networks and data grow."""
+"""Figure 28 of the paper on spectral evolution: change by three steps, as networks and data grow.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 28.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from featlearn.papers.claim import about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.fig9 import changes_by_training, growth, growth_figure, standard_error
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes n, trials at each, steps and rate; ReLU as in the figure, and tanh, which the lemma covers."""
+    """Configuration: sizes n, trials per size, steps, rate; ReLU as in the figure, and tanh, which the lemma covers."""
 
     sizes: tuple[int, ...] = (100, 200, 400, 800)
     trials: int = 10
@@ -25,13 +28,11 @@ class Config:
     activations: tuple[str, ...] = ("relu", "tanh")
 
 
-def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Mapping[str, Any]:
-    found = changes_by_training(
-        n, seed, ratios=(0.6, 1.2), activation=activation, teacher="tanh", noise=0.2, lr=lr, first=True, steps=steps,
-        stop_loss=None,
-    )  # fmt: skip
+def _measure(n: int, seed: int, activation: str, steps: int, lr: float) -> Values:
+    setting: dict[str, Any] = {"ratios": (0.6, 1.2), "teacher": "tanh", "noise": 0.2, "first": True, "stop_loss": None}
+    changes = changes_by_training(n, seed, activation=activation, lr=lr, steps=steps, **setting)
     # The figure has W itself, not W over sqrt d.
-    return found | {name: value * math.sqrt(round(0.6 * n)) for name, value in found.items() if name.startswith("W ")}
+    return changes | {name: v * math.sqrt(round(0.6 * n)) for name, v in changes.items() if name.startswith("W ")}
 
 
 @experiment(
@@ -50,8 +51,10 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     reason = "twice the standard error over trials, and .1 for sizes that are not infinite"
 
     def exponent(text: str, published: float, name: str, where: str = "figure 28") -> Any:
-        found = growth(relu, name)
-        return about(f"exponent of n in {text}", where, published, found, 0.1 + 2 * standard_error(found), reason)
+        exponents = growth(relu, name)
+        return about(
+            f"exponent of n in {text}", where, published, exponents, 0.1 + 2 * standard_error(exponents), reason
+        )
 
     outputs = growth(relu, "output")
     slow = growth(relu, "NTK frobenius")
@@ -75,8 +78,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
             holds("with a bounded second derivative (tanh) |NTK_3 - NTK_0|_F falls at least like 1/n", "lemma 5.1",
                   [float(np.mean(smooth)) <= -1 + 2 * standard_error(smooth)])
         )  # fmt: skip
-    table = outcomes.table("activation", "n")
-    mean = table.groupby(["activation", "n"], sort=False).mean().reset_index()
+    mean = outcomes.table("activation", "n").groupby(["activation", "n"], sort=False).mean().reset_index()
     return Result(
         claims, {"means over trials": mean}, {"figure 28": growth_figure(rows)},
         "The rate is not told; it is 1 for nn.MSELoss here. A bound of order C/n is also met by what falls faster; the "

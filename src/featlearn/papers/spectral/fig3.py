@@ -1,14 +1,18 @@
-"""Figures 3(b), 3(c), 17(b, c) and 20 of the spectral paper: five directions to learn, and tails without learning."""
+"""Figures 3(b), 3(c), 17(b, c) and 20 of the paper on spectral evolution: five directions, and tails at the start.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506,
+    figures 3(b), 3(c), 17(b, c) and 20.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -20,7 +24,7 @@ from featlearn.linalg import principal_angles
 from featlearn.models import ntk_mlp
 from featlearn.papers._figures import PALETTE, label, panels
 from featlearn.papers.claim import Claim, about, holds, not_tried
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import phase, weight_eigenvalues
 from featlearn.training.two_layer import draw_student, hidden_weight, squared_error, watched_fit
@@ -32,7 +36,7 @@ _PAPER_SIZE = (5000, 2500, 1000)
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes ``(n, h, d)``, rates of GD, SGD and Adam, epochs, and seeds."""
+    """Configuration: sizes ``(n, h, d)``, rates of GD, SGD and Adam, epochs, steps of GD, and seeds."""
 
     size: tuple[int, int, int] = (1000, 500, 200)
     rates: tuple[float, float, float] = (15.0, 4.5, 0.05)
@@ -42,45 +46,36 @@ class Config:
 
     @property
     def as_published(self) -> bool:
-        """Whether it has the paper's size."""
+        """True at the paper's size."""
         return tuple(self.size) == _PAPER_SIZE
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    trained = [
-        {"method": method, "size": config.size, "rate": rate, "seed": seed}
-        | ({"steps": config.steps} if method == "GD" else {"epochs": config.epochs})
-        for seed in config.seeds
-        for method, rate in zip(_METHODS, config.rates, strict=True)
-    ]
-    drawn = [{"method": "Cauchy", "size": config.size, "rate": 0.0, "seed": seed} for seed in config.seeds]
-    return trained + drawn
+    lengths = {"GD": {"steps": config.steps}, "SGD": {"epochs": config.epochs}, "Adam": {"epochs": config.epochs}}
+    seeds, recipes = config.seeds, list(zip(_METHODS, config.rates, strict=True))
+    runs = [(*recipe, seed) for seed in seeds for recipe in recipes] + [("Cauchy", 0.0, seed) for seed in seeds]
+    return [{"method": m, "size": config.size, "rate": r, "seed": s, **lengths.get(m, {})} for m, r, s in runs]
 
 
-class _Angles:
-    """Principal angles, in degrees, between the teacher's directions and the leading tenth of the weights' own."""
-
-    def __call__(self, model: nn.Module, task: TeacherTask) -> Mapping[str, float]:
-        w = hidden_weight(model)
-        k, d = task.teacher.directions.shape
-        leading = torch.linalg.eigh(w.mT @ w)[1][:, -max(k, d // 10) :]
-        angles = torch.as_tensor(principal_angles(task.teacher.directions.mT, leading))
-        return {f"angle {i + 1}": math.degrees(float(angle)) for i, angle in enumerate(angles)}
+def _angles(model: nn.Module, task: TeacherTask) -> Values:
+    """Return principal angles, in degrees, of the teacher's directions with the leading tenth of the weights' own."""
+    w = hidden_weight(model)
+    k, d = task.teacher.directions.shape
+    leading = torch.linalg.eigh(w.mT @ w)[1][:, -max(k, d // 10) :]
+    angles = torch.as_tensor(principal_angles(task.teacher.directions.mT, leading))
+    return {f"angle {i + 1}": math.degrees(float(angle)) for i, angle in enumerate(angles)}
 
 
-def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length: Any) -> Mapping[str, Any]:
+def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length: Any) -> Values:
     n, h, d = size
     if method == "Cauchy":
         return _cauchy(n, h, d, seed)
-    # Without its kernels, whose spectra would take longer than the training.
+    # Without its kernels, whose spectra would take longer to compute than the training.
     task, model = draw_student(n, h, d, k=5, activation="relu", teacher="relu", tau=0.0, noise=0.3, generator=seed)
-    training: dict[str, Any] = {"GD": {}, "SGD": {"batch_size": 8}, "Adam": {"batch_size": 16}}[method]
-    if method == "Adam":
-        training |= {"optimizer": "adam", "schedule": "cosine"}
+    adam: dict[str, Any] = {"batch_size": 16, "optimizer": "adam", "schedule": "cosine"}
+    training = {"GD": {}, "SGD": {"batch_size": 8}, "Adam": adam}[method]
     initial = weight_eigenvalues(hidden_weight(model))
-    history, watched = watched_fit(
-        model, task, _Angles(), lr=rate, stop_loss=1e-5, generator=seed, **training, **length
-    )
+    history, watched = watched_fit(model, task, _angles, lr=rate, stop_loss=1e-5, generator=seed, **training, **length)
     trained = weight_eigenvalues(hidden_weight(model))
     with torch.no_grad():
         error = squared_error(model(task.X_test), task)
@@ -95,8 +90,8 @@ def _measure(method: str, size: Sequence[int], rate: float, seed: int, **length:
     }
 
 
-def _cauchy(n: int, h: int, d: int, seed: int) -> Mapping[str, Any]:
-    """Conjugate kernels of untrained networks with Gaussian and with Cauchy weights."""
+def _cauchy(n: int, h: int, d: int, seed: int) -> Values:
+    """Measure conjugate kernels of untrained networks with Gaussian and with Cauchy weights."""
     generator = as_generator(seed, "cauchy")
     task = teacher_task(n, d, activation="softplus", generator=generator, dtype=torch.float64)
     model = ntk_mlp([d, h, 1], activation="relu", generator=generator, dtype=torch.float64)
@@ -120,54 +115,49 @@ def _cauchy(n: int, h: int, d: int, seed: int) -> Mapping[str, Any]:
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_method = outcomes.values_by("method")
     groups = list(zip(*(by_method[method] for method in _METHODS), strict=True))
-    claims = [*_error_claims(config, by_method), *_angle_claims(groups), *_cauchy_claims(by_method["Cauchy"])]
-    rows = [
-        {"method": p["method"], "seed": p["seed"], "test error": f["test_error"], "R2": f["r2"], "phase": f["phase"]}
-        | {"training loss": f["train_loss"]}
-        | {name: float(f["watched"][name][-1]) for name in f["watched"] if name.startswith("angle")}
-        for p, f in outcomes
-        if p["method"] != "Cauchy"
-    ]
-    spectra = {method: pair(found[0]) for method, found in by_method.items()}
+    claims = [*_error_claims(config, by_method), *_angle_claims(groups), _cauchy_claim(by_method["Cauchy"])]
+
+    def ends(values: Values) -> Values:
+        numbers = {"test error": values["test_error"], "R2": values["r2"], "phase": values["phase"]}
+        angles = {name: float(v[-1]) for name, v in values["watched"].items() if name.startswith("angle")}
+        return {**numbers, "training loss": values["train_loss"], **angles}
+
+    table = Outcomes(o for o in outcomes if o.point["method"] != "Cauchy").table("method", "seed", values=ends)
+    spectra = {method: pair(runs[0]) for method, runs in by_method.items()}
     cauchy = {"Cauchy weights (orange)": spectra.pop("Cauchy")}
     figures = {
         "figures 3b and 17b": _angle_figure(by_method),
         "figure 17c, weights after training": spectra_grid({"W": spectra}),
         "figure 3c, CK of Gaussian and of Cauchy weights": spectra_grid({"CK": cauchy}),
     }
+    size = (
+        f"The paper's sizes and rates; {config.steps} steps of GD and {config.epochs} epochs of the others, or a "
+        "training loss of 1e-5."
+        if config.as_published
+        else "With that noise GD's error comes out as published. n/h/d are in the paper's ratios. At a fifth of its "
+        "size SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: their rates are 4.5 and .05 there."
+    )
     return Result(
-        claims, {"by method and seed": pd.DataFrame(rows)}, figures,
+        claims, {"by method and seed": table}, figures,
         "Noise of .3, which the captions do not tell. Angles are to the leading tenth of directions, 100 of 1000 in "
-        "the paper. Adam has a cosine schedule. " + _size_remark(config),
+        "the paper. Adam has a cosine schedule. " + size,
     )  # fmt: skip
 
 
-def _size_remark(config: Config) -> str:
-    if config.as_published:
-        return (
-            f"The paper's sizes and rates; {config.steps} steps of GD and {config.epochs} epochs of the others, or a "
-            "training loss of 1e-5."
-        )
-    return (
-        "With that noise GD's error comes out as published. n/h/d are in the paper's ratios. At a fifth of its size "
-        "SGD at 7.25 diverges, and Adam at .007 hardly moves the spectrum: their rates are 4.5 and .05 there."
-    )
-
-
-def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> list[Claim]:
-    own = config.as_published
-    reason = "seeds differ by .01 to .02" + ("" if own else "; sizes and rates other than the paper's")
+def _error_claims(config: Config, by_method: Groups) -> list[Claim]:
+    published = config.as_published
+    reason = "seeds differ by .01 to .02" + ("" if published else "; sizes and rates other than the paper's")
     left = float(np.mean([f["train_loss"] for f in by_method["GD"]]))
     notes = (
         {"GD": f"the training loss ends at {left:.2g}; the more of the noise is learned, the larger the error"}
-        if own
+        if published
         else {"SGD": "the published rate of 7.25 diverges at a fifth of the size; at 4.5 no spike leaves the bulk"}
     )
     claims: list[Claim] = []
     variance = "the error's, over labels of variance .2"
     for method, (error, r2) in _PUBLISHED.items():
-        found = by_method[method]
-        errors, scores = [f["test_error"] for f in found], [f["r2"] for f in found]
+        runs = by_method[method]
+        errors, scores = [f["test_error"] for f in runs], [f["r2"] for f in runs]
         claims += [
             about(f"test error by {method}", "figure 17", error, errors, 0.04, reason, notes.get(method, "")),
             about(f"R2 by {method}", "figure 17", r2, scores, 0.2, variance, notes.get(method, "")),
@@ -182,42 +172,40 @@ def _error_claims(config: Config, by_method: Mapping[str, Sequence[Values]]) -> 
         ),
         holds("Adam gives spikes or a heavy tail", "figure 17(c)",
               [f["phase"] in ("heavy tail", "bulk + spikes") for f in by_method["Adam"]],
-              note="" if own else "at a fifth of the size the tail is at the edge of what the phase can tell"),
+              note="" if published else "at a fifth of the size the tail is at the edge of what the phase can tell"),
         not_tried("test error of figure 20's Adam", "figure 20", 0.01681, "its setting is not told"),
         not_tried("test error after SGD with a heavy tail", "figure 3(d)", 1.47504, "its setting is not told"),
     ]  # fmt: skip
 
 
-def _angle_claims(groups: Sequence[tuple[Mapping[str, Any], ...]]) -> list[Claim]:
-    def last(found: Mapping[str, Any]) -> float:
-        return float(found["watched"]["angle 1"][-1])
+def _angle_claims(groups: Sequence[tuple[Values, ...]]) -> list[Claim]:
+    def last(runs: Values) -> float:
+        return float(runs["watched"]["angle 1"][-1])
 
     return [
         holds("the first angle ends smallest with Adam, then SGD, then GD", "figures 3(b) and 17(b)",
               [last(gd) > last(sgd) > last(adam) for gd, sgd, adam in groups],
               note="degrees at the end by seed, GD, SGD, Adam: "
-              + "; ".join(", ".join(f"{last(one):.0f}" for one in group) for group in groups)),
+              + "; ".join(", ".join(f"{last(run):.0f}" for run in group) for group in groups)),
         holds("with GD the angles stay where they were", "figure 17(b)",
               [abs(last(gd) - float(gd["watched"]["angle 1"][0])) < 3 for gd, _, _ in groups]),
     ]  # fmt: skip
 
 
-def _cauchy_claims(found: Sequence[Values]) -> list[Claim]:
+def _cauchy_claim(runs: Sequence[Values]) -> Claim:
     def spread(values: Any) -> float:
         positive = np.sort(np.asarray(values, dtype=np.float64))
         return float(positive[-1] / positive.mean())
 
-    return [
-        holds(
-            "Cauchy weights give CK a longer tail than Gaussian ones, without training", "figure 3(c)",
-            [spread(one["trained"]) > spread(one["initial"]) for one in found],
-            note="by the largest eigenvalue over their mean, with ReLU, the activation of figure 17; the caption tells "
-            "none. Features of tanh saturate at such weights, and their tail is shorter than with Gaussian ones.",
-        )
-    ]  # fmt: skip
+    return holds(
+        "Cauchy weights give CK a longer tail than Gaussian ones, without training", "figure 3(c)",
+        [spread(run["trained"]) > spread(run["initial"]) for run in runs],
+        note="by the largest eigenvalue over their mean, with ReLU, the activation of figure 17; the caption tells "
+        "none. Features of tanh saturate at such weights, and their tail is shorter than with Gaussian ones.",
+    )  # fmt: skip
 
 
-def _angle_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+def _angle_figure(by_method: Groups) -> Figure:
     fig, ((left, right),) = panels(8.0, 3.0, 1, 2, sharey=True)
     for method, line in zip(_METHODS, ("-.", "--", "-"), strict=True):
         watched = by_method[method][0]["watched"]
@@ -226,8 +214,7 @@ def _angle_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
         for i, color in zip(range(2, 6), PALETTE[1:], strict=False):
             name = f"angle {i}" if method == "Adam" else None
             right.plot(share, watched[f"angle {i}"], linestyle=line, color=color, label=name)
-    label(left, "share of the training", "degrees", "first angle with the teacher's directions")
-    label(right, "share of the training", title="the others: Adam solid, SGD dashed, GD dash-dotted")
-    left.legend(fontsize=7)
-    right.legend(fontsize=7)
+    titles = ("first angle with the teacher's directions", "the others: Adam solid, SGD dashed, GD dash-dotted")
+    for ax, y, title in zip((left, right), ("degrees", ""), titles, strict=True):
+        label(ax, "share of the training", y, title, legend={"fontsize": 7})
     return fig

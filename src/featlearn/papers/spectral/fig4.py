@@ -1,8 +1,12 @@
-"""Figures 4 and 6 of the spectral paper: tangent kernels of a small CNN on two classes of CIFAR-10."""
+"""Figures 4 and 6 of the paper on spectral evolution: tangent kernels of a small CNN on two classes of CIFAR-10.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 4 and 6.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +19,19 @@ from featlearn.kernels import ntk
 from featlearn.models import small_cnn
 from featlearn.papers._figures import PALETTE, draw_band, label, panels
 from featlearn.papers.claim import Claim, about, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
 from featlearn.papers.spectral.figures import pair, spectra_grid
 from featlearn.spectra import ks_distance, phase
 from featlearn.training import fit
 
-_METHODS = ("GD", "SGD", "Adam")
 _PUBLISHED = {"GD": 0.79, "SGD": 0.84, "Adam": 0.864}
-_BATCH, _MOMENTUM = 32, 0.2
+_SGD = {"batch_size": 32, "momentum": 0.2}
+_METHODS: dict[str, dict[str, Any]] = {"GD": {}, "SGD": _SGD, "Adam": {"batch_size": 32, "optimizer": "adam"}}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Data set and its two classes; sizes; rates and epochs of GD, SGD and Adam; the readout's initial scale."""
+    """Configuration: data set, two classes, sizes, rates and epochs of GD, SGD and Adam, scale of the readout."""
 
     name: str = "cifar10"
     classes: tuple[int, int] = (0, 1)
@@ -42,88 +46,67 @@ class Config:
 
 
 def _points(config: Config) -> list[dict[str, Any]]:
-    shared = {"name": config.name, "classes": config.classes, "n": config.n, "n_test": config.n_test}
-    shared |= {"probed": config.probed, "channels": config.channels, "readout": config.readout}
-    recipes = list(zip(_METHODS, config.rates, config.epochs, strict=True))
-    return [
-        {**shared, "method": method, "lr": lr, "epochs": epochs, "seed": seed}
-        for method, lr, epochs in recipes
-        for seed in config.seeds
-    ]
+    names = ("name", "classes", "n", "n_test", "probed", "channels", "readout")
+    shared = {name: getattr(config, name) for name in names}
+    recipes = [(*r, seed) for r in zip(_METHODS, config.rates, config.epochs, strict=True) for seed in config.seeds]
+    return [shared | dict(zip(("method", "lr", "epochs", "seed"), recipe, strict=True)) for recipe in recipes]
 
 
 def _measure(
     name: str, classes: Sequence[int], n: int, n_test: int, probed: int, channels: Sequence[int], readout: float,
     method: str, lr: float, epochs: int, seed: int,
-) -> Mapping[str, Any]:  # fmt: skip
-    task = image_task(
-        name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed
-    )  # fmt: skip
+) -> Values:  # fmt: skip
+    task = image_task(name, n, n_test, classes=tuple(classes), standardize="channels", flatten=False, generator=seed)
     y, y_test = (2.0 * labels.to(task.X.dtype).view(-1, 1) - 1 for labels in (task.y, task.y_test))
     net = small_cnn(channels, image_shape=task.image_shape, generator=seed)
     with torch.no_grad():
         list(net.parameters())[-1].mul_(readout)
     initial = _ntk_spectrum(net, task.X[:probed])
-    whole = method == "GD"
-    watched: dict[str, list[float]] = {"epoch": [], "train": [], "test": []}
-    per_epoch = 1 if whole else -(-n // _BATCH)
+    in_parts = _InParts(net)
+    rows: list[tuple[int, float, float]] = []
+    per_epoch = -(-n // _METHODS[method].get("batch_size", n))
 
     def record(epoch: int) -> None:
-        watched["epoch"].append(epoch)
-        watched["train"].append(_accuracy(net, task.X, y))
-        watched["test"].append(_accuracy(net, task.X_test, y_test))
+        with torch.no_grad():
+            right = [in_parts(X) * labels > 0 for X, labels in ((task.X, y), (task.X_test, y_test))]
+        rows.append((epoch, float(right[0].double().mean()), float(right[1].double().mean())))
 
     def look(step: int, _: float) -> None:
         epoch, within = divmod(step, per_epoch)
         if within == 0 and epoch % max(1, epochs // 8) == 0:
             record(epoch)
 
-    done = fit(
-        _InParts(net) if whole else net, (task.X, y), lr=lr, epochs=epochs, generator=seed, callback=look,
-        optimizer="adam" if method == "Adam" else "sgd", batch_size=None if whole else _BATCH,
-        momentum=_MOMENTUM if method == "SGD" else 0.0,
-    )  # fmt: skip
+    model = in_parts if method == "GD" else net
+    done = fit(model, (task.X, y), lr=lr, epochs=epochs, generator=seed, callback=look, **_METHODS[method])
     record(epochs)
     trained = _ntk_spectrum(net, task.X[:probed])
-    found = phase(initial, trained)
+    watched = dict(zip(("epoch", "train", "test"), map(list, zip(*rows, strict=True)), strict=True))
+    result = phase(initial, trained)
     top = max(1, probed // 10)
     return {
         "accuracy": watched["test"][-1], "train_accuracy": watched["train"][-1], "train_loss": done.final_loss,
-        "watched": watched, "phase": found.name, "initial": initial, "trained": trained,
+        "watched": watched, "phase": result.name, "initial": initial, "trained": trained,
         "top_ratio": float(trained[-1] / initial[-1]),
         "tail_growth": float(trained[-top:].sum() / initial[-top:].sum()),
         "tail_share": [float(values[-top:].sum() / values.median()) for values in (initial, trained)],
         "distance": ks_distance(initial, trained),
-        "bulk_distance": found.evidence.bulk_distance if found.evidence is not None else float("nan"),
+        "bulk_distance": result.evidence.bulk_distance if result.evidence is not None else float("nan"),
     }  # fmt: skip
 
 
 def _ntk_spectrum(net: nn.Module, images: Tensor) -> Tensor:
-    """Ascending eigenvalues of the tangent kernel of the one output."""
+    """Return the eigenvalues of the tangent kernel of the only output, ascending."""
     kernel = ntk(net, images, outputs=0)
     assert isinstance(kernel, Tensor)
     values: Tensor = torch.linalg.eigvalsh(kernel)
     return values
 
 
-def _accuracy(net: nn.Module, images: Tensor, labels: Tensor) -> float:
-    with torch.no_grad():
-        return float((_in_parts(net, images) * labels > 0).double().mean())
-
-
-def _in_parts(net: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    return torch.cat([net(part) for part in torch.split(images, 50)])
-
-
-class _InParts(nn.Module):
-    """The same network, image by image as it is; the large activations of a full batch take twice the time."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
+class _InParts(nn.Sequential):
+    """Network that is applied to 50 images at a time; the large activations of a full batch take twice the time."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return _in_parts(self.net, images)
+        return torch.cat([self[0](part) for part in torch.split(images, 50)])
 
 
 @experiment(
@@ -150,7 +133,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
             "distance": "distance", "distance of scaled bulks": "bulk_distance",
         },
     )  # fmt: skip
-    pairs = {method: pair(found[0]) for method, found in by_method.items()}
+    pairs = {method: pair(runs[0]) for method, runs in by_method.items()}
     return Result(
         (*_accuracy_claims(config, by_method, groups), *_spectrum_claims(by_method, groups)),
         {"by method and seed": table},
@@ -168,13 +151,11 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _accuracy_claims(
-    config: Config, by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]
-) -> list[Claim]:
+def _accuracy_claims(config: Config, by_method: Groups, groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
     error = (0.16 * 0.84 / config.n_test) ** 0.5
     reason = f"two standard errors of a share of {config.n_test} test images, here and in the paper, whose test set"
     claims = [
-        about(f"test accuracy by {method}", "figure 4", published, [one["accuracy"] for one in by_method[method]],
+        about(f"test accuracy by {method}", "figure 4", published, [run["accuracy"] for run in by_method[method]],
               2 * 2**0.5 * error, reason + " is not told",
               "The number of training images, the classes and the epochs are not told.")
         for method, published in _PUBLISHED.items()
@@ -183,19 +164,19 @@ def _accuracy_claims(
     return [*claims, holds("Adam generalizes better than SGD, and SGD better than GD", "figures 4 and 6", ordered)]
 
 
-def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
-    def relative(one: Mapping[str, Any]) -> float:
-        return float(one["tail_share"][1]) / float(one["tail_share"][0])
+def _spectrum_claims(by_method: Groups, groups: Sequence[tuple[Any, ...]]) -> list[Claim]:
+    def relative(run: Values) -> float:
+        return float(run["tail_share"][1]) / float(run["tail_share"][0])
 
-    median = "The same divided by the median of the spectrum, so that a common factor is no tail."
+    median = "The same divided by the median of the spectrum, so that a common factor does not count as a tail."
     return [
         at_most("distance of the NTK's spectrum from its start, by GD", "figure 4(a)", 0.1,
-                [one["distance"] for one in by_method["GD"]],
+                [run["distance"] for run in by_method["GD"]],
                 reason="'invariant' in words; of a tenth, as `phase` asks of bulks: nowhere may more eigenvalues cross",
                 note="Kolmogorov-Smirnov, of whole spectra, not rescaled. Added after `phase` had been looked at."),
         holds(
             "the NTK's spectrum by GD is an invariant bulk", "figure 4(a)",
-            [one["phase"] == "invariant bulk" for one in by_method["GD"]],
+            [run["phase"] == "invariant bulk" for run in by_method["GD"]],
             note="By the rule of `phase`, made for bulks without spikes: here the start has spikes and a heavy tail of "
             "its own, and where a spike of the start has grown by a tenth, the rule may call it a new one.",
         ),
@@ -209,17 +190,17 @@ def _spectrum_claims(by_method: Mapping[str, Sequence[Values]], groups: Sequence
         holds("the tail by Adam is the heaviest", "figure 4(c)",
               [relative(adam) > max(relative(gd), relative(sgd)) for gd, sgd, adam in groups], note=median),
         holds("the first spike of the NTK is larger than at the start", "section 6",
-              [min(one["top_ratio"] for one in group) > 1 for group in groups],
+              [min(run["top_ratio"] for run in group) > 1 for group in groups],
               note="True with a small readout at the start; with a standard normal one it falls."),
     ]  # fmt: skip
 
 
-def _history_figure(by_method: Mapping[str, Sequence[Values]]) -> Figure:
+def _history_figure(by_method: Groups) -> Figure:
     fig, (axes,) = panels(9.0, 2.7, 1, 3, grid="y", sharey=True)
-    for ax, (method, found) in zip(axes, by_method.items(), strict=True):
-        epochs = found[0]["watched"]["epoch"]
+    for ax, (method, runs) in zip(axes, by_method.items(), strict=True):
+        epochs = runs[0]["watched"]["epoch"]
         for part, text, color in (("train", "training", PALETTE[0]), ("test", "test", PALETTE[1])):
-            draw_band(ax, epochs, [one["watched"][part] for one in found], color, alpha=0.2, label=text)
+            draw_band(ax, epochs, [run["watched"][part] for run in runs], color, alpha=0.2, label=text)
         ax.axhline(_PUBLISHED[method], color="gray", linestyle=":", label="published test")
         label(ax, "epoch", title=method, xlim=(0, max(1.0, float(epochs[-1]))))
     axes[0].set_ylabel("accuracy")

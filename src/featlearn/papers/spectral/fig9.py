@@ -1,4 +1,8 @@
-"""Figures 9, 10(a, b) and 30 to 33 of the spectral paper: what training changes in all, as networks and data grow."""
+"""Figures 9, 10(a, b) and 30 to 33 of the paper on spectral evolution: total change by training, by size.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figures 9, 10(a, b) and 30 to 33.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import Tensor
 
 from featlearn._utils.rng import as_generator
 from featlearn.datasets import teacher_task
@@ -19,7 +23,7 @@ from featlearn.kernels import ck, ntk
 from featlearn.models import ntk_mlp
 from featlearn.papers._figures import draw_lines, label, label_outer, panels
 from featlearn.papers.claim import Claim, at_most, holds
-from featlearn.papers.experiment import Outcomes, Result, experiment
+from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.spectra import change_norms
 from featlearn.training import fit
 from featlearn.training.two_layer import READOUT, hidden_weight
@@ -43,15 +47,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "ratios": (0.6, 1.2), "activation": "relu", "teacher": "tanh", "noise": 0.1, "lr": 1.0, "batch_size": 128,
     },
 }  # fmt: skip
-"""d/n and h/n, activations, noise and rates of the captions; whether the first layer alone is trained."""
+"""Settings of the captions: d/n and h/n, activations, noise, rates, and whether only the first layer is trained."""
 
-_NORMS = ("frobenius", "operator")
-_PANELS = {"W": (*_NORMS, "rows"), "CK": _NORMS, "NTK": _NORMS}
+_NORMS = {"frobenius": "frobenius", "operator": "operator", "rows": "two_to_infinity"}
+_PANELS = {"W": tuple(_NORMS), "CK": ("frobenius", "operator"), "NTK": ("frobenius", "operator")}
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes n, trials at each, and the loss at which training ends."""
+    """Configuration: sizes n, trials per size, the loss at which training ends, and figures."""
 
     sizes: tuple[int, ...] = (200, 400, 800)
     trials: int = 3
@@ -74,20 +78,23 @@ def changes_by_training(
     steps: int = 4000,
     stop_loss: float | None = 1e-3,
 ) -> dict[str, float]:
-    """Norms of what training changes in W (over sqrt d), CK, NTK, v and the outputs at fresh points.
+    """Train a student and return norms of the change of W (over sqrt d), CK, NTK, v and the outputs at fresh points.
 
     Args:
-        n: Training points.
-        seed: Of data, network and batches.
-        ratios: d/n and h/n.
-        activation: Of the student, normalized.
-        teacher: Of the single-index teacher, normalized.
-        noise: In the labels.
+        n: Number of training points.
+        seed: Seed of data, network and batches.
+        ratios: Ratios d/n and h/n.
+        activation: Activation of the student, normalized.
+        teacher: Activation of the single-index teacher, normalized.
+        noise: Standard deviation of the noise in the labels.
         lr: Learning rate, for nn.MSELoss.
-        first: Train the first layer only; then the NTK is the first layer's (the paper's footnote 2).
-        batch_size: Of SGD; None is gradient descent.
-        steps: At most.
-        stop_loss: Where training ends.
+        first: Whether to train the first layer only; the NTK is then that of the first layer (the paper's footnote 2).
+        batch_size: Batch size of SGD; None is gradient descent.
+        steps: Maximum number of steps.
+        stop_loss: Training loss at which to stop; None never stops early.
+
+    Returns:
+        Norms by name.
     """
     generator = as_generator(seed, "changes by training")
     d, h = (round(ratio * n) for ratio in ratios)
@@ -99,34 +106,24 @@ def changes_by_training(
     history = fit(
         model, (task.X, task.y), lr=lr, steps=steps, batch_size=batch_size, stop_loss=stop_loss, generator=generator
     )
-    parameters = ["1.weight"] if first else None
-    kernels = [(ck(net, task.X), _tangent(net, task.X, parameters)) for net in (start, model)]
-    w = change_norms(hidden_weight(start), hidden_weight(model), scale=math.sqrt(d))
-    of_ck, of_ntk = (change_norms(a, b) for a, b in zip(*kernels, strict=True))
+    changes = {"W": change_norms(hidden_weight(start), hidden_weight(model), scale=math.sqrt(d))}
+    changes |= {"CK": change_norms(*(ck(net, task.X) for net in (start, model)))}
+    parameters: dict[str, Any] = {"parameters": ["1.weight"]} if first else {}
+    before, after = (ntk(net, task.X, **parameters) for net in (start, model))
+    assert isinstance(before, Tensor) and isinstance(after, Tensor)
+    changes |= {"NTK": change_norms(before, after)}
     with torch.no_grad():
         readout = float((start.get_parameter(READOUT) - model.get_parameter(READOUT)).norm())
         moved = (model(task.X_test) - start(task.X_test)).abs()
         error = float((model(task.X_test) - task.y_test).square().mean())
-    return {
-        "W frobenius": w.frobenius,
-        "W operator": w.operator,
-        "W rows": w.two_to_infinity,
-        "CK frobenius": of_ck.frobenius,
-        "CK operator": of_ck.operator,
-        "NTK frobenius": of_ntk.frobenius,
-        "NTK operator": of_ntk.operator,
+    norms = {f"{m} {name}": getattr(changes[m], _NORMS[name]) for m, names in _PANELS.items() for name in names}
+    return norms | {
         "v": readout / math.sqrt(h),
         "output": float(moved.mean()),
         "test error": error,
         "train loss": history.final_loss,
         "steps": float(len(history.step)),
     }
-
-
-def _tangent(model: nn.Module, X: Tensor, parameters: Sequence[str] | None) -> Tensor:
-    found = ntk(model, X, parameters=parameters) if parameters else ntk(model, X)
-    assert isinstance(found, Tensor)
-    return found
 
 
 def growth(outcomes: Outcomes, name: str) -> list[float]:
@@ -160,7 +157,7 @@ def growth_figure(rows: Mapping[str, Outcomes]) -> Figure:
     return fig
 
 
-def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Mapping[str, Any]:
+def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Values:
     return changes_by_training(n, seed, steps=steps, stop_loss=stop_loss, **SETTINGS[figure])
 
 
@@ -176,9 +173,8 @@ def _measure(figure: str, n: int, seed: int, steps: int, stop_loss: float) -> Ma
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     rows = outcomes.by("figure")
-    claims = [claim for figure, found in rows.items() for claim in _claims(figure, found)]
-    table = outcomes.table("figure", "n")
-    mean = table.groupby(["figure", "n"], sort=False).mean().reset_index()
+    claims = [claim for figure, group in rows.items() for claim in _claims(figure, group)]
+    mean = outcomes.table("figure", "n").groupby(["figure", "n"], sort=False).mean().reset_index()
     return Result(
         claims, {"means over trials": mean}, {"figures 9, 10 and 30 to 33": growth_figure(rows)},
         f"Sizes {', '.join(map(str, config.sizes))} where the paper has up to 11000; training ends at a loss of "
@@ -189,18 +185,19 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
 
 def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
     both = not SETTINGS[figure].get("first", False)
-    told = {"W frobenius": "|W - W0|_F / sqrt d", "CK frobenius": "|CK - CK0|_F", "NTK frobenius": "|NTK - NTK0|_F"}
+    texts = {"W frobenius": "|W - W0|_F / sqrt d", "CK frobenius": "|CK - CK0|_F", "NTK frobenius": "|NTK - NTK0|_F"}
     claims = []
-    for name, text in told.items():
-        found = growth(outcomes, name)
+    for name, text in texts.items():
+        exponents = growth(outcomes, name)
         if name == "NTK frobenius" and both:
             if figure in ("figure 32", "figure 33"):
-                grows = [exponent > 0.15 for exponent in found]
-                note = "it grows with an exponent of " + ", ".join(f"{e:.2f}" for e in found) + "; sizes are small"
+                grows = [exponent > 0.15 for exponent in exponents]
+                note = "it grows with an exponent of " + ", ".join(f"{e:.2f}" for e in exponents) + "; sizes are small"
                 claims.append(holds(f"{text} does not stay bounded when both layers train", figure, grows, note=note))
             continue
         claims.append(
-            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, found, 0.15 + 2 * standard_error(found),
+            at_most(f"{text} stays bounded: its exponent of n", figure, 0.0, exponents,
+                    0.15 + 2 * standard_error(exponents),
                     "a tenth is what the finite sizes bend; twice the standard error over trials")
         )  # fmt: skip
     if both and figure == "figure 32":
@@ -210,6 +207,6 @@ def _claims(figure: str, outcomes: Outcomes) -> list[Claim]:
     return claims
 
 
-def standard_error(found: Sequence[float]) -> float:
+def standard_error(numbers: Sequence[float]) -> float:
     """Return the standard error of the mean of some numbers; 0 for a single one."""
-    return float(np.std(found, ddof=1) / math.sqrt(len(found))) if len(found) > 1 else 0.0
+    return float(np.std(numbers, ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else 0.0

@@ -1,4 +1,8 @@
-"""Table 1 of the spectral paper: four trainings of one network, and three kinds of spectra."""
+"""Table 1 of the paper on spectral evolution: four trainings of one network, and three kinds of spectra.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, table 1.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,18 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from featlearn.papers.claim import Claim, about, holds
-from featlearn.papers.experiment import Outcomes, Result, Values, experiment
-from featlearn.papers.spectral.figures import MATRICES, pair, spectra_grid
+from featlearn.papers.experiment import Groups, Outcomes, Result, Values, experiment
+from featlearn.papers.spectral.figures import MATRICES, evolution_values, pair, spectra_grid
 from featlearn.training.two_layer import SpectralEvolution, spectral_case
 
 
 class Published(NamedTuple):
-    """A row of the table.
+    """Published row of the table.
 
     Attributes:
-        test_error: Mean squared error.
-        r2: R^2 score.
-        spectra: What the paper calls them.
+        test_error: Mean squared error on test points.
+        r2: R^2 score on test points.
+        spectra: Kind of spectra, in the paper's words.
     """
 
     test_error: float
@@ -39,7 +43,14 @@ PUBLISHED_LAZY = Published(0.3185, 0.68092, "the initial kernel")
 
 
 def compare_with_table1(cases: Mapping[int, SpectralEvolution]) -> pd.DataFrame:
-    """The table as published and as measured, a row a case."""
+    """Compare measured results with the published table.
+
+    Args:
+        cases: Results of `spectral_case` by case, 1 to 4.
+
+    Returns:
+        Table with one row per case.
+    """
     rows = {}
     for case, result in cases.items():
         published = PUBLISHED_CASES[case]
@@ -60,7 +71,7 @@ def compare_with_table1(cases: Mapping[int, SpectralEvolution]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes ``(n, h, d)``, cases and seeds; the rate of case 3, and the batches of case 4 where they are not 32."""
+    """Configuration: sizes ``(n, h, d)``, cases, seeds, the rate of case 3, and the batch size of case 4 if not 32."""
 
     size: tuple[int, int, int] = (1000, 750, 500)
     cases: tuple[int, ...] = (1, 2, 3, 4)
@@ -70,7 +81,6 @@ class Config:
     adam_batch: int | None = None
 
 
-_MATRICES = {"W": "weights", "CK": "ck", "NTK": "ntk"}
 _COLUMNS = {
     "test error": "test_error", "R2": "r2", "lazy error": "lazy_error", "phase of W": "phase W",
     "phase of CK": "phase CK", "phase of NTK": "phase NTK", "beta.u1": "alignment W", "y.v1 CK": "alignment CK",
@@ -80,38 +90,26 @@ _PHASES = {"invariant bulk": "invariant bulk", "bulk + spike": "bulk + spikes", 
 
 
 def case_points(config: Config) -> list[dict[str, Any]]:
-    """Arguments of `spectral_case`, every case from every seed."""
+    """Return arguments of `spectral_case` for every case and seed."""
     training = {} if config.epochs is None else {"epochs": config.epochs}
-    own: dict[int, dict[str, Any]] = {3: {"lr": config.rate}}
+    special: dict[int, dict[str, Any]] = {3: {"lr": config.rate}}
     if config.adam_batch is not None:
-        own[4] = {"batch_size": config.adam_batch}
+        special[4] = {"batch_size": config.adam_batch}
     return [
-        {"case": case, "size": config.size, "seed": seed, **training} | own.get(case, {})
+        {"case": case, "size": config.size, "seed": seed, **training} | special.get(case, {})
         for case in config.cases
         for seed in config.seeds
     ]
 
 
-def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: Any) -> Mapping[str, Any]:
-    found = spectral_case(case, tuple(size), generator=seed, **training)  # type: ignore[arg-type]
-    values: dict[str, Any] = {
-        "test_error": found.test_error, "r2": found.r2, "lazy_error": found.lazy_error, "lazy_r2": found.lazy_r2,
-        "train_loss": found.history.final_loss, "steps": len(found.history.step),
+def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: Any) -> Values:
+    result = spectral_case(case, tuple(size), generator=seed, **training)  # type: ignore[arg-type]
+    assert result.ck.kta is not None
+    return {
+        "test_error": result.test_error, "r2": result.r2, "lazy_error": result.lazy_error,
+        "train_loss": result.history.final_loss, "kta": result.ck.kta[1],
+        **evolution_values(result, "alignment", "initial alignment", "change"),
     }  # fmt: skip
-    phases = found.phases()
-    for name, attribute in _MATRICES.items():
-        evolution = getattr(found, attribute)
-        values |= {
-            f"phase {name}": phases[name].name,
-            f"alignment {name}": evolution.alignment[1],
-            f"initial alignment {name}": evolution.alignment[0],
-            f"change {name}": evolution.change.frobenius,
-            f"operator change {name}": evolution.change.operator,
-            f"initial {name}": evolution.initial.float(),
-            f"trained {name}": evolution.trained.float(),
-        }
-    assert found.ck.kta is not None
-    return values | {"kta": found.ck.kta[1]}
 
 
 @experiment(
@@ -126,8 +124,8 @@ def _measure_case(case: int, size: tuple[int, int, int], seed: int, **training: 
 )
 def _conclude(config: Config, outcomes: Outcomes) -> Result:
     by_case = outcomes.values_by("case")
-    claims = [claim for case, found in by_case.items() for claim in _case_claims(case, found)]
-    lazy = [found["lazy_error"] for found in by_case[config.cases[0]]]  # the cases share data and network
+    claims = [claim for case, runs in by_case.items() for claim in _case_claims(case, runs)]
+    lazy = [run["lazy_error"] for run in by_case[config.cases[0]]]  # the cases share data and network
     claims.append(
         about("test error of lazy training", "table 1", PUBLISHED_LAZY.test_error, lazy, 0.03,
               "seven seeds at full size are .272 to .321, with a deviation of .017")
@@ -145,36 +143,36 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
     )
 
 
-def _case_claims(case: int, found: Sequence[Values]) -> list[Claim]:
+def _case_claims(case: int, runs: Sequence[Values]) -> list[Claim]:
     published = PUBLISHED_CASES[case]
     reason = "tau^2 = .04 is what the mean of the teacher's norm term adds, which the paper may or may not count"
     expected = _PHASES[published.spectra]
-    errors = [one["test_error"] for one in found]
     claims = [
-        about(f"test error of case {case}", "table 1", published.test_error, errors, 0.04, reason),
-        about(f"R2 of case {case}", "table 1", published.r2, [one["r2"] for one in found], 0.04, reason),
+        about(f"test error of case {case}", "table 1", published.test_error, [run["test_error"] for run in runs], 0.04,
+              reason),
+        about(f"R2 of case {case}", "table 1", published.r2, [run["r2"] for run in runs], 0.04, reason),
         holds(f"case {case}: the weights' spectrum is {published.spectra}", "table 1, figure 1",
-              [one["phase W"] == expected for one in found]),
+              [run["phase W"] == expected for run in runs]),
     ]  # fmt: skip
     if case in (1, 2):
         claims += [
             holds(f"case {case}: spectra of CK and NTK do not change either", "figures 12 and 13",
-                  [one["phase CK"] == one["phase NTK"] == "invariant bulk" for one in found]),
+                  [run["phase CK"] == run["phase NTK"] == "invariant bulk" for run in runs]),
             holds(f"case {case}: the leading direction of W stays away from the feature", "figure 11",
-                  [one["alignment W"] < 0.2 for one in found]),
+                  [run["alignment W"] < 0.2 for run in runs]),
         ]  # fmt: skip
     if case == 3:
         claims += [
-            holds("case 3: CK has an outlier", "figure 1(b)", [one["phase CK"] == "bulk + spikes" for one in found]),
+            holds("case 3: CK has an outlier", "figure 1(b)", [run["phase CK"] == "bulk + spikes" for run in runs]),
             holds("case 3: the leading direction of W aligns with the feature", "figure 2(a)",
-                  [one["alignment W"] > 0.5 > one["initial alignment W"] for one in found]),
+                  [run["alignment W"] > 0.5 > run["initial alignment W"] for run in runs]),
             holds("case 3: leading vectors of CK and NTK align with the labels", "figure 15",
-                  [min(one["alignment CK"], one["alignment NTK"]) > 0.5 for one in found]),
+                  [min(run["alignment CK"], run["alignment NTK"]) > 0.5 for run in runs]),
         ]  # fmt: skip
     return claims
 
 
-def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
+def _order(by_case: Groups) -> list[Claim]:
     groups = list(zip(by_case[1], by_case[3], by_case[4], strict=True))
     return [
         holds("cases 3 and 4 do better than lazy training, case 1 does not", "table 1",
@@ -186,8 +184,8 @@ def _order(by_case: Mapping[int, Sequence[Values]]) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _figures(by_case: Mapping[int, Sequence[Values]]) -> dict[str, Figure]:
-    first = {f"case {case}, {name}": (case, name) for case, name in ((1, "W"), (3, "CK"), (4, "CK")) if case in by_case}
-    top = {title: pair(by_case[case][0], name) for title, (case, name) in first.items()}
-    grid = {f"case {case}": {name: pair(found[0], name) for name in MATRICES} for case, found in by_case.items()}
+def _figures(by_case: Groups) -> dict[str, Figure]:
+    first = [(case, name) for case, name in ((1, "W"), (3, "CK"), (4, "CK")) if case in by_case]
+    top = {f"case {case}, {name}": pair(by_case[case][0], name) for case, name in first}
+    grid = {f"case {case}": {name: pair(runs[0], name) for name in MATRICES} for case, runs in by_case.items()}
     return {"figure 1": spectra_grid({"figure 1": top}), "figures 12 to 16": spectra_grid(grid)}
