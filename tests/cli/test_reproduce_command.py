@@ -42,9 +42,9 @@ def test_the_list(featlearn: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nfa-fgi1"], "did you mean nfa-fig1"),
-        (["nfa-fig1", "--scale", "huge"], "smoke, quick or full"),
-        (["--paper", "other"], "nfa, fact, adaptive"),
+        (["nfa-fgi1"], "Did you mean nfa-fig1"),
+        (["nfa-fig1", "--scale", "huge"], "'smoke', 'quick', 'full'"),
+        (["--paper", "other"], "'nfa', 'fact', 'adaptive'"),
     ],
     ids=["name", "scale", "paper"],
 )
