@@ -75,7 +75,7 @@ def test_no_decay_changes_nothing_and_much_leaves_nothing() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="must follow each other"):
+    with pytest.raises(InputError, match="weights must match"):
         balance([matrix(3, 4), matrix(3, 4)])
     with pytest.raises(InputError, match="at least one"):
         linear_alignment([])

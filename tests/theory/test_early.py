@@ -79,7 +79,7 @@ def test_a_table_and_bad_input() -> None:
     found = early_alignment(net(), (X, Y), nn.MSELoss(), layers="2")
     assert list(found.table().index) == ["2"]
     assert "EarlyAlignment of 1 layers" in repr(found)
-    with pytest.raises(KeyError, match="no layer '0'"):
+    with pytest.raises(KeyError, match="layer must be one of 2, got '0'"):
         found["0"]
     with pytest.raises(InputError, match="time must be above 0"):
         flow_nfc(net(), (X, Y), nn.MSELoss(), 0.0)

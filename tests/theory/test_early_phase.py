@@ -110,10 +110,10 @@ def test_no_step_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y": torch.zeros(3)}, "X must be"),
-        ({"readout": torch.zeros(3)}, "X must be"),
-        ({"rate": 0.0}, "rate must be above 0"),
-        ({"steps": -1}, "steps at least 0"),
+        ({"y": torch.zeros(3)}, "X must have shape"),
+        ({"readout": torch.zeros(3)}, "X must have shape"),
+        ({"rate": 0.0}, "rate must be a finite number above 0"),
+        ({"steps": -1}, "steps must be an integer of at least 0"),
         ({"X": torch.full((20, 12), math.nan)}, "NaN"),
     ],
     ids=["y", "readout", "rate", "steps", "nan"],

@@ -44,7 +44,7 @@ def test_global_convergence_tells_rates_and_assumptions() -> None:
     assert math.isinf(global_convergence(torch.ones_like, 10, 10, 10).least_width(1.0))  # linear
     with pytest.raises(InputError, match="constant"):
         global_convergence(torch.zeros_like, 10, 10, 10)
-    with pytest.raises(InputError, match="the rate must be between 0"):
+    with pytest.raises(InputError, match="rate must be a finite number above 0 and below"):
         found.decay(1e9)
     with pytest.raises(InputError, match="at least 1"):
         global_convergence(step, 0, 10, 10)

@@ -59,7 +59,7 @@ def test_outputs_and_width() -> None:
     torch.testing.assert_close(least_norm_network(form)(x), torch.einsum("ni,ij,nj->n", x, form, x))
     rank_one = torch.outer(torch.ones(3), torch.ones(3))
     assert least_norm_network(rank_one, width=1).cost == pytest.approx(3 / 2 ** (2 / 3) * 3 ** (2 / 3))
-    with pytest.raises(InputError, match="rank 3 needs as many neurons"):
+    with pytest.raises(InputError, match="width must be at least the rank of form, 3"):
         least_norm_network(form, width=2)
     for wrong in (torch.ones(2, 3), torch.ones(2), torch.full((2, 2), math.nan)):
         with pytest.raises(InputError, match="form"):
@@ -75,7 +75,7 @@ def test_the_distribution() -> None:
     assert float(data.weights[heavy]) == pytest.approx(0.7 + 0.3 / 81)
     x = data.X[57]
     assert float(data.y[57]) == pytest.approx(float(0.1 * x[0] * x[1] + x[2] * x[3]))
-    with pytest.raises(InputError, match="p must be between 0 and 1"):
+    with pytest.raises(InputError, match="p must be a finite number above 0 and below 1"):
         separation_data(0.0)
 
 

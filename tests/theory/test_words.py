@@ -223,7 +223,7 @@ def test_bad_arguments() -> None:
             predict_quadratic(*wrong)
     with pytest.raises(InputError, match="ratio"):
         readout_moments(3, None)
-    with pytest.raises(InputError, match="one size"):
+    with pytest.raises(InputError, match="the same size"):
         matrix_moments([torch.ones(2, 2), torch.ones(3, 3)])
     with pytest.raises(InputError, match="at least one letter"):
         alternating_trace(lambda w: 1.0, lambda w: 1.0, 0)

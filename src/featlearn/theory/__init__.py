@@ -1,4 +1,4 @@
-"""Theory: what the papers' theorems predict, as functions to be held against measurement."""
+"""Predictions of the theorems of the papers, to be compared with measurements."""
 
 from featlearn.theory._convergence_bounds import (
     EARLY_EXPONENTS,

@@ -1,4 +1,10 @@
-"""Deep linear networks with weight decay: balanced layers, their least norm, and what the NFA says of them."""
+"""Deep linear networks with weight decay: balanced layers, their least norm, and their alignment.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+    https://arxiv.org/abs/2507.05644,
+    section 3.1.
+"""
 
 from __future__ import annotations
 
@@ -13,49 +19,57 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
+from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg import cosine, psd_power
 from featlearn.linalg.matrices import as_float64
 
 
 def balance(weights: Sequence[Any]) -> list[float]:
-    """How far neighbors are from balanced, a number a pair: ``|W_{l+1}^T W_{l+1} - W_l W_l^T| / |W_l W_l^T|``.
+    """Compute the imbalance of neighboring layers, ``|W_{l+1}^T W_{l+1} - W_l W_l^T| / |W_l W_l^T|``.
 
-    At every critical point of a loss of the product ``W_L ... W_1`` with weight decay all are zero: the gradients
-    satisfy ``W_{l+1}^T dL/dW_{l+1} = dL/dW_l W_l^T``, and ``dL/dW = -lambda W`` there.
+    At every critical point of a loss of the product ``W_L ... W_1`` with weight decay it is zero: the gradients satisfy
+    ``W_{l+1}^T dL/dW_{l+1} = dL/dW_l W_l^T``, and ``dL/dW = -lambda W`` there.
 
     Args:
-        weights: W_1 (next to the inputs) to W_L.
+        weights: Weight matrices from W_1 (next to the inputs) to W_L.
+
+    Returns:
+        One number per pair of neighbors.
     """
     layers = _checked(weights)
-    found = []
+    result = []
     for below, above in pairwise(layers):
         inner = below @ below.mT
-        found.append(float((above.mT @ above - inner).norm() / inner.norm().clamp_min(torch.finfo(torch.double).tiny)))
-    return found
+        result.append(float((above.mT @ above - inner).norm() / inner.norm().clamp_min(torch.finfo(torch.double).tiny)))
+    return result
 
 
 def balanced_layers(product: Any, depth: int, width: int | None = None) -> list[Tensor]:
-    """Layers of least total norm whose product is given: ``W_l = U_l S^(1/L) V_l^T`` with matching bases.
+    """Return layers of least total norm with a given product: ``W_l = U_l S^(1/L) V_l^T`` with matching bases.
 
-    ``sum |W_l|^2 = L sum s^(2/L)`` over the singular values of the product is the least there is; the layers are
-    balanced.
+    The least value is ``sum |W_l|^2 = L sum s^(2/L)`` over the singular values of the product; the layers are balanced.
 
     Args:
-        product: ``W_L ... W_1``, (outputs, inputs).
-        depth: L.
-        width: Of the hidden layers, at least the rank of the product; the smaller side if None.
+        product: Product ``W_L ... W_1``, shape ``(outputs, inputs)``.
+        depth: Number L of layers, at least 1.
+        width: Width of the hidden layers, at least the rank of the product. Default: the smaller side of the product.
+
+    Returns:
+        The weights from W_1 (next to the inputs) to W_L.
+
+    Raises:
+        InputError: If the product is not a matrix, or the width is less than its rank.
     """
     p = as_float64(product)
     if p.ndim != 2 or not p.numel():
-        raise InputError(f"product must be a matrix, got shape {tuple(p.shape)}")
-    if depth < 1:
-        raise InputError(f"depth must be at least 1, got {depth}")
+        raise InputError(f"product must be a matrix, got shape {tuple(p.shape)}.")
+    check_int("depth", depth)
     u, s, vt = torch.linalg.svd(p, full_matrices=False)
     hidden = len(s) if width is None else width
     rank = int((s > s.max() * max(p.shape) * torch.finfo(p.dtype).eps).sum())
     if hidden < rank:
-        raise InputError(f"a product of rank {rank} needs hidden layers as wide, got width={width}")
+        raise InputError(f"width must be at least the rank of product, {rank}, got {width}.")
     if depth == 1:
         return [p.clone()]
     few = min(hidden, len(s))
@@ -69,19 +83,22 @@ def balanced_layers(product: Any, depth: int, width: int | None = None) -> list[
 
 
 def shrunk_map(target: Any, depth: int, weight_decay: float) -> Tensor:
-    r"""The product at the global minimum of ``|P - A|^2 / 2 + lambda/2 sum |W_l|^2``, for white inputs.
+    r"""Compute the product at the global minimum of ``|P - A|^2 / 2 + lambda/2 sum |W_l|^2``, for white inputs.
 
     It has the singular vectors of A, and each singular value s minimizes ``(s - a)^2 / 2 + lambda L/2 s^(2/L)``: a soft
-    threshold for two layers, and for more a value at a local minimum, if that is less than at zero.
+    threshold for two layers, and for more a local minimum, if its value is less than that at zero.
 
     Args:
-        target: A, (outputs, inputs): the least-squares map for inputs of covariance I.
-        depth: L.
-        weight_decay: lambda.
+        target: Least-squares map A for inputs of covariance I, shape ``(outputs, inputs)``.
+        depth: Number L of layers, at least 1.
+        weight_decay: Weight decay lambda, at least 0.
+
+    Returns:
+        The product P, of the shape of the target.
     """
     a = as_float64(target)
-    if depth < 1 or not weight_decay >= 0:
-        raise InputError(f"depth must be at least 1 and weight_decay at least 0, got {depth} and {weight_decay}")
+    check_int("depth", depth)
+    check_number("weight_decay", weight_decay, 0)
     u, values, vt = torch.linalg.svd(a, full_matrices=False)
     shrunk = torch.tensor([_shrunk(float(v), depth, weight_decay) for v in values], dtype=torch.float64)
     result: Tensor = (u * shrunk) @ vt
@@ -100,7 +117,7 @@ def _shrunk(a: float, depth: int, weight_decay: float) -> float:
     def slope(s: float) -> float:
         return s - a + weight_decay * math.pow(s, power - 1)
 
-    # The slope falls and then rises: its least is where 1 = lambda (1 - 2/L) s^(2/L - 2).
+    # The slope falls and then rises: its minimum is at 1 = lambda (1 - 2/L) s^(2/L - 2).
     lowest = (weight_decay * (1 - power)) ** (1 / (2 - power))
     if lowest >= a or slope(lowest) >= 0:
         return 0.0
@@ -111,12 +128,12 @@ def _shrunk(a: float, depth: int, weight_decay: float) -> float:
 
 @dataclass(frozen=True)
 class LinearAlignment:
-    """What a deep linear network satisfies at a critical point.
+    """Balance and alignment of a deep linear network.
 
     Attributes:
-        balance: As `balance`.
-        agop_cosine: Cosine of ``AGOP^(1/L)`` with ``W_1^T W_1``: 1 where the layers are balanced.
-        power: 1/L.
+        balance: Imbalance of each pair of neighboring layers, from `featlearn.theory.balance`.
+        agop_cosine: Cosine of ``AGOP^(1/L)`` with ``W_1^T W_1``; 1 for balanced layers.
+        power: Power 1/L of the AGOP.
     """
 
     balance: tuple[float, ...]
@@ -125,13 +142,21 @@ class LinearAlignment:
 
 
 def linear_alignment(weights: Sequence[Any]) -> LinearAlignment:
-    """Compare ``AGOP^(1/L)`` with the first layer's NFM (FACT paper, section 3.1 and figure 11).
+    """Compare ``AGOP^(1/L)`` with the NFM of the first layer.
 
-    The gradient of a linear network is its product P everywhere, so ``AGOP = P^T P``; for balanced layers that is
-    ``(W_1^T W_1)^L``: the NFA holds, with the power 1/L rather than 1/2.
+    The gradient of a linear network is its product P everywhere, so ``AGOP = P^T P``; for balanced layers this is
+    ``(W_1^T W_1)^L``: the NFA holds with the power 1/L instead of 1/2.
 
     Args:
-        weights: W_1 (next to the inputs) to W_L.
+        weights: Weight matrices from W_1 (next to the inputs) to W_L.
+
+    Returns:
+        The balance of the layers and the cosine.
+
+    References:
+        Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+        https://arxiv.org/abs/2507.05644,
+        section 3.1 and figure 11.
     """
     layers = _checked(weights)
     product = layers[0]
@@ -145,11 +170,11 @@ def linear_alignment(weights: Sequence[Any]) -> LinearAlignment:
 def _checked(weights: Sequence[Any]) -> list[Tensor]:
     layers = [as_float64(w) for w in weights]
     if not layers or any(w.ndim != 2 for w in layers):
-        raise InputError("weights must be matrices, W_1 (next to the inputs) to W_L, at least one")
+        raise InputError("weights must be at least one matrix, from W_1 (next to the inputs) to W_L.")
     for below, above in pairwise(layers):
         if above.shape[1] != below.shape[0]:
             raise InputError(
-                f"weights must follow each other: {tuple(below.shape)} gives {below.shape[0]} numbers, and the next "
-                f"one takes {above.shape[1]}"
+                f"weights must match: a matrix of shape {tuple(below.shape)} has {below.shape[0]} outputs, "
+                f"but the next one has {above.shape[1]} inputs."
             )
     return layers

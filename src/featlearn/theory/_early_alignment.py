@@ -1,4 +1,9 @@
-"""The first derivatives of the centered NFM and AGOP at the start of training, for any layer of any network."""
+"""Derivatives of the centered NFM and AGOP at the start of training, for any layer of any network.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    proposition 3.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.rng import Seed
+from featlearn._utils.validation import check_number
 from featlearn.capture import Forward
-from featlearn.errors import InputError
 from featlearn.features import Report, probe
 from featlearn.features.objective import Loss
 from featlearn.layers import find_layers, unwrap
@@ -22,12 +27,12 @@ from featlearn.linalg import cosine
 
 @dataclass(frozen=True, eq=False)
 class LayerStart:
-    r"""How a layer sets out under gradient flow, ``W' = -dL/dW``.
+    r"""Second derivatives of the centered NFM and AGOP of a layer under gradient flow, ``W' = -dL/dW``.
 
     Attributes:
-        nfm_derivative: ``d^2/dt^2 (W - W0)^T (W - W0) = 2 W'^T W'`` at t = 0, (k_in, k_in), or (groups, k_in, k_in)
-            for a grouped convolution; the first derivative is zero.
-        agop_derivative: ``d^2/dt^2 (W - W0)^T K (W - W0) = 2 W'^T K W'``.
+        nfm_derivative: ``d^2/dt^2 (W - W0)^T (W - W0) = 2 W'^T W'`` at t = 0, shape ``(k_in, k_in)``, or ``(groups,
+            k_in, k_in)`` for a grouped convolution. The first derivative is zero.
+        agop_derivative: ``d^2/dt^2 (W - W0)^T K (W - W0) = 2 W'^T K W'``, of the same shape.
     """
 
     nfm_derivative: Tensor
@@ -35,19 +40,23 @@ class LayerStart:
 
     @property
     def rho(self) -> float:
-        """Their correlation: where the centered NFC sets out from."""
+        """Cosine of the two derivatives: the initial value of the centered NFC."""
         return cosine(self.nfm_derivative, self.agop_derivative)
 
 
 class EarlyAlignment(Mapping[str, LayerStart]):
-    """A `LayerStart` for each layer name."""
+    """Mapping from layer names to `LayerStart`.
+
+    Args:
+        layers: Derivatives of each layer by its name.
+    """
 
     def __init__(self, layers: Mapping[str, LayerStart]) -> None:
         self._layers = dict(layers)
 
     def __getitem__(self, name: str) -> LayerStart:
         if name not in self._layers:
-            raise KeyError(f"no layer {name!r}; there are {', '.join(self._layers)}")
+            raise KeyError(f"layer must be one of {', '.join(self._layers)}, got {name!r}")
         return self._layers[name]
 
     def __iter__(self) -> Any:
@@ -60,7 +69,7 @@ class EarlyAlignment(Mapping[str, LayerStart]):
         return f"EarlyAlignment of {len(self)} layers\n{self.table().to_string(float_format=lambda v: f'{v:.3f}')}"
 
     def table(self) -> pd.DataFrame:
-        """A row a layer: the predicted correlation."""
+        """Return a table of the predicted correlations, one row per layer."""
         table = pd.DataFrame({"rho": {name: start.rho for name, start in self._layers.items()}})
         table.index.name = "layer"
         return table
@@ -79,24 +88,28 @@ def early_alignment(
     batch_size: int | None = None,
     generator: Seed = None,
 ) -> EarlyAlignment:
-    r"""Predict, from the network before training, how aligned its centered NFM and AGOP will be at first.
+    r"""Predict the initial value of the centered NFC from the network before training.
 
-    Under gradient flow ``W - W0 = t W'(0) + O(t^2)``, so that both matrices grow like t^2 and their cosine, the
-    centered NFC, begins at ``cos(W'^T W', W'^T K W')`` (NFA paper, proposition 3). Both follow from one probe: W' is
-    minus the gradient of the loss, and K the PTK feature covariance at the start. `flow_nfc` measures the same by a
-    short step.
+    Under gradient flow ``W - W0 = t W'(0) + O(t^2)``, so both matrices grow like t^2 and their cosine, the centered
+    NFC, starts at ``cos(W'^T W', W'^T K W')``. Both follow from one probe: W' is the negative gradient of the loss, and
+    K the PTK feature covariance at the start. `flow_nfc` measures the same quantity by a short step.
 
     Args:
-        model: Any module, before training.
-        data: Inputs and targets, as in `featlearn.probe`.
-        loss: As in `featlearn.probe`.
-        loss_reduction: As in `featlearn.probe`.
-        layers: As in `featlearn.probe`.
-        outputs: As in `featlearn.probe`.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: As in `featlearn.probe`.
-        generator: As in `featlearn.probe`.
+        model: Module before training.
+        data: Inputs and targets: a tuple ``(X, y)``, a dict with ``"labels"``, a list of batches or a loader.
+        loss: Function ``loss(output, target)`` that returns one value per sample, or a scalar.
+        loss_reduction: Reduction of the trained loss over samples, and of a scalar loss: "mean" or "sum".
+        layers: Glob pattern or patterns of layer names. Default: all layers.
+        outputs: "exact" differentiates every output, an integer uses that many random output vectors, "auto" is exact
+            up to 64 outputs and uses 16 vectors beyond.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. Default: the model is
+            called.
+        train_mode: "error" refuses BatchNorm and dropout in training mode, "eval" switches to evaluation and back.
+        batch_size: Batch size for data given as tensors. Default: chosen from the memory of a sample.
+        generator: Generator or seed of the random output vectors. Default: seed 0.
+
+    Returns:
+        The derivatives of each layer, with the predicted correlation ``rho``.
 
     Example:
         >>> import torch
@@ -127,17 +140,21 @@ def _start(report: Report, name: str) -> LayerStart:
 
 
 def flow_nfc(model: nn.Module, data: Any, loss: Loss, time: float = 1e-4, **options: Any) -> dict[str, float]:
-    """The centered NFC of each layer after a gradient step of a copy, which tends to rho as the step shrinks.
+    """Measure the centered NFC of each layer after a short gradient step of a copy of the model.
+
+    It tends to the prediction of `early_alignment` as the step shrinks.
 
     Args:
-        model: Any module.
-        data: As in `early_alignment`; one batch, ``(X, y)``.
-        loss: ``loss(output, target)``, a mean over samples.
-        time: Length of the step: that of the learning rate.
-        options: Of `featlearn.probe`.
+        model: Module before training.
+        data: Inputs and targets, ``(X, y)``.
+        loss: Function ``loss(output, target)``, a mean over samples.
+        time: Length of the step, which is the learning rate; above 0.
+        options: Further arguments of `featlearn.probe`.
+
+    Returns:
+        The centered NFC by layer name.
     """
-    if not time > 0:
-        raise InputError(f"time must be above 0, got {time}")
+    check_number("time", time, above=0)
     start = unwrap(model)
     moved = copy.deepcopy(start)
     report = probe(start, data, loss=loss, weight_decay=1.0, measure=("fact",), **options)

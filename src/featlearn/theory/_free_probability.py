@@ -1,7 +1,14 @@
-"""Traces of alternating words of two free families, from the moments of each: the engine behind closed forms."""
+"""Traces of alternating words of two free families, from the moments of each family.
+
+References:
+    Nica & Speicher (2006), "Lectures on the combinatorics of free probability", lecture 14,
+    https://doi.org/10.1017/CBO9780511735127.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -9,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.linalg.matrices import as_float64
 
@@ -19,7 +27,7 @@ Moments = Callable[[Block], float]
 
 @cache
 def noncrossing_partitions(n: int) -> tuple[Partition, ...]:
-    """All partitions of 0 .. n-1 whose blocks do not cross; the n-th Catalan number of them.
+    """Return all noncrossing partitions of 0 .. n-1; their number is the n-th Catalan number.
 
     >>> [len(noncrossing_partitions(n)) for n in range(6)]
     [1, 1, 2, 5, 14, 42]
@@ -28,7 +36,7 @@ def noncrossing_partitions(n: int) -> tuple[Partition, ...]:
 
 
 def _noncrossing(points: Block) -> Iterator[Partition]:
-    """The block of the first point cuts the rest into stretches, each of which is partitioned by itself."""
+    """Yield noncrossing partitions: the block of the first point splits the rest into independent stretches."""
     if not points:
         yield ()
         return
@@ -44,31 +52,22 @@ def _noncrossing(points: Block) -> Iterator[Partition]:
             else:
                 stretch.append(p)
         stretches.append(tuple(stretch))
-        for parts in _products([list(_noncrossing(s)) for s in stretches]):
+        for parts in itertools.product(*(list(_noncrossing(s)) for s in stretches)):
             yield (block, *(b for part in parts for b in part))
-
-
-def _products(choices: list[list[Partition]]) -> Iterator[tuple[Partition, ...]]:
-    if not choices:
-        yield ()
-        return
-    for first in choices[0]:
-        for others in _products(choices[1:]):
-            yield (first, *others)
 
 
 @cache
 def kreweras_complement(partition: Partition) -> Partition:
-    """The coarsest partition of the places between the points that does not cross the given one.
+    """Return the coarsest partition of the places between the points that does not cross a given partition.
 
-    As permutations with a cycle a block: ``partition^-1`` after the rotation ``i -> i + 1``.
+    As permutations with one cycle per block, it is ``partition^-1`` after the rotation ``i -> i + 1``.
 
     >>> kreweras_complement(((0, 1, 2),))
     ((0,), (1,), (2,))
     """
     n = sum(map(len, partition))
     back = {b[(i + 1) % len(b)]: b[i] for b in partition for i in range(len(b))}
-    left, found = set(range(n)), []
+    left, blocks = set(range(n)), []
     while left:
         start = min(left)
         cycle, place = [], start
@@ -76,45 +75,40 @@ def kreweras_complement(partition: Partition) -> Partition:
             left.remove(place)
             cycle.append(place)
             place = back[(place + 1) % n]
-        found.append(tuple(sorted(cycle)))
-    return tuple(found)
+        blocks.append(tuple(sorted(cycle)))
+    return tuple(blocks)
 
 
 def alternating_trace(first: Moments, second: Moments, length: int) -> float:
-    r"""``tr[c_0 r_0 c_1 r_1 ... c_{n-1} r_{n-1}]`` for two free families, by Speicher's formula.
+    r"""Compute ``tr[c_0 r_0 c_1 r_1 ... c_{n-1} r_{n-1}]`` for two free families, by Speicher's formula.
 
     ``sum over noncrossing partitions pi of kappa_pi[c_0 .. c_{n-1}] tr_{K(pi)}[r_0 .. r_{n-1}]``, with free cumulants
     kappa and the Kreweras complement K. Traces are normalized, ``tr I = 1``.
 
     Args:
-        first: ``first((i, j, ...))`` is ``tr[c_i c_j ...]``.
-        second: ``second((i, j, ...))`` is ``tr[r_i r_j ...]``.
-        length: n; 1430 terms at 8.
+        first: Moments of the first family: ``first((i, j, ...))`` is ``tr[c_i c_j ...]``.
+        second: Moments of the second family: ``second((i, j, ...))`` is ``tr[r_i r_j ...]``.
+        length: Number n of letters of each family, at least 1. The sum has 1,430 terms for n = 8.
 
-    Example: for n = 2 and centered letters only the products of means are left.
+    Returns:
+        The normalized trace.
+
+    For n = 2 and centered letters only the products of means remain:
 
     >>> alternating_trace(lambda w: 1.0 if len(w) == 2 else 0.0, lambda w: 3.0 ** len(w), 2)
     9.0
     """
-    if length < 1:
-        raise InputError(f"a word must have at least one letter of each family, got length {length}")
+    check_int("length", length)
     cumulant = _cumulants(first)
     total = 0.0
     for partition in noncrossing_partitions(length):
-        term = 1.0
-        for block in partition:
-            term *= cumulant(block)
-            if term == 0.0:
-                break
-        else:
-            for block in kreweras_complement(partition):
-                term *= second(block)
-            total += term
+        if term := math.prod(map(cumulant, partition)):
+            total += term * math.prod(map(second, kreweras_complement(partition)))
     return total
 
 
 def _cumulants(moments: Moments) -> Moments:
-    """Free cumulants from moments: a moment is the sum over noncrossing partitions of products of cumulants."""
+    """Return free cumulants: a moment is the sum over noncrossing partitions of products of cumulants."""
     known: dict[Block, float] = {}
 
     def cumulant(block: Block) -> float:
@@ -122,10 +116,7 @@ def _cumulants(moments: Moments) -> Moments:
             value = moments(block)
             for partition in noncrossing_partitions(len(block)):
                 if len(partition) > 1:
-                    term = 1.0
-                    for part in partition:
-                        term *= cumulant(tuple(block[i] for i in part))
-                    value -= term
+                    value -= math.prod(cumulant(tuple(block[i] for i in part)) for part in partition)
             known[block] = value
         return known[block]
 
@@ -133,19 +124,25 @@ def _cumulants(moments: Moments) -> Moments:
 
 
 def matrix_moments(letters: Sequence[Any]) -> Moments:
-    """``tr[M_i M_j ...] / d`` of given square matrices, remembered.
+    """Return a function that computes ``tr[M_i M_j ...] / d`` of given square matrices, with a cache.
 
     Args:
-        letters: The matrix at each place of the word.
+        letters: Matrix at each place of the word, shape ``(d, d)``.
+
+    Returns:
+        The moments, as `alternating_trace` takes them.
+
+    Raises:
+        InputError: If the letters are not square matrices of the same size.
     """
     matrices = [as_float64(m) for m in letters]
     shapes = {tuple(m.shape) for m in matrices}
     if len(shapes) != 1 or any(len(s) != 2 or s[0] != s[1] for s in shapes):
-        raise InputError(f"the letters must be square matrices of one size, got shapes {sorted(shapes)}")
+        raise InputError(f"letters must be square matrices of the same size, got shapes {sorted(shapes)}.")
     known: dict[Block, float] = {}
 
     def moment(word: Block) -> float:
-        # A trace does not change when its word is turned, and equal letters give equal words.
+        # A trace is invariant under rotation of its word, and equal letters give equal words.
         key = tuple(_first(matrices, i) for i in word)
         key = min(key[i:] + key[:i] for i in range(len(key)))
         if key not in known:

@@ -1,4 +1,10 @@
-"""Two-layer networks with quadratic activation: their least norm, and data on which FACT holds and the NFA fails."""
+"""Two-layer networks with quadratic activation: their least norm, and data on which FACT holds and the NFA fails.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+    https://arxiv.org/abs/2507.05644,
+    section 3.2 and appendix D.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg import cosine
 from featlearn.linalg.matrices import as_float64
@@ -23,11 +30,11 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class QuadraticNetwork:
-    """``f(x) = a^T (W x)^2``.
+    """Network ``f(x) = a^T (W x)^2``.
 
     Attributes:
-        a: ``(m,)``.
-        W: ``(m, d)``.
+        a: Readout weights, shape ``(m,)``.
+        W: First-layer weights, shape ``(m, d)``.
     """
 
     a: Tensor
@@ -35,45 +42,56 @@ class QuadraticNetwork:
 
     @property
     def form(self) -> Tensor:
-        """Q of ``f(x) = x^T Q x``: ``W^T diag(a) W``."""
+        """Matrix Q of ``f(x) = x^T Q x``: ``W^T diag(a) W``."""
         return self.W.mT @ (self.a[:, None] * self.W)
 
     @property
     def cost(self) -> float:
-        """``|a|^2 + |W|^2``."""
+        """Squared norm of the weights, ``|a|^2 + |W|^2``."""
         return float(self.a.square().sum() + self.W.square().sum())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs for rows x, ``(n,)``."""
+        """Return the outputs for rows x of shape ``(n, d)``, shape ``(n,)``."""
         return (x @ self.W.mT).square() @ self.a
 
 
 def least_norm_network(form: Any, width: int | None = None) -> QuadraticNetwork:
-    r"""The network of least norm that computes ``x^T Q x`` (FACT paper, lemma D.2, with its constant corrected).
+    r"""Return the network of least norm that computes ``x^T Q x``.
 
-    ``|a|^2 + |W|^2 = 3 / 2^(2/3) sum_i |l_i|^(2/3)`` over the eigenvalues of Q, by one neuron an eigenvalue:
-    ``a = sgn(l) (|l| / 2)^(1/3)`` and ``|w| = sqrt(2) (|l| / 2)^(1/3)`` along the eigenvector. The paper prints the
-    factor 2, for weights ``|a| = |w|``: of ``a w^2 = l`` the sum ``a^2 + w^2`` is least where ``w^2 = 2 a^2``.
+    ``|a|^2 + |W|^2 = 3 / 2^(2/3) sum_i |l_i|^(2/3)`` over the eigenvalues of Q, with one neuron per eigenvalue:
+    ``a = sgn(l) (|l| / 2)^(1/3)`` and ``|w| = sqrt(2) (|l| / 2)^(1/3)`` along the eigenvector. The paper has the factor
+    2, for weights ``|a| = |w|``; but given ``a w^2 = l``, the sum ``a^2 + w^2`` is least for ``w^2 = 2 a^2``.
 
     Args:
-        form: Q, ``(d, d)``; its symmetric part counts.
-        width: Neurons, at least the rank of Q; d if None.
+        form: Matrix Q, shape ``(d, d)``; only its symmetric part matters.
+        width: Number of neurons, at least the rank of Q. Default: d.
+
+    Returns:
+        The network.
+
+    Raises:
+        InputError: If the form is not a finite square matrix, or the width is less than its rank.
+
+    References:
+        Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+        https://arxiv.org/abs/2507.05644,
+        lemma D.2, with its constant corrected.
 
     >>> round(least_norm_network([[2.0]]).cost, 6)
     3.0
     """
     q = as_float64(form)
     if q.ndim != 2 or q.shape[0] != q.shape[1] or not q.numel():
-        raise InputError(f"form must be a square matrix, got shape {tuple(q.shape)}")
+        raise InputError(f"form must be a square matrix, got shape {tuple(q.shape)}.")
     if not torch.isfinite(q).all():
-        raise InputError("form has NaN or infinite entries")
+        raise InputError("form must be finite, got NaN or infinite entries.")
     values, vectors = torch.linalg.eigh((q + q.mT) / 2)
     order = values.abs().argsort(descending=True)
     values, vectors = values[order], vectors[:, order]
     m = len(q) if width is None else width
     rank = int((values.abs() > values.abs().max() * len(q) * torch.finfo(q.dtype).eps).sum())
     if m < rank:
-        raise InputError(f"a form of rank {rank} needs as many neurons, got width={width}")
+        raise InputError(f"width must be at least the rank of form, {rank}, got {width}.")
     size = (values.abs() / 2) ** (1 / 3)
     a, w = q.new_zeros(m), q.new_zeros(m, len(q))
     few = min(m, len(q))
@@ -84,12 +102,12 @@ def least_norm_network(form: Any, width: int | None = None) -> QuadraticNetwork:
 
 @dataclass(frozen=True, eq=False)
 class SeparationData:
-    """The distribution of theorem 3.4 of the FACT paper: 81 points and their probabilities.
+    """Distribution of theorem 3.4 of the FACT paper: 81 points and their probabilities.
 
     Attributes:
-        X: ``(81, 4)``, the grid {0, 1, 2}^4.
-        y: ``tau x1 x2 + x3 x4``.
-        weights: Probabilities: p spread evenly, the rest on (1, 1, 0, 0).
+        X: Points, the grid {0, 1, 2}^4, shape ``(81, 4)``.
+        y: Labels ``tau x1 x2 + x3 x4``, shape ``(81,)``.
+        weights: Probabilities, shape ``(81,)``: p distributed evenly, the rest on (1, 1, 0, 0).
     """
 
     X: Tensor
@@ -98,15 +116,22 @@ class SeparationData:
 
 
 def separation_data(p: float = 1e-5, tau: float = 0.02) -> SeparationData:
-    """The distribution D(p, tau) on which FACT and the NFA part (FACT paper, section 3.2).
+    """Return the distribution D(p, tau) that separates FACT from the NFA.
 
     Args:
         p: Share of the uniform part, in (0, 1).
         tau: Weight of ``x1 x2``, in (0, 1).
+
+    Returns:
+        Points, labels and probabilities.
+
+    References:
+        Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+        https://arxiv.org/abs/2507.05644,
+        section 3.2.
     """
     for name, value in (("p", p), ("tau", tau)):
-        if not 0 < value < 1:
-            raise InputError(f"{name} must be between 0 and 1, got {value!r}")
+        check_number(name, value, above=0, below=1)
     X = torch.tensor(list(itertools.product((0.0, 1.0, 2.0), repeat=4)), dtype=torch.float64)
     y = tau * X[:, 0] * X[:, 1] + X[:, 2] * X[:, 3]
     weights = torch.full((len(X),), p / len(X), dtype=torch.float64)
@@ -116,18 +141,18 @@ def separation_data(p: float = 1e-5, tau: float = 0.02) -> SeparationData:
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """A minimizer of the regularized population loss, and how FACT and the NFA fare on it.
+    """Minimizer of the regularized population loss, with its FACT and AGOP.
 
     Attributes:
-        network: The best of all restarts.
+        network: Best network of all restarts.
         objective: ``E (f - y)^2 + lambda/2 |theta|^2`` (half the first term with ``half=True``).
-        relgrad: ``|grad| / (lambda |theta|)``: 0 at a critical point.
-        nfm: ``W^T W``.
-        agop: ``E grad f grad f^T``.
-        fact: ``-(1/lambda) W^T dL/dW``.
-        fact_cosine: Of FACT with the NFM.
-        agop_cosine: Of the AGOP with the NFM.
-        objectives: Of every restart, ascending.
+        relgrad: Relative gradient ``|grad| / (lambda |theta|)``, 0 at a critical point.
+        nfm: ``W^T W``, shape ``(4, 4)``.
+        agop: ``E grad f grad f^T``, shape ``(4, 4)``.
+        fact: ``-(1/lambda) W^T dL/dW``, shape ``(4, 4)``.
+        fact_cosine: Cosine of FACT with the NFM.
+        agop_cosine: Cosine of the AGOP with the NFM.
+        objectives: Objectives of all restarts, ascending.
     """
 
     network: QuadraticNetwork
@@ -151,25 +176,32 @@ def separation(
     restarts: int = 12,
     seed: Seed = None,
 ) -> Separation:
-    """Minimize the regularized population loss on D(p, tau) (FACT paper, theorem 3.4 and figure 4).
+    """Minimize the regularized population loss on D(p, tau).
 
-    The objective is a sum of squares, 81 of errors and one a weight, so that Levenberg and Marquardt's method goes to
-    a minimizer to rounding, where a million steps of Adam do not. At the published lambda = 1e-5 the best minimizer is
-    of rank one and the AGOP fits; the separation is there from about lambda = 1e-6 on down.
+    The objective is a sum of squares, 81 of errors and one per weight, so the Levenberg-Marquardt method reaches a
+    minimizer to rounding, which a million steps of Adam do not. At the published lambda = 1e-5 the best minimizer has
+    rank one and the AGOP fits; the separation appears below about lambda = 1e-6.
 
     Args:
-        p: As in `separation_data`.
-        tau: As in `separation_data`.
-        weight_decay: lambda.
-        width: Neurons, at least 7 for the theorem.
+        p: Share of the uniform part of the distribution, in (0, 1).
+        tau: Weight of ``x1 x2``, in (0, 1).
+        weight_decay: Weight decay lambda, above 0.
+        width: Number of neurons, at least 7 for the theorem.
         half: Whether the loss is ``(f - y)^2 / 2`` instead of ``(f - y)^2``.
-        restarts: Random starts; the best minimizer counts. One more starts from the target's network of least norm.
-        seed: Of the starts.
+        restarts: Number of random starts. One more starts from the network of least norm for the target.
+        seed: Generator or seed of the random starts. Default: seed 0.
+
+    Returns:
+        The best minimizer.
+
+    References:
+        Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
+        https://arxiv.org/abs/2507.05644,
+        theorem 3.4 and figure 4.
     """
-    if width < 1 or restarts < 0:
-        raise InputError(f"width must be at least 1 and restarts at least 0, got {width} and {restarts}")
-    if not 0 < weight_decay < math.inf:
-        raise InputError(f"weight_decay must be a number above 0, got {weight_decay!r}")
+    check_int("width", width)
+    check_int("restarts", restarts, 0)
+    check_number("weight_decay", weight_decay, above=0)
     data = separation_data(p, tau)
     X, y = data.X.numpy(), data.y.numpy()
     roots = np.sqrt(data.weights.numpy() * (0.5 if half else 1.0))
@@ -197,37 +229,22 @@ def separation(
     if width >= 4:
         least = least_norm_network(target, width)
         starts.append(torch.cat([least.a, least.W.flatten()]).numpy())
-    found = [
+    minima = [
         least_squares(residuals, start, jacobian, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=20_000)
         for start in starts
     ]
-    best = min(found, key=lambda one: one.cost)
+    best = min(minima, key=lambda minimum: minimum.cost)
     a, w = (torch.from_numpy(part.copy()) for part in split(best.x))
     gradient = 2 * jacobian(best.x).T @ residuals(best.x)
-    return _measured(
-        QuadraticNetwork(a, w),
-        data,
-        weight_decay,
-        half,
-        objective=2 * float(best.cost),
-        relgrad=float(np.linalg.norm(gradient) / (weight_decay * np.linalg.norm(best.x))),
-        objectives=tuple(sorted(2 * float(one.cost) for one in found)),
-    )
-
-
-def _measured(
-    network: QuadraticNetwork, data: SeparationData, weight_decay: float, half: bool, **told: Any
-) -> Separation:
-    a, w = network.a, network.W
-    h = data.X @ w.mT
-    slopes = 2 * a * h  # df/dh
+    network = QuadraticNetwork(a, w)
+    slopes = 2 * a * (data.X @ w.mT)  # df/dh
     gradients = slopes @ w
     agop = gradients.mT @ (data.weights[:, None] * gradients)
     errors = (1.0 if half else 2.0) * data.weights * (network(data.X) - data.y)
     by_weight = (errors[:, None] * slopes).mT @ data.X
     fact = -(w.mT @ by_weight) / weight_decay
     nfm = w.mT @ w
-    return Separation(
-        network=network, nfm=nfm, agop=agop, fact=fact, fact_cosine=cosine(fact, nfm), agop_cosine=cosine(agop, nfm),
-        **told,
-    )  # fmt: skip
+    relgrad = float(np.linalg.norm(gradient) / (weight_decay * np.linalg.norm(best.x)))
+    objectives = tuple(sorted(2 * float(minimum.cost) for minimum in minima))
+    cosines = cosine(fact, nfm), cosine(agop, nfm)
+    return Separation(network, 2 * float(best.cost), relgrad, nfm, agop, fact, *cosines, objectives)

@@ -1,4 +1,9 @@
-"""Predict the alignment of infinitely wide networks at initialization (NFA paper, 4.2 and E)."""
+"""Alignment of infinitely wide networks at initialization.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    section 4.2 and appendix E.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg import cosine
 from featlearn.linalg.matrices import as_float64
@@ -24,13 +30,13 @@ _NODES = 96
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation and the kernels that it makes of an infinitely wide layer.
+    """Dual kernels of an activation in an infinitely wide layer.
 
-    Kernels take the covariance ``(q_ii, q_ij, q_jj)`` of two pre-activations.
+    Kernels are functions of the covariance ``(q_ii, q_ij, q_jj)`` of two pre-activations.
 
     Attributes:
-        kernel: ``E[phi(u) phi(v)]``.
-        slope_kernel: ``E[phi'(u) phi'(v)]``.
+        kernel: Kernel ``E[phi(u) phi(v)]``.
+        slope_kernel: Kernel ``E[phi'(u) phi'(v)]``.
     """
 
     kernel: Kernel
@@ -38,7 +44,7 @@ class Activation:
 
 
 def _relu(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """Of Cho and Saul: ``sqrt(q11 q22) (sin t + (pi - t) cos t) / (2 pi)``, with t the angle."""
+    """Return the kernel of Cho and Saul, ``sqrt(q11 q22) (sin t + (pi - t) cos t) / (2 pi)``, with the angle t."""
     size = (q11 * q22).sqrt()
     t = (q12 / size).clamp(-1, 1).arccos()
     return size * (t.sin() + (math.pi - t) * t.cos()) / (2 * math.pi)
@@ -57,12 +63,12 @@ def _erf_slope(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
 
 
 def _cdf(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """Of the normal distribution function: ``P(w < u, w' < v)`` for further independent normal w, w'."""
+    """Return the kernel of the normal distribution function, ``P(w < u, w' < v)`` for independent normal w, w'."""
     return 0.25 + (q12 / ((1 + q11) * (1 + q22)).sqrt()).clamp(-1, 1).arcsin() / (2 * math.pi)
 
 
 def _softplus_like(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """Of the antiderivative ``x Phi(x) + phi(x)`` of the distribution function."""
+    """Return the kernel of ``x Phi(x) + phi(x)``, the antiderivative of the distribution function."""
     return pair_mean(_normal_integral, q11, q12, q22)
 
 
@@ -82,38 +88,39 @@ ACTIVATIONS = {
 
 
 def as_activation(activation: str | tuple[Function, Function]) -> Activation:
-    """An activation by its name, or from a function and its derivative, by quadrature."""
+    """Return the kernels of an activation by its name, or of a function and its derivative by quadrature."""
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
             raise InputError(
-                f"no closed form for {activation!r}: choose from {', '.join(ACTIVATIONS)}, or pass (phi, derivative)"
+                f"activation must be one of {', '.join(map(repr, ACTIVATIONS))} or (phi, derivative), got {activation!r}."
             )
         return ACTIVATIONS[activation]
     if not isinstance(activation, tuple) or len(activation) != 2 or not all(callable(f) for f in activation):
-        raise InputError(f"activation must be a name or a pair (phi, derivative) of functions, got {activation!r}")
+        raise InputError(f"activation must be a name or a pair (phi, derivative) of functions, got {activation!r}.")
     phi, slope = activation
     return Activation(lambda a, b, c: pair_mean(phi, a, b, c), lambda a, b, c: pair_mean(slope, a, b, c))
 
 
 def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """``E[f(u) f(v)]`` over centered Gaussian (u, v) of given covariance, elementwise, by a product of Gauss rules.
+    """Compute ``E[f(u) f(v)]`` over centered Gaussian (u, v), elementwise, by a product of Gauss-Hermite rules.
 
-    For smooth functions exact to rounding. A jump, as of ReLU's derivative, leaves errors of some 1e-3: take its
-    closed form.
+    The result is exact to rounding for smooth functions. A jump, as in the derivative of ReLU, causes errors of about
+    1e-3: use its closed form. Time: 96^2 values of the function per entry.
 
     Args:
-        function: Elementwise, smooth.
+        function: Smooth elementwise function.
         q11: Variances of u.
-        q12: Covariances.
+        q12: Covariances of u and v.
         q22: Variances of v.
 
-    Time: 96^2 values of the function for each entry.
+    Returns:
+        The expectations, of the broadcast shape.
     """
     z, w = _gauss_hermite()
     together = torch.broadcast_tensors(q11, q12, q22)  # type: ignore[no-untyped-call]
     shape = together[0].shape
     a, b, c = (q.to(torch.float64).reshape(-1) for q in together)
-    found = torch.empty_like(a)
+    means = torch.empty_like(a)
     step = max(1, 2**21 // len(z) ** 2)
     for first in range(0, len(a), step):
         s11, s12, s22 = (q[first : first + step, None] for q in (a, b, c))
@@ -122,8 +129,8 @@ def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tens
         share = torch.where(root > 0, s12 / root.clamp_min(torch.finfo(torch.double).tiny), 0.0)
         rest = (s22 - share.square()).clamp_min(0).sqrt()
         v = share[:, :, None] * z[:, None] + rest[:, :, None] * z
-        found[first : first + step] = ((function(u) * w)[:, :, None] * function(v) * w).sum((1, 2))
-    return found.reshape(shape)
+        means[first : first + step] = ((function(u) * w)[:, :, None] * function(v) * w).sum((1, 2))
+    return means.reshape(shape)
 
 
 @lru_cache(maxsize=1)
@@ -134,11 +141,11 @@ def _gauss_hermite() -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class WideAlignment:
-    """Correlation of the first derivatives of the centered NFM and AGOP at the start.
+    """Correlation of the derivatives of the centered NFM and AGOP at the start of training.
 
     Attributes:
-        rho: ``cos(X^T Y P Y X, X^T Y P^2 Y X)``.
-        ptk: The expected pre-activation tangent kernel P, ``(n, n)``, up to a factor.
+        rho: Correlation ``cos(X^T Y P Y X, X^T Y P^2 Y X)``.
+        ptk: Expected pre-activation tangent kernel P up to a factor, shape ``(n, n)``.
     """
 
     rho: float
@@ -146,20 +153,27 @@ class WideAlignment:
 
 
 def derivative_correlation(X: Any, y: Any, ptk: Any) -> float:
-    """``cos(X^T Y P Y X, X^T Y P^2 Y X)`` for a first layer, squared loss and zero outputs (NFA paper, 7).
+    """Compute ``cos(X^T Y P Y X, X^T Y P^2 Y X)`` for a first layer, squared loss and zero outputs.
 
     Args:
-        X: Inputs of the layer, ``(n, d)``.
-        y: Labels, ``(n,)``.
-        ptk: P, ``(n, n)``.
+        X: Inputs of the layer, shape ``(n, d)``.
+        y: Labels, shape ``(n,)``.
+        ptk: Pre-activation tangent kernel P, shape ``(n, n)``.
+
+    Returns:
+        The correlation.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        equation 7.
     """
     x, labels, p = as_float64(X), as_float64(y).flatten(), as_float64(ptk)
     if x.ndim != 2 or len(x) != len(labels) or p.shape != (len(x), len(x)):
         raise InputError(
-            f"X must be (n, d), y (n,) and the kernel (n, n), got {tuple(x.shape)}, {len(labels)}, {tuple(p.shape)}"
+            f"X must have shape (n, d), y (n,), ptk (n, n), got {tuple(x.shape)}, ({len(labels)},), {tuple(p.shape)}."
         )
     if not (torch.isfinite(x).all() and torch.isfinite(labels).all() and torch.isfinite(p).all()):
-        raise InputError("X, y or the kernel has NaN or infinite entries")
+        raise InputError("X, y and ptk must be finite, got NaN or infinite entries.")
     moved = labels[:, None] * x
     once = p @ moved
     return cosine(moved.mT @ once, once.mT @ once)
@@ -173,22 +187,27 @@ def sphere_alignment(
     *,
     seed: Seed = None,
 ) -> WideAlignment:
-    """Rho of an infinitely wide two-layer network on the sphere of radius sqrt(d) (NFA paper, theorem 9).
+    """Compute rho of an infinitely wide two-layer network on the sphere of radius sqrt(d).
 
-    It tends to 1 as d grows with n between d and d^2, if the target has a linear part: P is close to a multiple of
-    ``1 1^T``, a projection.
+    It tends to 1 as d grows with n between d and d^2, if the target has a linear part: P is close to a multiple of the
+    projection ``1 1^T``. Time: n^2 d, and a quadrature per pair of points for activations without a closed form.
 
     Args:
-        d: Input dimension.
-        n: Points.
-        activation: A name of `featlearn.theory._wide_network_alignment.ACTIVATIONS`, or (phi, derivative).
-        target: ``target(X) -> (n,)``; None is ``x_1``, of length one.
-        seed: Of the points.
+        d: Input dimension, at least 1.
+        n: Number of points, at least 1.
+        activation: "relu", "erf", "quadratic", "normal-integral", "linear", or a pair (phi, derivative) of functions.
+        target: Function from inputs of shape ``(n, d)`` to labels of shape ``(n,)``. Default: the first coordinate.
+        seed: Generator or seed of the points. Default: seed 0.
 
-    Time: n^2 (d + a quadrature, for activations without a closed form).
+    Returns:
+        The correlation and the kernel.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        theorem 9.
     """
-    if d < 1 or n < 1:
-        raise InputError(f"d and n must be at least 1, got {d} and {n}")
+    check_int("d", d)
+    check_int("n", n)
     generator = as_generator(seed, "sphere")
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     x *= d**0.5 / x.norm(dim=1, keepdim=True)
@@ -208,7 +227,7 @@ def predict_depth(
     width: int | None = None,
     variance: float = 1.0,
 ) -> WideAlignment:
-    r"""Rho of the first layer of a deep network, to first order: with E[P] in place of P (NFA paper, appendix E).
+    r"""Predict rho of the first layer of a deep network to first order, with E[P] instead of P.
 
     In the limit of infinite width ``E[P] = prod_l E[phi'(u_l) phi'(v_l)]`` over the hidden layers, with covariances
     ``q_1 = variance x.x' / d`` and ``q_(l+1) = E[phi(u_l) phi(v_l)]`` (twice that for ReLU, which keeps their size; rho
@@ -216,21 +235,28 @@ def predict_depth(
     ``p = q_ii q_jj``: ``k (k - 1) q (p + 2 q^2) + 3 k (9 p q + 6 q^3)``, up to a factor.
 
     Args:
-        X: ``(n, d)``.
-        y: ``(n,)``.
-        hidden: Number of hidden layers.
-        activation: A name, or (phi, derivative).
-        width: Of both hidden layers, for the quadratic network of two; None is the limit.
-        variance: Of the weights, times the number of inputs of a layer.
+        X: Inputs, shape ``(n, d)``.
+        y: Labels, shape ``(n,)``.
+        hidden: Number of hidden layers, at least 1.
+        activation: "relu", "erf", "quadratic", "normal-integral", "linear", or a pair (phi, derivative) of functions.
+        width: Width of both hidden layers, for the quadratic network with two. Default: the limit.
+        variance: Variance of the weights times the number of inputs of a layer, above 0.
+
+    Returns:
+        The correlation and the kernel.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        appendix E.
     """
     x, labels = as_float64(X), as_float64(y)
     if x.ndim != 2 or not len(x):
-        raise InputError(f"X must be (n, d), got shape {tuple(x.shape)}")
-    if hidden < 1 or not variance > 0:
-        raise InputError(f"hidden must be at least 1 and variance above 0, got {hidden} and {variance}")
+        raise InputError(f"X must have shape (n, d), got shape {tuple(x.shape)}.")
+    check_int("hidden", hidden)
+    check_number("variance", variance, above=0)
     if width is not None:
         if activation != "quadratic" or hidden != 2 or width < 1:
-            raise InputError("a finite width is known for the quadratic network of two hidden layers alone, from 1 on")
+            raise InputError("width must be None, or at least 1 with activation='quadratic' and hidden=2.")
         q = x @ x.mT
         p = q.diagonal()[:, None] * q.diagonal()
         ptk = width * (width - 1) * q * (p + 2 * q.square()) + 3 * width * (9 * p * q + 6 * q**3)
@@ -242,7 +268,7 @@ def predict_depth(
     for layer in range(hidden):
         size = q.diagonal().clamp_min(0)
         rows, columns = size[:, None].expand_as(q), size.expand_as(q)
-        # Rounding may put a correlation of 1 beyond it.
+        # Rounding can raise a correlation above 1.
         limit = (rows * columns).sqrt()
         q = q.clamp(-limit, limit)
         ptk = ptk * kernels.slope_kernel(rows, q, columns)
