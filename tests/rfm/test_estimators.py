@@ -402,7 +402,7 @@ def test_labels_that_no_file_can_hold(tmp_path: Path) -> None:
     days = np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]")
     machine = RFMClassifier(n_iter=0).fit(X, TWO)
     machine.classes_ = days
-    with pytest.raises(InputError, match="texts, numbers or booleans can be saved"):
+    with pytest.raises(InputError, match="must be texts, numbers or booleans to be saved, got datetime"):
         machine.save(tmp_path / "m")
     with pytest.raises(InputError, match="is a folder"):
         RFMRegressor(n_iter=0).fit(X, Y).save(tmp_path)

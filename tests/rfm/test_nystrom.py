@@ -281,7 +281,7 @@ def test_bad_input_is_refused() -> None:
         ({"weights": -weights}, "not negative"),
         ({"weights": 0 * weights}, "above 0"),
         ({"centers_u": u[:5, :2]}, r"\(centers, 4\)"),
-        ({"centers_u": u[:5].float()}, "float64 as u is"),
+        ({"centers_u": u[:5].float()}, "dtype of centers_u must be torch.float64, got torch.float32"),
         ({"bandwidth": 0.0}, "bandwidth"),
         ({"ridge": -1.0}, "ridge"),
         ({"tolerance": 0.0}, "tolerance"),
@@ -292,7 +292,7 @@ def test_bad_input_is_refused() -> None:
             solve_nystrom(LAPLACE, **(good | change))
     for arguments, words in (
         ((0, 1.0, 1e-3, "uniform"), "at least 1"),
-        ((5, 1.0, 1e-3, "greedy"), '"uniform" or "leverage"'),
+        ((5, 1.0, 1e-3, "greedy"), "'uniform' or 'leverage', got 'greedy'"),
         ((5, 1.0, 0.0, "leverage"), "ridge above 0"),
     ):
         with pytest.raises(InputError, match=words):
