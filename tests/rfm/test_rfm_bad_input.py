@@ -150,7 +150,7 @@ BAD = [
     *[({"update": value}, f"update must be one of {UPDATES}, got") for value in ("agop", None)],
     *[({"rescale": value}, "rescale must be one of 'trace', 'max', None, got") for value in ("norm", True)],
     *[({"center_sampling": value}, "center_sampling must be 'uniform' or 'leverage', got") for value in ("x", None)],
-    *[({"dtype": value}, "dtype must be float32 or float64, got") for value in ("float16", int, None, "double")],
+    *[({"dtype": value}, "dtype must be 'float32' or 'float64', got") for value in ("float16", int, None, "double")],
     *[({"device": value}, "torch device such as 'cpu' or 'cuda', got") for value in ("gpu", "abacus")],
     *[({"kernel": "exponential", "exponent": q}, "exponent must be") for q in (0, 2.1, NAN)],
     *[({"kernel": "lpq", "norm": value}, "norm must be") for value in (0.9, 2.1, NAN, INF)],

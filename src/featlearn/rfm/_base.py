@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy.random import RandomState
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -29,13 +30,12 @@ from featlearn.rfm._params import (
     fold_numbers,
     resolve_device,
     resolve_dtype,
-    wrong_validation,
 )
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import FittedRFM, learn
-from featlearn.rfm.training_rows import HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
+from featlearn.rfm.training_rows import Folds, HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
 Array = NDArray[np.float64]
 
@@ -70,35 +70,20 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        self.kernel = kernel
-        self.update = update
-        self.power = power
-        self.rescale = rescale
-        self.bandwidth = bandwidth
-        self.exponent = exponent
-        self.norm = norm
-        self.degree = degree
-        self.offset = offset
-        self.ridge = ridge
-        self.n_iter = n_iter
-        self.diagonal = diagonal
-        self.subset = subset
-        self.centers = centers
-        self.center_sampling = center_sampling
-        self.validation = validation
-        self.patience = patience
-        self.fit_intercept = fit_intercept
-        self.dtype = dtype
-        self.device = device
-        self.max_memory = max_memory
-        self.random_state = random_state
-        self.verbose = verbose
+        self.kernel, self.exponent, self.norm, self.degree, self.offset = kernel, exponent, norm, degree, offset
+        self.update, self.power, self.rescale, self.diagonal = update, power, rescale, diagonal
+        self.bandwidth, self.ridge, self.fit_intercept = bandwidth, ridge, fit_intercept
+        self.n_iter, self.validation, self.patience = n_iter, validation, patience
+        self.subset, self.centers, self.center_sampling = subset, centers, center_sampling
+        self.dtype, self.device, self.max_memory = dtype, device, max_memory
+        self.random_state, self.verbose = random_state, verbose
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
-        if hasattr(self, "feature_matrix_"):
-            del self.feature_matrix_  # unfitted until the fit succeeds: a failed fit must not mix two models
+        self.__dict__.pop(
+            "feature_matrix_", None
+        )  # unfitted until the fit succeeds: no mix of two models after a failure
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
@@ -132,7 +117,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         # Not the mean: it would follow one far row, and rounding would make the other rows equal.
         self._center = np.median(X, axis=0) if settings.kernel.radial else np.zeros(X.shape[1])
         check_range("X", X - self._center, resolve_dtype(self.dtype))
-        held, kept = self._held_out(X, targets, weights, folds)
+        held, kept = self._held_out(X, targets, weights)
         kept_folds = None if folds is None else folds[kept]
         problem = self._problem(X[kept], targets[kept], weights[kept], kept_folds, rng, held)
         refit = None if kept.all() else self._problem(X, targets, weights, None, rng, None)
@@ -140,7 +125,6 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if settings.centers is not None and settings.centers > len(full):
             warnings.warn(
                 f"centers={settings.centers} is more than the {len(full)} distinct rows: all rows are centers",
-                UserWarning,
                 stacklevel=3,
             )
         self._check_memory(full, settings)
@@ -166,14 +150,10 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             what = f"the feature matrix of {d:,} features, with its root and the computation of both,"
             check_fits(4.0 * size * d**2, what, "pass diagonal=True, or fewer features", self.max_memory)
 
-    def _held_out(
-        self, X: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None
-    ) -> tuple[HeldOut | None, NDArray[np.bool_]]:
+    def _held_out(self, X: Array, targets: Array, weights: Array) -> tuple[HeldOut | None, NDArray[np.bool_]]:
         """Return the rows for validation, and the mask of the rows of X that stay in the fit."""
         kept = np.ones(len(X), dtype=bool)
         validation = self.validation
-        if folds is not None or validation is None or (isinstance(validation, str) and validation == "loo"):
-            return None, kept
         if isinstance(validation, float):
             if not 0.0 < validation < 1.0:
                 raise InputError(f"validation must be a share between 0 and 1, got {validation!r}")
@@ -184,7 +164,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                     f"validation must leave at least 1 row to validate and 2 to fit, got {validation} of {len(X)} rows"
                 )
             held = X[~kept], targets[~kept], weights[~kept]
-        elif isinstance(validation, tuple) and len(validation) == 2:
+        elif isinstance(validation, tuple):
             X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)
             check_finite("X_val", X_val)
             coded = self._coded(validation[1], len(X_val))
@@ -192,7 +172,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
                 raise InputError(f"y_val must have {targets.shape[1]} outputs as y, got {coded.shape[1]}")
             held = X_val, self._units.standardize(coded), np.ones(len(X_val))
         else:
-            raise wrong_validation(validation)
+            return None, kept
         return HeldOut(self._tensor(held[0] - self._center), *map(self._tensor, held[1:])), kept
 
     def _coded(self, y: Any, rows: int) -> Array:
@@ -203,13 +183,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return torch.from_numpy(np.ascontiguousarray(array)).to(resolve_device(self.device), resolve_dtype(self.dtype))
 
     def _problem(
-        self,
-        X: Array,
-        targets: Array,
-        weights: Array,
-        folds: NDArray[np.int64] | None,
-        rng: np.random.RandomState | None,
-        held: HeldOut | None,
+        self, X: Array, targets: Array, weights: Array, folds: Folds, rng: RandomState | None, held: HeldOut | None
     ) -> TrainingRows:
         X, targets, weights, folds, spread = merge_rows(X, targets, weights, folds)
         order = np.arange(len(X)) if rng is None else rng.permutation(len(X))
@@ -232,12 +206,8 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         diagonal = self.feature_matrix_.diagonal()
         self.feature_importances_ = diagonal / (diagonal.sum() or 1.0)
         self.history_ = pd.DataFrame([asdict(line) for line in model.history]).set_index("iteration")
-        self.best_iteration_ = model.best
-        self.n_iter_ = len(model.history)
-        self.ridge_ = model.ridge
-        self.bandwidth_ = model.fit.bandwidth
-        self.condition_ = model.fit.condition
-        self.validation_error_ = model.error
+        self.best_iteration_, self.n_iter_, self.validation_error_ = model.best, len(model.history), model.error
+        self.ridge_, self.bandwidth_, self.condition_ = model.ridge, model.fit.bandwidth, model.fit.condition
         self.dual_coef_ = alpha.cpu().double().numpy() * self._units.scale
         self.intercept_ = self._units.restore(mean.cpu().double().numpy())
 

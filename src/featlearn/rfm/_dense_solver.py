@@ -160,7 +160,12 @@ class KernelSolver:
 
         Time: ``n^3 / 3`` in place, and ``n f^2`` for each fold of f rows.
         """
-        inverse = self._inverse_factor()
+        if self._factor is None:
+            self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
+            inverse = self._buffer  # L^{-1} in the lower triangle
+        else:
+            identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
+            inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
         if folds is None:
             sums = torch.zeros_like(self._diagonal)
             for rows in self._strips():
@@ -174,15 +179,6 @@ class KernelSolver:
             columns = inverse[:, rows_out] * (order[:, None] >= rows_out)  # without the pairs above the diagonal
             result[rows_out] = torch.linalg.solve(columns.mT @ columns, solved[rows_out])
         return result
-
-    def _inverse_factor(self) -> Tensor:
-        """Return ``L^{-1}`` in a lower triangle."""
-        if self._factor is not None:
-            identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
-            inverse: Tensor = torch.linalg.solve_triangular(self._factor, identity, upper=False)
-            return inverse
-        self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
-        return self._buffer
 
     def slopes(self) -> Tensor:
         """Compute the slopes T between all rows, shape ``(n, n)``. Overwrites the buffer."""

@@ -132,11 +132,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
         targets = self._coded(y, len(X))
         used = targets[weights > 0]
         if len(used) and (used == used[0]).all():
-            warnings.warn(
-                f"y is constant ({used[0, 0]:g}): the model predicts this value everywhere",
-                UserWarning,
-                stacklevel=2,
-            )
+            warnings.warn(f"y is constant ({used[0, 0]:g}): the model predicts this value everywhere", stacklevel=2)
         self._learn(X, y, targets, weights, classifier=False)
         return self
 

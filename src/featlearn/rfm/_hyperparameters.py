@@ -150,10 +150,11 @@ class LeaveOneOutValidator:
 def _bandwidths(kernel: Kernel, u: Tensor, given: float | None) -> list[float]:
     if given is not None:
         return [given]
+    multiples = (
+        (1.0,) if kernel.name == "quadratic" else BANDWIDTHS
+    )  # homogeneous: the bandwidth only scales the kernel
     scale = kernel_scale(kernel, u)
-    if kernel.name == "quadratic":  # homogeneous: the bandwidth only scales the kernel
-        return [scale]
-    return [multiple * scale for multiple in BANDWIDTHS]
+    return [multiple * scale for multiple in multiples]
 
 
 @dataclass(frozen=True, eq=False)

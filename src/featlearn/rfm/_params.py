@@ -72,11 +72,9 @@ def resolve_dtype(dtype: Any) -> torch.dtype:
     Raises:
         InputError: The dtype is another one.
     """
-    known = {"float32": torch.float32, "float64": torch.float64}
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
-    if name not in known:
-        raise InputError(f"dtype must be float32 or float64, got {dtype!r}")
-    return known[name]
+    resolved: torch.dtype = getattr(torch, check_option("dtype", name, ("float32", "float64")))
+    return resolved
 
 
 def resolve_device(device: Any) -> torch.device:
@@ -122,8 +120,7 @@ def check_range(name: str, array: NDArray[Any], dtype: torch.dtype) -> None:
         raise InputError(f"{name} must be below {most:.0e} in {dtype}, got values up to {largest:.1e}. Scale it.")
 
 
-def wrong_validation(validation: Any) -> InputError:
-    """Return the error for a ``validation`` that is not allowed."""
+def _wrong_validation(validation: Any) -> InputError:
     given = repr(validation) if isinstance(validation, str | int | float) else f"a {type(validation).__name__}"
     return InputError(
         'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
@@ -135,16 +132,21 @@ def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: 
     """Return the fold number of each row; None if ``validation`` does not define folds.
 
     Args:
-        validation: Number of folds, splitter, or list of pairs (training rows, rows left out).
+        validation: Number of folds, splitter, or list of pairs (training rows, rows left out). "loo", None, a share of
+            rows and a tuple ``(X_val, y_val)`` do not define folds.
         X: Rows, shape ``(n, d)``.
         y: Targets, for a stratified splitter.
         classifier: Whether y are classes: a number of folds is then stratified.
 
     Raises:
-        InputError: The folds do not leave out each row exactly once, or there are fewer than two.
+        InputError: ``validation`` is not allowed, or its folds do not leave out each row exactly once.
     """
-    if validation is None or isinstance(validation, str | float | tuple):
+    pair = isinstance(validation, tuple) and len(validation) == 2
+    loo = isinstance(validation, str) and validation == "loo"
+    if validation is None or isinstance(validation, float) or pair or loo:
         return None
+    if isinstance(validation, str | tuple):
+        raise _wrong_validation(validation)
     counted = isinstance(validation, numbers.Integral)
     if counted and not is_int(validation, 2):
         raise InputError(f"validation must have at least 2 folds, got {validation!r}")
@@ -155,7 +157,7 @@ def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: 
         try:
             splits = [np.asarray(left_out, dtype=np.intp) for _, left_out in validation]
         except (TypeError, ValueError) as error:
-            raise wrong_validation(validation) from error
+            raise _wrong_validation(validation) from error
     folds = np.full(len(X), -1, dtype=np.int64)
     for number, left_out in enumerate(splits):
         if (folds[left_out] >= 0).any():

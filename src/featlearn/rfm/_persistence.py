@@ -134,15 +134,9 @@ def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: 
 def _estimator_state(estimator: BaseRFM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     check_is_fitted(estimator, "feature_matrix_")
     model, units = estimator._model, estimator._units
-    tensors = {
-        "metric": model.metric,
-        "centers": model.centers,
-        "alpha": model.fit.alpha,
-        "mean": model.mean,
-        "origin": torch.from_numpy(estimator._center),
-        "target_offset": torch.from_numpy(units.offset),
-        "target_scale": torch.from_numpy(units.scale),
-    }
+    tensors = {"metric": model.metric, "centers": model.centers, "alpha": model.fit.alpha, "mean": model.mean}
+    arrays = {"origin": estimator._center, "target_offset": units.offset, "target_scale": units.scale}
+    tensors |= {name: torch.from_numpy(array) for name, array in arrays.items()}
     parameters = estimator.get_params(deep=False)
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
     header = {

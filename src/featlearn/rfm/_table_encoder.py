@@ -124,7 +124,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(
                 f"columns of dates, times or durations are left out: {', '.join(times)}. Convert them to numbers, "
                 "such as years or days, to use them.",
-                UserWarning,
                 stacklevel=2,
             )
         if not columns:
@@ -133,10 +132,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             )
         self._columns = columns
         self.n_features_in_ = frame.shape[1]
+        self.__dict__.pop("feature_names_in_", None)  # names of an earlier fit
         if named:
             self.feature_names_in_ = np.array(frame.columns, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_  # names of an earlier fit
         return self
 
     def transform(self, X: Any) -> pd.DataFrame:
@@ -188,21 +186,18 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 f"{self.n_features_in_} features as input"
             )
         names = frame.columns if named else fitted
-        if names is not None and not _is_default(names):  # the wording of scikit-learn
+        if names is not None and list(names) != [str(i) for i in range(len(names))]:  # not the default names of pandas
             given, before = ("has", "without") if named else ("does not have valid", "with")
             warnings.warn(
                 f"X {given} feature names, but {type(self).__name__} was fitted {before} feature names: "
                 "columns are taken by position",
-                UserWarning,
                 stacklevel=3,
             )
         return frame.set_axis(pd.Index(self.column_names(), dtype=object), axis=1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.string = True
-        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         tags.transformer_tags.preserves_dtype = []  # always float64
         return tags
 
@@ -345,11 +340,6 @@ def _unique_names(names: Iterable[str]) -> list[str]:
         others = (f"{name} ({i})" for i in itertools.count(2))
         taken[next(n for n in itertools.chain([name], others) if n not in taken)] = None
     return list(taken)
-
-
-def _is_default(names: Iterable[str]) -> bool:
-    """Return whether the names are the default names of pandas for the columns of an array."""
-    return all(name == str(i) for i, name in enumerate(names))
 
 
 def as_frame(X: Any) -> tuple[pd.DataFrame, bool]:

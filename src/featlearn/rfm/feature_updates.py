@@ -111,11 +111,11 @@ def agop(kernel: Kernel, slopes: Tensor, u: Tensor, root: Tensor, alpha: Tensor,
     """
     n, d = u.shape
     diagonal = root.ndim == 1
-    total = u.new_zeros(d) if diagonal else u.new_zeros(d, d)
     if kernel.euclidean and d * alpha.shape[1] > n:
-        inner = _shared_products(kernel, slopes, u, alpha, weights)
-        total = inner.diagonal().clone() if diagonal else inner
+        total = _shared_products(kernel, slopes, u, alpha, weights)
+        total = total.diagonal().clone() if diagonal else total
     else:
+        total = u.new_zeros(root.shape)
         for _, gradients in _gradients(kernel, slopes, u, alpha):
             scaled = gradients.mul_(weights.sqrt()[:, None, None]).reshape(-1, d)
             total += scaled.square().sum(0) if diagonal else scaled.mT @ scaled
@@ -159,9 +159,8 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
 
     Time: ``2 n^2 (c + d)``; for p other than 2 the time of the gradients.
     """
-    n, d = u.shape
     diagonal = root.ndim == 1
-    total = u.new_zeros(d) if diagonal else u.new_zeros(d, d)
+    total = u.new_zeros(root.shape)
 
     def add(left: Tensor, right: Tensor) -> None:
         nonlocal total
@@ -171,7 +170,7 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
         for part, gradients in _gradients(kernel, slopes, u, alpha):
             add((gradients * alpha[:, part, None]).sum(1), x)
     else:
-        for rows in row_blocks(n, n):
+        for rows in row_blocks(len(u), len(u)):
             s = (alpha[rows] @ alpha.mT).mul_(slopes[rows])
             right = s @ x
             if kernel.radial:
@@ -205,15 +204,11 @@ def next_metric(update: str, metric: Tensor, power: float, matrix: Tensor) -> Te
             return matrix**power
         values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
         return _recomposed(vectors, _above_rounding(values, matrix.dtype) ** power, matrix.dtype)
-    if update == "fact":
-        if diagonal:
-            return matrix.abs()
-        left, values, _ = torch.linalg.svd(matrix.double())
-        return _recomposed(left, values, matrix.dtype)
+    geometric = update == "fact-geometric"
     if diagonal:
-        return (matrix * metric).abs().sqrt()
-    left, values, _ = torch.linalg.svd(matrix.double() @ metric.double())
-    return _recomposed(left, values.sqrt(), matrix.dtype)
+        return (matrix * metric).abs().sqrt() if geometric else matrix.abs()
+    left, values, _ = torch.linalg.svd(matrix.double() @ metric.double() if geometric else matrix.double())
+    return _recomposed(left, values.sqrt() if geometric else values, matrix.dtype)
 
 
 def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:

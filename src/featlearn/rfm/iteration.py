@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -151,7 +151,7 @@ def learn_metric(
     settings: Settings,
     metric: Tensor,
     bandwidth: float,
-    learned: Sequence[Tensor] = (),
+    *learned: Tensor,
 ) -> Tensor | None:
     """Return the mean of the next M over several windows of rows; None if all of them vanish.
 

@@ -127,31 +127,28 @@ def learn(
     as much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), and as 6 for 5,000
     rows (one M, three ridges). Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
     """
-    x = problem.x
-    metric = first_metric(x, settings.kernel, settings.diagonal)
+    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Hyperparameters, int, Tensor, Coefficients, Tensor | None] | None = None
+    best: tuple[Hyperparameters, int, Tensor, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
         # Without validation the last solve can use all rows at once.
         window = settings.subset if settings.judge or not last or settings.centers is not None else None
-        windows = _windows(len(problem), window, iteration)
-        rows = windows[0]  # the first is validated
-        parts = [problem if chosen is None else problem.subset(chosen.to(x.device)) for chosen in windows]
-        part = parts[0]
+        windows = _windows(problem, window, iteration)
+        part, rows = windows[0]  # the window that is validated
         try:
             choice = validator.select(part, rows, metric)
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
             if best is None or not settings.judge or choice.error < best[0].error:
-                best = choice, iteration, metric, fit, rows
+                best = choice, iteration, metric, fit, part
             late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
             new = None if last or late else update_metric(part, settings, metric, fit, slopes)
             del slopes  # frees its n x n matrix before the next one is allocated
             if new is not None:
-                others = [(other, choice.shift / part.total * other.total) for other in parts[1:]]
-                new = learn_metric(others, settings, metric, choice.bandwidth, [new])
+                others = [(other, choice.shift / part.total * other.total) for other, _ in windows[1:]]
+                new = learn_metric(others, settings, metric, choice.bandwidth, new)
         except SingularKernelError:
             if best is None:
                 raise
@@ -159,13 +156,15 @@ def learn(
             break
         try:
             if new is not None:
-                validator.update(list(zip(parts, windows, strict=True)), choice)
+                validator.update(windows, choice)
         except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
+        values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
+        rank = effective_rank(values.clamp_min(0))
         line = Iteration(
-            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, _rank(metric),
-            fit.condition, len(part), time.perf_counter() - began, choice.error,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
+            len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
         if advance is not None:
@@ -174,20 +173,16 @@ def learn(
             break
         metric = new
     assert best is not None
-    choice, number, metric, fit, rows = best
-    part = problem if rows is None else problem.subset(rows.to(x.device))
-    unseen = _unseen(part, choice)
+    choice, number, metric, fit, part = best
     full = problem if refit is None else refit
     centers = full.x
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
         fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
-    elif rows is not None or refit is not None:
+    elif part is not full:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
-    return FittedRFM(
-        metric, centers, fit, full.mean, fit.shift / full.total, number, _user_error(part, choice), unseen,
-        tuple(history),
-    )  # fmt: skip
+    ridge, error, unseen = fit.shift / full.total, _user_error(part, choice), _unseen(part, choice)
+    return FittedRFM(metric, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
 
 
 def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
@@ -230,11 +225,8 @@ def _fit_centers(
 
 
 def _warn_singular(iteration: int) -> None:
-    warnings.warn(
-        f"iteration {iteration} failed (singular kernel matrix): the best earlier iteration is kept",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
+    message = f"iteration {iteration} failed (singular kernel matrix): the best earlier iteration is kept"
+    warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
 def _unseen(part: TrainingRows, choice: Hyperparameters) -> HeldOutResiduals | None:
@@ -253,13 +245,10 @@ def _user_error(part: TrainingRows, choice: Hyperparameters) -> float:
     return part.error(choice.residuals, choice.judged, part.scales)
 
 
-def _rank(metric: Tensor) -> float:
-    values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
-    return effective_rank(values.clamp_min(0))
-
-
-def _windows(n: int, subset: int | None, iteration: int) -> list[Tensor | None]:
-    """Return the row numbers of each window of an iteration, None for all; successive windows cover all rows."""
-    if subset is None or subset >= n:
-        return [None]
-    return [(torch.arange(subset) + (WINDOWS * iteration + k) * subset) % n for k in range(WINDOWS)]
+def _windows(problem: TrainingRows, size: int | None, iteration: int) -> list[tuple[TrainingRows, Tensor | None]]:
+    """Return the windows of an iteration with their row numbers, None for all; successive windows cover all rows."""
+    n = len(problem)
+    if size is None or size >= n:
+        return [(problem, None)]
+    windows = [(torch.arange(size) + (WINDOWS * iteration + k) * size) % n for k in range(WINDOWS)]
+    return [(problem.subset(rows.to(problem.x.device)), rows) for rows in windows]

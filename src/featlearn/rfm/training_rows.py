@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[np.float64]
+Folds = NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +185,8 @@ def some_rows(rows: Array, share: float, rng: np.random.RandomState | None) -> N
 
 
 def merge_rows(
-    x: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None = None
-) -> tuple[Array, Array, Array, NDArray[np.int64] | None, Array]:
+    x: Array, targets: Array, weights: Array, folds: Folds = None
+) -> tuple[Array, Array, Array, Folds, Array]:
     """Merge equal rows into one, with the sum of their weights and the weighted mean of their targets.
 
     Otherwise a copy of a row that is left out would stay in the fit, with its target. The minimizer of the merged
