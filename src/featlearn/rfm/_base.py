@@ -187,10 +187,9 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     ) -> TrainingRows:
         X, targets, weights, folds, spread = merge_rows(X, targets, weights, folds)
         order = np.arange(len(X)) if rng is None else rng.permutation(len(X))
-        device = resolve_device(self.device)
         x, y, w, s = (self._tensor(array[order]) for array in (X - self._center, targets, weights, spread))
-        numbers = None if folds is None else torch.from_numpy(folds[order]).to(device)
-        scales = torch.from_numpy(self._units.scale).to(device)
+        numbers = None if folds is None else torch.from_numpy(folds[order]).to(x.device)
+        scales = torch.from_numpy(self._units.scale).to(x.device)
         return TrainingRows(x, y, w, numbers, held, bool(self.fit_intercept), s, scales)
 
     def _keep(self, model: FittedRFM) -> None:

@@ -361,7 +361,7 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         Returns:
             Most probable label of each row, shape ``(n,)``.
         """
-        scores = self._scores(X)
+        scores = self._scores(X)  # before `classes_`: raises if the estimator is not fitted
         labels: NDArray[Any] = self.classes_[scores.argmax(axis=1)]
         return labels
 
@@ -376,10 +376,10 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         """
         check_is_fitted(self, "feature_matrix_")
         if np.isfinite(self.sharpness_):
-            probabilities: Array = np.exp(log_softmax(self.sharpness_ * self._scores(X), axis=1))
-            return probabilities
-        shares = self._shares(self._outputs(X)).clip(min=0.0)
-        shares /= shares.sum(axis=1, keepdims=True)
+            shares: Array = np.exp(log_softmax(self.sharpness_ * self._scores(X), axis=1))
+        else:
+            shares = self._shares(self._outputs(X)).clip(min=0.0)
+            shares /= shares.sum(axis=1, keepdims=True)
         return shares
 
     def _extra_state(self) -> dict[str, Any]:

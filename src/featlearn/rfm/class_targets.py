@@ -23,9 +23,9 @@ def simplex(classes: int) -> Array:
         Corner of each class, shape ``(k, k - 1)``.
     """
     # The centered one-hot vectors, in Helmert's orthonormal basis of the space that they span.
-    basis = np.ascontiguousarray(0.0 - helmert(classes).T)
-    corners: Array = basis / np.linalg.norm(basis, axis=1, keepdims=True)
-    return corners
+    basis: Array = np.ascontiguousarray(0.0 - helmert(classes).T)
+    basis /= np.linalg.norm(basis, axis=1, keepdims=True)
+    return basis
 
 
 def fit_sharpness(scores: Array, shares: Array) -> float:
