@@ -237,7 +237,7 @@ def _check_target(y: pd.Series[Any], kind: str) -> None:
     if len(y) < 2:
         raise InputError(f"{y.name!r} must have values in at least 2 rows, got one row only")
     if kind == "moment":
-        raise InputError(f"{y.name!r} must hold numbers or texts, got {y.iloc[0]}. Convert it to numbers, e.g. days.")
+        raise InputError(f"{y.name!r} must hold numbers or texts, got moments such as {y.iloc[0]}. Convert them.")
     if any(isinstance(value, list | dict | set | np.ndarray) for value in y):
         raise InputError(f"{y.name!r} must hold one number or one text per row, got several values in a row")
     if pd.api.types.is_float_dtype(y.dtype) and not np.isfinite(y.to_numpy(dtype=np.float64)).all():
@@ -294,7 +294,7 @@ def _joined(parts: list[pd.Series[Any]]) -> pd.Series[Any]:
 
 def _with_rows(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     if not len(frame):
-        raise InputError(f"{path.name} must have rows, got a header only")
+        raise InputError(f"{path.name} must have rows, got a header and no rows")
     return frame
 
 
@@ -336,7 +336,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], str | None]]:
     except InputError:
         raise
     except pd.errors.EmptyDataError:
-        raise InputError(f"{path.name} must start with a line of column names, got an empty file") from None
+        raise InputError(f"{path.name} is empty. A table must start with a line of column names.") from None
     except (ValueError, OSError, EOFError, zlib.error) as error:  # base classes of the errors of pandas and pyarrow
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"{path.name} cannot be read as a {ending} table: {reason}") from error
@@ -364,7 +364,7 @@ def _check_fields(file: IO[bytes], name: str, separator: str) -> None:
     lines.detach()
     file.seek(0)
     if not named or not last.strip():
-        fix = "Remove the separator at the end of each line." if named else "Give each line as many fields."
+        fix = "Remove the separator at the end of each line." if named else "Give each line as many as the header."
         raise InputError(f"{name} has lines with more fields than its header, which has {wide}. {fix}")
 
 
