@@ -15,7 +15,8 @@ from sklearn.linear_model import Ridge
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, load_tabular, make_tabular, save_tabular
-from featlearn.rfm._table_encoder import TableEncoder, as_frame
+from featlearn.rfm._frames import as_frame
+from featlearn.rfm._table_encoder import TableEncoder
 
 source = np.random.default_rng(0)
 N = 60

@@ -155,13 +155,13 @@ BAD = [
     *[({"kernel": "exponential", "exponent": q}, "exponent must be") for q in (0, 2.1, NAN)],
     *[({"kernel": "lpq", "norm": value}, "norm must be") for value in (0.9, 2.1, NAN, INF)],
     ({"kernel": "lpq", "norm": 1.2, "exponent": 1.3}, "exponent must be above 0 and at most 1.2"),
-    ({"exponent": 0.5}, 'exponent must be 1 for kernel="laplace", got 0.5. Pass kernel="exponential" for others.'),
+    ({"exponent": 0.5}, "exponent must be 1 for 'laplace', got 0.5. Pass kernel='exponential'."),
     *[({"kernel": "polynomial", "degree": value}, "degree must be an integer of at least 1") for value in (0, 2.5)],
-    ({"kernel": "polynomial", "offset": -1.0}, "offset at least 0, got degree 2 and offset -1.0"),
+    ({"kernel": "polynomial", "offset": -1.0}, "offset at least 0, got 2 and -1.0"),
     *[({"max_memory": value}, "max_memory must be") for value in ("lots", -1, 0)],
     *[({"validation": value}, "validation") for value in (1, 0, -3, True, False, 0.0, 1.0, -0.2, NAN, "cv", (X, Y, Y))],
-    ({"validation": 0.001}, "at least 1 row to validate and 2 to fit, got 0.001 of 40 rows"),
-    ({"validation": 0.99}, "at least 1 row to validate and 2 to fit, got 0.99 of 40 rows"),
+    ({"validation": 0.001}, "must leave 1 row to validate and 2 to fit, got 0.001 of 40 rows"),
+    ({"validation": 0.99}, "must leave 1 row to validate and 2 to fit, got 0.99 of 40 rows"),
 ]  # fmt: skip
 
 

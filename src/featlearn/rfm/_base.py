@@ -161,7 +161,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             kept = ~some_rows(X, validation, rng)
             if kept.all() or kept.sum() < 2:
                 raise InputError(
-                    f"validation must leave at least 1 row to validate and 2 to fit, got {validation} of {len(X)} rows"
+                    f"validation must leave 1 row to validate and 2 to fit, got {validation} of {len(X)} rows"
                 )
             held = X[~kept], targets[~kept], weights[~kept]
         elif isinstance(validation, tuple):

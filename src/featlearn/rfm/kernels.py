@@ -200,9 +200,7 @@ def make_kernel(name: str, *, exponent: float = 1.0, norm: float = 2.0, degree: 
     if name in ("laplace", "gaussian"):
         fixed = 1.0 if name == "laplace" else 2.0
         if exponent not in (1.0, fixed):  # 1 is the default of the estimators
-            raise InputError(
-                f'exponent must be {fixed:g} for kernel="{name}", got {exponent}. Pass kernel="exponential" for others.'
-            )
+            raise InputError(f"exponent must be {fixed:g} for {name!r}, got {exponent}. Pass kernel='exponential'.")
         return Kernel(name, exponent=fixed)
     if name in ("exponential", "lpq"):
         p = float(norm) if name == "lpq" else 2.0
@@ -212,7 +210,5 @@ def make_kernel(name: str, *, exponent: float = 1.0, norm: float = 2.0, degree: 
             raise InputError(f"exponent must be above 0 and at most {p:g} for this kernel, got {exponent}")
         return Kernel(name, exponent=float(exponent), norm=p)
     if name == "polynomial" and (degree != int(degree) or degree < 1 or offset < 0):
-        raise InputError(
-            f"degree must be an integer of at least 1 and offset at least 0, got degree {degree} and offset {offset}"
-        )
+        raise InputError(f"degree must be an integer of at least 1 and offset at least 0, got {degree} and {offset}")
     return Kernel(name, degree=int(degree), offset=float(offset))
