@@ -160,8 +160,8 @@ BAD = [
     ({"kernel": "polynomial", "offset": -1.0}, "offset at least 0, got 2 and -1.0"),
     *[({"max_memory": value}, "max_memory must be") for value in ("lots", -1, 0)],
     *[({"validation": value}, "validation") for value in (1, 0, -3, True, False, 0.0, 1.0, -0.2, NAN, "cv", (X, Y, Y))],
-    ({"validation": 0.001}, "must leave 1 row to validate and 2 to fit, got 0.001 of 40 rows"),
-    ({"validation": 0.99}, "must leave 1 row to validate and 2 to fit, got 0.99 of 40 rows"),
+    ({"validation": 0.001}, "must leave 1 to validate and 2 to fit, got 0.001 of 40 rows"),
+    ({"validation": 0.99}, "must leave 1 to validate and 2 to fit, got 0.99 of 40 rows"),
 ]  # fmt: skip
 
 

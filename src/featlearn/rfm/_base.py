@@ -160,9 +160,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             rng = None if self.random_state is None else check_random_state(self.random_state)
             kept = ~some_rows(X, validation, rng)
             if kept.all() or kept.sum() < 2:
-                raise InputError(
-                    f"validation must leave 1 row to validate and 2 to fit, got {validation} of {len(X)} rows"
-                )
+                raise InputError(f"validation must leave 1 to validate and 2 to fit, got {validation} of {len(X)} rows")
             held = X[~kept], targets[~kept], weights[~kept]
         elif isinstance(validation, tuple):
             X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)

@@ -95,7 +95,6 @@ class KernelSolver:
 
         Time: ``n^3 / 3`` per attempt.
         """
-        eps = torch.finfo(self._buffer.dtype).eps
         self.jitter = 0.0
         for rung in range(_LADDER):
             norm = self._fill(shift + self.jitter)
@@ -108,7 +107,7 @@ class KernelSolver:
                         stacklevel=2,
                     )
                 return
-            self.jitter = eps * norm * 10.0**rung
+            self.jitter = torch.finfo(self._buffer.dtype).eps * norm * 10.0**rung
         raise SingularKernelError(
             f"the kernel matrix is not positive definite even with {self.jitter:.1e} added to its diagonal. "
             "Pass a larger ridge, or dtype='float64'."

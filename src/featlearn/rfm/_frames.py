@@ -102,5 +102,4 @@ def _from_arrow(X: Any) -> pd.DataFrame:
         pyarrow = importlib.import_module("pyarrow")  # not a dependency, and without types
     except ImportError as error:
         raise InputError("X is an Arrow stream, which requires pyarrow. Install it, or pass a pandas frame.") from error
-    frame: pd.DataFrame = pyarrow.table(X).to_pandas()
-    return frame
+    return pd.DataFrame(pyarrow.table(X).to_pandas())
