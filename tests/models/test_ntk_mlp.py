@@ -152,7 +152,7 @@ def test_seeds():
     [
         (lambda: ntk_mlp([4]), "widths"),
         (lambda: ntk_mlp([4, 3, 1], init="gauss"), "gauss"),
-        (lambda: ntk_mlp([4, 3, 1], init=["normal"]), "2 of them"),
+        (lambda: ntk_mlp([4, 3, 1], init=["normal"]), "2 distributions, one per layer, got"),
         (lambda: ntk_mlp([4, 3, 1], init=[1.0, 2.0]), "float"),
         (lambda: ntk_mlp([4, 3, 1], init=lambda shape, generator: torch.zeros(3)), "shape"),
         (lambda: normalized_activation(torch.ones_like), "constant"),

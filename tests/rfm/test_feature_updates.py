@@ -9,9 +9,12 @@ from torch import Tensor
 
 from featlearn import InputError
 from featlearn.rfm import feature_updates as updates
+from featlearn.rfm import iteration
 from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of
-from featlearn.rfm.kernels import Kernel
+from featlearn.rfm.iteration import Settings, fit_rows
+from featlearn.rfm.kernels import Kernel, make_kernel
+from featlearn.rfm.training_rows import TrainingRows
 
 BANDWIDTH = 2.5
 D = 5
@@ -88,14 +91,20 @@ def test_fact_times_the_metric_is_symmetric(name: str) -> None:
 
 
 def update_metric(update: str, metric: Tensor, matrix: Tensor, power: float = 0.5) -> Tensor:
-    """The update where this is the matrix that it asks for; the other one must not be computed."""
+    return next_metric(update, metric, power, matrix)
 
-    def other() -> Tensor:
+
+@pytest.mark.parametrize("update", ["nfa", "fact", "fact-geometric"])
+def test_only_the_matrix_of_the_update_is_computed(update: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(*arguments) -> Tensor:
         raise AssertionError("not asked for")
 
-    return next_metric(
-        update, metric, power, *((lambda: matrix, other) if update == "nfa" else (other, lambda: matrix))
-    )
+    x = oracles.numbers(20, D, seed=0)
+    problem = TrainingRows(x, x[:, :1] * x[:, 1:2], torch.ones(20, dtype=torch.float64))
+    metric = metric_of("full")
+    fit, slopes = fit_rows(problem, make_kernel("laplace"), metric, 3.0, 0.1)
+    monkeypatch.setattr(iteration, "fact" if update == "nfa" else "agop", other)
+    assert iteration.update_metric(problem, Settings(make_kernel("laplace"), update), metric, fit, slopes) is not None
 
 
 @pytest.mark.parametrize("power", [0.25, 0.5, 1.0])
@@ -148,7 +157,7 @@ def test_both_updates_keep_a_fixed_point(form: str) -> None:
 
 
 def test_an_unknown_update_is_refused() -> None:
-    with pytest.raises(InputError, match=r"must be one of fact, .*'agop'"):
+    with pytest.raises(InputError, match=r"must be one of 'fact', .*'agop'"):
         update_metric("agop", metric_of("full"), metric_of("full"))
 
 

@@ -24,18 +24,18 @@ def problem_of(n: int, **options) -> TrainingRows:
 @pytest.mark.parametrize("iteration", [0, 1])
 def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`history_.loc[best_iteration_]` was a KeyError; a failure at the first iteration left no history at all."""
-    fit, fits = _hyperparameters.fit_rows, []
+    learn_metric, fits = _hyperparameters.learn_metric, []
 
     def failing(*arguments, **options):
         fits.append(arguments)
         if len(fits) == 5 * iteration + 2:  # the second of five folds
             raise SingularKernelError("the kernel matrix is not positive definite")
-        return fit(*arguments, **options)
+        return learn_metric(*arguments, **options)
 
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=3, patience=None)
     whole = learn(problem_of(40), settings).history
     assert whole[1].error < whole[0].error  # or the failing iterate would not be the best
-    monkeypatch.setattr(_hyperparameters, "fit_rows", failing)
+    monkeypatch.setattr(_hyperparameters, "learn_metric", failing)
     with pytest.warns(ConvergenceWarning):
         found = learn(problem_of(40), settings)
     assert found.history
@@ -48,7 +48,7 @@ def test_a_window_without_a_row_that_judges_is_said() -> None:
     """Of 5,000 rows every fifth judges: a window of three may have none. It was an IndexError."""
     rows = np.random.default_rng(0).normal(size=(5000, 3))
     model = RFMRegressor(n_iter=4, patience=None, subset=3, centers=20)
-    with pytest.raises(InputError, match="none of the 3 rows of a subset can be judged: take a larger subset, or None"):
+    with pytest.raises(InputError, match=r"got 3 rows of which none is validated\. Pass a larger subset, or None"):
         model.fit(rows, rows[:, 0] * rows[:, 1])
     model.set_params(subset=30).fit(rows, rows[:, 0] * rows[:, 1])
     assert np.isfinite(model.history_.error).all()

@@ -406,8 +406,7 @@ def repeated(n: int = 20, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def as_problem(merged, intercept: bool = True) -> TrainingRows:
-    x, y, w, spread = map(torch.from_numpy, (merged.x, merged.targets, merged.weights, merged.spread))
-    folds = None if merged.folds is None else torch.from_numpy(merged.folds)
+    x, y, w, folds, spread = (None if array is None else torch.from_numpy(array) for array in merged)
     return TrainingRows(x, y, w, folds, intercept=intercept, spread=spread)
 
 
@@ -421,7 +420,7 @@ def left_out(problem: TrainingRows, shift: float) -> Tensor:
 def test_merged_rows_have_the_same_minimizer(intercept: bool) -> None:
     x, y, w = repeated()
     merged = merge_rows(x, y, w)
-    assert len(merged.x) == len(np.unique(x, axis=0)) == 20
+    assert len(merged[0]) == len(np.unique(x, axis=0)) == 20
     problem = as_problem(merged, intercept)
     there = torch.from_numpy(np.random.default_rng(9).normal(size=(7, 3)))
     assert problem.total == pytest.approx(w.sum(), rel=1e-14)
@@ -448,8 +447,8 @@ def test_equal_rows_of_one_fold_merge_and_those_of_two_stay_apart() -> None:
     x, y, w = repeated()
     folds = np.random.default_rng(3).integers(4, size=len(x))
     merged = merge_rows(x, y, w, folds)
-    assert merged.folds is not None
-    assert len(merged.x) == len(np.unique(np.column_stack([x, folds]), axis=0)) > len(np.unique(x, axis=0))
+    assert merged[3] is not None
+    assert len(merged[0]) == len(np.unique(np.column_stack([x, folds]), axis=0)) > len(np.unique(x, axis=0))
     # Leaving a fold of merged rows out is leaving out its original rows: same predictions, so the same error.
     shift, total = 0.3, 0.0
     for fold in range(4):
@@ -463,12 +462,12 @@ def test_equal_rows_of_one_fold_merge_and_those_of_two_stay_apart() -> None:
 
 def test_without_equal_rows_merging_is_an_order() -> None:
     x, y, w = (a.numpy() for a in rows_of(30))
-    merged = merge_rows(x, y, w)
-    order = [x.tolist().index(row) for row in merged.x.tolist()]
+    rows, targets, weights, _, spread = merge_rows(x, y, w)
+    order = [x.tolist().index(row) for row in rows.tolist()]
     assert sorted(order) == list(range(30))
-    assert (merged.weights == w[order]).all()
-    assert merged.targets == pytest.approx(y[order], rel=1e-15)  # w y / w may be the next number
-    assert merged.spread == pytest.approx(0, abs=1e-29)
+    assert (weights == w[order]).all()
+    assert targets == pytest.approx(y[order], rel=1e-15)  # w y / w may be the next number
+    assert spread == pytest.approx(0, abs=1e-29)
 
 
 def test_rows_of_a_problem_keep_what_belongs_to_them() -> None:

@@ -114,11 +114,11 @@ def test_new_categories_gaps_orders_and_columns_at_predict_time(cars):
     assert out["color=red"].iloc[1] == 1
     assert out["electric"].iloc[0] == 0
     pd.testing.assert_series_equal(out["age"], encoder.transform(cars)["age"].iloc[:2])
-    with pytest.raises(InputError, match=r"lacks columns that were there at fit: age, town \(it has color"):
+    with pytest.raises(InputError, match=r"columns of fit, but lacks age, town \(it has color"):
         encoder.transform(cars.drop(columns=["age", "town"]))
-    with pytest.raises(InputError, match="'age' held numbers at fit, and now holds 'old'"):
+    with pytest.raises(InputError, match="'age' must hold numbers or missing values as at fit, got 'old'"):
         encoder.transform(cars.assign(age="old"))
-    with pytest.raises(InputError, match="'age' held numbers at fit"):
+    with pytest.raises(InputError, match="'age' must hold numbers or missing values as at fit"):
         encoder.transform(cars.assign(age=pd.Timestamp("2020-01-01")))
     everything_gone = pd.DataFrame(None, index=range(3), columns=cars.columns, dtype=object)
     assert np.isfinite(encoder.transform(everything_gone)).all(axis=None)
@@ -136,11 +136,14 @@ def test_dates_and_durations_are_left_out_with_a_warning(cars):
         day=pd.Series([day, None, day, day, day, day], dtype=object, index=cars.index),
     )
     encoder = TableEncoder()
-    with pytest.warns(UserWarning, match="left out: when, zoned, took, month, day;"):
+    with pytest.warns(UserWarning, match="left out: when, zoned, took, month, day. Convert"):
         out = encoder.fit_transform(frame)
     pd.testing.assert_frame_equal(out, TableEncoder().fit_transform(cars))
     pd.testing.assert_frame_equal(encoder.transform(frame), out)  # said once, at fit
-    with pytest.raises(InputError, match="no column can be used: all 2"), pytest.warns(UserWarning, match="when"):
+    with (
+        pytest.raises(InputError, match="column of numbers or categories, got 2 of dates"),
+        pytest.warns(UserWarning, match="when"),
+    ):
         TableEncoder().fit(frame[["when"]].assign(b=np.nan))
 
 
@@ -238,7 +241,7 @@ def test_arrays_are_numbers_by_position():
 def test_names_that_would_come_twice_are_told_apart():
     frame = pd.DataFrame({"age": [1, None], "age missing": [1, 2], 7: [1, 2]})
     assert list(TableEncoder().fit_transform(frame)) == ["age", "age missing", "age missing (2)", "7"]
-    with pytest.raises(InputError, match="more than once: 7"):
+    with pytest.raises(InputError, match="repeated names: 7"):
         TableEncoder().fit(frame.assign(**{"7": 1}))
 
 
@@ -268,7 +271,7 @@ def test_the_table_is_left_as_it_was(cars):
         (lambda: make_tabular(Ridge), "such as Ridge()"),
         (lambda: make_tabular(None), "got None"),
         (lambda: column([1, 2], max_categories=1), "max_categories"),
-        (lambda: column([1.0, np.inf]), "'a' holds infinity"),
+        (lambda: column([1.0, np.inf]), "'a' must hold finite numbers or missing values, got infinity"),
         (lambda: column([1j, 2]), "omplex"),
         (lambda: column(pd.Series([[1], [2]], dtype=object)), "'a' must hold numbers, texts or categories"),
         (lambda: TableEncoder().fit(np.zeros(3)), "2D"),

@@ -54,7 +54,7 @@ def test_parity_of_three_is_solved_by_the_second_iteration(update: str) -> None:
 @pytest.mark.parametrize("update", UPDATES)
 def test_parity_of_two_with_the_settings_of_the_house(update: str) -> None:
     """Laplace kernel, bandwidth and ridge chosen, iterates judged: nothing is told but the update."""
-    task = parity_task(500, d=50, k=2, generator=0, dtype=torch.float64)
+    task = parity_task(300, d=30, k=2, generator=0, dtype=torch.float64)
     learned = RFMClassifier(update=update).fit(task.X.numpy(), task.y.numpy())
     assert accuracy(learned, task) == 1.0
     assert strongest(learned, 2) == task.support

@@ -645,9 +645,11 @@ WINDOWS = windows_of(20, 50, 6)
 
 
 def test_windows_go_round_in_a_circle() -> None:
-    windows = [[rows.tolist() for rows in machine_module._windows(10, 4, i)] for i in range(2)]
+    problem = problem_of(10)
+    windows = [[rows.tolist() for _, rows in machine_module._windows(problem, 4, i)] for i in range(2)]
     assert windows == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 0, 1], [2, 3, 4, 5]]]
-    assert machine_module._windows(10, 10, 1) == machine_module._windows(10, None, 1) == [None]
+    assert machine_module._windows(problem, 10, 1) == machine_module._windows(problem, None, 1) == [(problem, None)]
+    assert all(torch.equal(part.x, problem.x[rows]) for part, rows in machine_module._windows(problem, 4, 1))
 
 
 @pytest.mark.parametrize("update", UPDATES)

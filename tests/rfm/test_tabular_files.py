@@ -58,7 +58,7 @@ def test_a_classifier_predicts_the_same_bits(labels: str, tmp_path: Path) -> Non
     assert list(again["table"].get_feature_names_out()) == list(model["table"].get_feature_names_out())
     kinds = column_kinds(again)
     assert (kinds["age"], kinds["color"], kinds["member"], kinds["when"]) == ("number", "category", "number", "unused")
-    with pytest.raises(InputError, match="lacks columns that were there at fit: age"):
+    with pytest.raises(InputError, match="must have the columns of fit, but lacks age"):
         again.predict(frame.drop(columns="age"))
 
 

@@ -54,7 +54,7 @@ def test_the_papers_sizes_seeds_and_dtype():
     [
         ({"p": 1}, "got 1"),
         ({"p": 5.0}, "got 5.0"),
-        ({"operation": "power"}, "add, subtract, multiply, divide, got 'power'"),
+        ({"operation": "power"}, "'add', 'subtract', 'multiply', 'divide', got 'power'"),
         ({"p": 9, "operation": "divide"}, "prime"),
         ({"train_fraction": 0.0}, "train_fraction"),
         ({"p": 2, "train_fraction": 0.1}, "4 pairs"),

@@ -71,9 +71,9 @@ def test_seeds_dtypes_and_pickle():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"n": 1}, "n >= 2"),
-        ({"n": 5, "k": 0}, "k=0"),
-        ({"n": 5, "d": 4, "k": 5}, "k=5 with d=4"),
+        ({"n": 1}, "n must be an integer of at least 2, got 1"),
+        ({"n": 5, "k": 0}, "k must be an integer from 1 to 50, got 0"),
+        ({"n": 5, "d": 4, "k": 5}, "k must be an integer from 1 to 4, got 5"),
         ({"n": 5, "noise": 0.6}, "0.6"),
         ({"n": 5, "noise": math.nan}, "nan"),
     ],

@@ -62,7 +62,7 @@ def test_what_there_is_instead(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.csv", b"", "a.csv is empty"),
+        ("a.csv", b"", "a.csv is empty. A table must start"),
         ("a.csv", b"a,b\n1,2\n1,2,3,4\n", "cannot be read as a .csv table"),
         ("a.csv", b"a,b\n\xff\xfe,2\n", "cannot be read as a .csv table.*utf-8"),
         ("a.csv.gz", b"a,b\n1,2\n", "cannot be read as a .csv.gz table"),

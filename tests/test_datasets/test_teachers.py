@@ -133,9 +133,9 @@ def test_directions_are_uniform_on_the_sphere():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: teacher_task(1, 5), "n >= 2"),
-        (lambda: teacher_task(5, 5, 6), "k=6"),
-        (lambda: teacher_task(5, 5, 0), "k=0"),
+        (lambda: teacher_task(1, 5), "n must be an integer of at least 2, got 1"),
+        (lambda: teacher_task(5, 5, 6), "k must be an integer from 1 to 5, got 6"),
+        (lambda: teacher_task(5, 5, 0), "k must be an integer from 1 to 5, got 0"),
         (lambda: teacher_task(5, 5, noise=-0.1), "noise"),
         (lambda: teacher_task(5, 5, tau=math.nan), "tau"),
         (lambda: teacher_task(5, 5, activation="softminus"), "softminus"),

@@ -1,4 +1,4 @@
-"""Tasks with known structure to learn."""
+"""Data sets: tasks with known structure, tables, images and text."""
 
 from typing import TYPE_CHECKING
 
@@ -47,49 +47,23 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.datasets.uci import uci_table as uci_table
     from featlearn.datasets.uci import uci_tables as uci_tables
 
-# Public name -> its module. Imported when first used, so that a table is read without the code for images and text.
-_HOMES = {
-    "CharacterTask": "_text",
-    "ClassificationTask": "_base",
-    "ImageTask": "images",
-    "KernelLowerBounds": "_teachers",
-    "LinearMap": "_teachers",
-    "LinearTask": "_teachers",
-    "ParityTask": "_parity",
-    "RegressionTask": "_base",
-    "ReversingTask": "alignment_reversing",
-    "SentenceTask": "_text",
-    "SquaredProjections": "_polynomials",
-    "Teacher": "_teachers",
-    "TeacherTask": "_teachers",
-    "UCITable": "uci",
-    "chain_monomial": "_polynomials",
-    "chain_monomial_egop": "_polynomials",
-    "chain_monomial_task": "_polynomials",
-    "character_task": "_text",
-    "circulant_share": "_modular_arithmetic",
-    "covariance_with": "_gaussian_inputs",
-    "data_folder": "_data_home",
-    "decaying_covariance": "_gaussian_inputs",
-    "gaussian_task": "_gaussian_inputs",
-    "high_rank_task": "_polynomials",
-    "image_task": "images",
-    "linear_task": "_teachers",
-    "modular_task": "_modular_arithmetic",
-    "one_hot_labels": "_base",
-    "parity": "_parity",
-    "parity_task": "_parity",
-    "polynomial": "_polynomials",
-    "polynomial_task": "_polynomials",
-    "read_table": "tables",
-    "reversing_task": "alignment_reversing",
-    "sentence_task": "_text",
-    "sphere_task": "_gaussian_inputs",
-    "teacher_task": "_teachers",
-    "uci_names": "uci",
-    "uci_table": "uci",
-    "uci_tables": "uci",
+# Public names of each module, imported when first used: a table is read without the code for images and text.
+_MODULES = {
+    "_base": "ClassificationTask RegressionTask one_hot_labels",
+    "_data_home": "data_folder",
+    "_gaussian_inputs": "covariance_with decaying_covariance gaussian_task sphere_task",
+    "_modular_arithmetic": "circulant_share modular_task",
+    "_parity": "ParityTask parity parity_task",
+    "_polynomials": "SquaredProjections chain_monomial chain_monomial_egop chain_monomial_task high_rank_task "
+    "polynomial polynomial_task",
+    "_teachers": "KernelLowerBounds LinearMap LinearTask Teacher TeacherTask linear_task teacher_task",
+    "_text": "CharacterTask SentenceTask character_task sentence_task",
+    "alignment_reversing": "ReversingTask reversing_task",
+    "images": "ImageTask image_task",
+    "tables": "read_table",
+    "uci": "UCITable uci_names uci_table uci_tables",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = ["DataNotPresent", *_HOMES]
 

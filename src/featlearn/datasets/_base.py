@@ -1,4 +1,4 @@
-"""What tasks have in common."""
+"""Classes of tasks, and functions that several tasks use."""
 
 from __future__ import annotations
 
@@ -9,29 +9,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
+
+Target = Callable[[Tensor], Tensor]
 
 
 def check_sizes(n: int, n_test: int) -> None:
-    """Refuse numbers of points that make no task."""
-    if n < 2 or n_test < 0:
-        raise InputError(f"a task needs n >= 2 training points and n_test >= 0, got n={n}, n_test={n_test}")
+    """Raise an InputError if there are fewer than 2 training points or less than 0 test points."""
+    check_int("n", n, 2)
+    check_int("n_test", n_test, 0)
 
 
 def one_hot_labels(y: Tensor, classes: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Classes as targets of a regression: 1 in the column of the class, 0 elsewhere.
+    """Encode classes as regression targets: 1 in the column of the class, 0 elsewhere.
 
     Args:
-        y: ``(n,)`` integers from 0 to ``classes - 1``.
-        classes: Number of columns.
-        dtype: Of the result; torch's default if None.
+        y: Classes, integers from 0 to ``classes - 1``, shape ``(n,)``.
+        classes: Number of classes.
+        dtype: Type of the result. None is torch's default.
 
     Returns:
-        ``(n, classes)``.
+        Targets, shape ``(n, classes)``.
 
-    >>> one_hot_labels(torch.tensor([2, 0]), 3)
-    tensor([[0., 0., 1.],
-            [1., 0., 0.]])
+    Raises:
+        InputError: ``y`` is not a vector of integers in that range.
+
+    Example:
+        >>> one_hot_labels(torch.tensor([2, 0]), 3)
+        tensor([[0., 0., 1.],
+                [1., 0., 0.]])
     """
     if y.ndim != 1 or y.is_floating_point() or y.is_complex():
         raise InputError(f"y must be a vector of integers, got shape {tuple(y.shape)} of {y.dtype}")
@@ -41,25 +48,25 @@ def one_hot_labels(y: Tensor, classes: int, dtype: torch.dtype | None = None) ->
 
 
 def orthonormal_columns(d: int, k: int, generator: torch.Generator) -> Tensor:
-    """``(d, k)`` with orthonormal columns, uniform over all such matrices, in float64."""
+    """Draw a ``(d, k)`` matrix with orthonormal columns in float64, uniform over all such matrices."""
     q, triangle = torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64))
-    # QR alone is not Haar: the signs of the triangle's diagonal belong to the basis.
+    # Q of the QR decomposition is Haar-distributed only after multiplication by the signs of R's diagonal.
     columns: Tensor = q * triangle.diagonal().sign()
     return columns
 
 
 @dataclass(frozen=True, eq=False)
 class RegressionTask:
-    """Points, labels and the function behind them.
+    """Regression task: points, labels and the target function.
 
     Attributes:
-        X: Training inputs, ``(n, d)``.
-        y: Training labels, ``(n, 1)``, or ``(n, c)`` of a target with c outputs.
-        X_test: Test inputs, ``(n_test, d)``.
-        y_test: Test labels, ``(n_test, 1)``, without noise.
-        target: The function that labels obey, with their scale: ``target(X)`` is ``y``, up to noise.
-        scale: Factor between the target as the paper writes it and the labels.
-        covariance: Of the inputs, in float64; None stands for the identity.
+        X: Training inputs, shape ``(n, d)``.
+        y: Training labels, shape ``(n, 1)``, or ``(n, c)`` for a target with c outputs.
+        X_test: Test inputs, shape ``(n_test, d)``.
+        y_test: Test labels without noise, shape ``(n_test, 1)`` or ``(n_test, c)``.
+        target: Target function in the scale of the labels: ``target(X)`` is ``y`` up to noise.
+        scale: Factor from the target of the paper to the labels.
+        covariance: Covariance of the inputs, shape ``(d, d)``, in float64. None stands for the identity.
         noise: Standard deviation of the noise in the training labels.
     """
 
@@ -67,7 +74,7 @@ class RegressionTask:
     y: Tensor
     X_test: Tensor
     y_test: Tensor
-    target: Callable[[Tensor], Tensor]
+    target: Target
     scale: float
     covariance: Tensor | None = None
     noise: float = 0.0
@@ -75,15 +82,15 @@ class RegressionTask:
 
 @dataclass(frozen=True, eq=False)
 class ClassificationTask:
-    """Points and their classes.
+    """Classification task: points and their classes.
 
     Attributes:
-        X: Training inputs, ``(n, d)``.
-        y: Training classes, ``(n,)`` integers from 0 to ``classes - 1``.
-        X_test: Test inputs, ``(n_test, d)``.
-        y_test: Test classes, ``(n_test,)``, without noise.
+        X: Training inputs, shape ``(n, d)``.
+        y: Training classes, integers from 0 to ``classes - 1``, shape ``(n,)``.
+        X_test: Test inputs, shape ``(n_test, d)``.
+        y_test: Test classes without noise, shape ``(n_test,)``.
         classes: Number of classes.
-        noise: Chance that a training label is wrong.
+        noise: Probability that a training label is wrong.
     """
 
     X: Tensor

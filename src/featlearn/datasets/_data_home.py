@@ -1,4 +1,4 @@
-"""Where data files are."""
+"""Locations of data files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from featlearn.errors import DataNotPresent
 
 
 def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a data set, which need not exist.
+    """Return the folder of a data set, which need not exist.
 
     Args:
-        name: Of the data set's own folder, e.g. ``"uci121"``.
-        folder: Taken as it is if given. Otherwise it is ``name`` inside the folder that the environment variable
-            FEATLEARN_DATA names, or else inside ``featlearn`` in the user's cache folder.
+        name: Name of the folder of the data set, e.g. ``"uci121"``.
+        folder: Folder of the data set. None is ``name`` in the folder of the environment variable FEATLEARN_DATA, or
+            else in the folder ``featlearn`` of the user's cache.
+
+    Returns:
+        Path of the folder.
     """
     if folder is not None:
         return Path(folder).expanduser()
@@ -26,13 +29,13 @@ def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path
 
 
 def not_present(name: str, folder: Path, files: Sequence[str], hint: str = "") -> DataNotPresent:
-    """The error that says which files of a data set to put where.
+    """Return the error for missing files of a data set.
 
     Args:
-        name: As in `data_folder`.
-        folder: Where the files were looked for.
-        files: What is missing.
-        hint: Another way to get on, if there is one.
+        name: Name of the folder of the data set.
+        folder: Folder without the files.
+        files: Missing files.
+        hint: Another solution, for the end of the message.
     """
     *others, last = files
     what, them = (f"{', '.join(others)} or {last}", "them") if others else (last, "it")
@@ -43,7 +46,7 @@ def not_present(name: str, folder: Path, files: Sequence[str], hint: str = "") -
 
 
 def _cache() -> Path:
-    """The system's folder for what can be fetched again."""
+    """Return the cache folder of the operating system."""
     home = Path.home()
     if sys.platform == "darwin":
         return home / "Library" / "Caches"

@@ -1,28 +1,37 @@
-"""Inputs with a known law, Gaussian with any spectrum or uniform on a sphere, for targets that are functions."""
+"""Regression tasks with Gaussian inputs of any covariance, or inputs uniform on a sphere.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr (NFA
+    paper).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
-from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
+from featlearn._utils.validation import check_number
+from featlearn.datasets._base import RegressionTask, Target, check_sizes, orthonormal_columns
 from featlearn.errors import InputError
 
 
 def covariance_with(eigenvalues: Sequence[float] | Tensor, generator: Seed = None) -> Tensor:
-    """A covariance with given eigenvalues in a random basis.
+    """Create a covariance with given eigenvalues in a random basis.
 
     Args:
-        eigenvalues: d positive numbers.
-        generator: Source of the Haar-distributed basis.
+        eigenvalues: Eigenvalues, d positive numbers.
+        generator: Generator or integer seed of the Haar-distributed basis. None is seed 0.
 
     Returns:
-        ``(d, d)`` in float64.
+        Covariance, shape ``(d, d)``, in float64.
+
+    Raises:
+        InputError: The eigenvalues are not positive and finite.
     """
     values = torch.as_tensor(eigenvalues, dtype=torch.float64)
     if values.ndim != 1 or not len(values) or not (values > 0).all() or not torch.isfinite(values).all():
@@ -33,88 +42,85 @@ def covariance_with(eigenvalues: Sequence[float] | Tensor, generator: Seed = Non
 
 
 def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
-    """A covariance with eigenvalues ``1 / (1 + k^decay)``, k = 0 ... d-1, in a random basis (NFA appendix H).
+    """Create a covariance with eigenvalues ``1 / (1 + k^decay)``, k = 0 ... d-1 (NFA paper, appendix H).
 
-    A decay of 0 stands for the identity, the paper's first spectrum.
+    A decay of 0 gives the identity, the first spectrum of the paper.
 
     Args:
         d: Number of coordinates.
-        decay: Exponent, 0 or more; the paper has 0, 1 and 2.
-        generator: Source of the Haar-distributed basis.
+        decay: Exponent of the spectrum, 0 or more; 0, 1 and 2 in the paper.
+        generator: Generator or integer seed of the Haar-distributed basis. None is seed 0.
 
     Returns:
-        ``(d, d)`` in float64.
+        Covariance, shape ``(d, d)``, in float64.
+
+    Raises:
+        InputError: The decay is negative.
     """
-    if not decay >= 0:
-        raise InputError(f"the decay of the data spectrum must be 0 or more, got {decay}")
+    check_number("decay", decay, 0)
     if decay == 0:
         return torch.eye(d, dtype=torch.float64)
     return covariance_with(1 / (1 + torch.arange(d, dtype=torch.float64) ** decay), generator)
 
 
 def draw_gaussian(n: int, d: int, covariance: Tensor | None, generator: torch.Generator) -> Tensor:
-    """``(n, d)`` rows of N(0, covariance) in float64; None stands for the identity."""
+    """Draw ``(n, d)`` rows of N(0, covariance) in float64; None stands for the identity."""
     X = torch.randn(n, d, generator=generator, dtype=torch.float64)
     return X if covariance is None else X @ torch.linalg.cholesky(covariance).mT
 
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """A function times a number.
+    """Function times a number.
 
     Attributes:
-        function: Of ``(..., d)`` inputs, with values ``(..., 1)``.
-        scale: The number.
+        function: Function of ``(..., d)`` inputs with values of shape ``(..., 1)``.
+        scale: Factor of the function.
     """
 
-    function: Callable[[Tensor], Tensor]
+    function: Target
     scale: float
 
     def __call__(self, X: Tensor) -> Tensor:
-        """``scale * function(X)``."""
+        """Return ``scale * function(X)``."""
         return self.scale * self.function(X)
 
 
 def scaled_task(
-    target: Callable[[Tensor], Tensor],
-    X: Tensor,
-    X_test: Tensor,
-    dtype: torch.dtype | None = None,
-    covariance: Tensor | None = None,
+    target: Target, X: Tensor, X_test: Tensor, dtype: torch.dtype | None = None, covariance: Tensor | None = None
 ) -> RegressionTask:
-    """Labels of a target at given points, scaled to standard deviation 1 (NFA paper, appendix J).
+    """Create a task with labels of a target, scaled to standard deviation 1 (NFA paper, appendix J).
 
-    Training labels are divided by their own standard deviation (over n, without centering); test labels and the
-    task's ``target`` carry the same factor.
+    Training labels are divided by their standard deviation (over n, without centering); test labels and the ``target``
+    of the task have the same factor.
 
     Args:
-        target: Function of ``(n, d)`` inputs with values ``(n, 1)``.
-        X: Training inputs, in float64.
-        X_test: Test inputs, in float64.
-        dtype: To which inputs and labels are rounded; torch's default if None.
-        covariance: Of the inputs; None stands for the identity.
+        target: Function of ``(n, d)`` inputs with values of shape ``(n, 1)``.
+        X: Training inputs, shape ``(n, d)``, in float64.
+        X_test: Test inputs, shape ``(n_test, d)``, in float64.
+        dtype: Type to which inputs and labels are rounded. None is torch's default.
+        covariance: Covariance of the inputs, shape ``(d, d)``. None stands for the identity.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: The target returns another shape, or constant or infinite labels.
     """
     values = target(X)
     if values.shape != (len(X), 1):
-        raise InputError(f"the target must return a column of {len(X)} labels, got shape {tuple(values.shape)}")
+        raise InputError(f"target must return labels of shape ({len(X)}, 1), got {tuple(values.shape)}")
     std = float(values.std(correction=0))
     if not (math.isfinite(std) and std > 1e-12 * float(values.abs().max())):
-        raise InputError("the target is constant or not finite on the training inputs: its labels have no scale")
+        raise InputError("target must be finite and not constant on the training inputs, got labels without a scale")
     scaled = Scaled(target, 1 / std)
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    return RegressionTask(
-        X=X.to(dtype),
-        y=scaled(X).to(dtype),
-        X_test=X_test.to(dtype),
-        y_test=scaled(X_test).to(dtype),
-        target=scaled,
-        scale=scaled.scale,
-        covariance=covariance,
-    )
+    X, y, X_test, y_test = (values.to(dtype) for values in (X, scaled(X), X_test, scaled(X_test)))
+    return RegressionTask(X, y, X_test, y_test, scaled, scaled.scale, covariance)
 
 
 def gaussian_task(
-    target: Callable[[Tensor], Tensor],
+    target: Target,
     n: int,
     d: int,
     n_test: int = 0,
@@ -122,56 +128,71 @@ def gaussian_task(
     dtype: torch.dtype | None = None,
     covariance: Tensor | float | None = None,
 ) -> RegressionTask:
-    """Gaussian inputs with labels of any target, scaled to standard deviation 1.
+    """Create a task with Gaussian inputs and labels of any target, scaled to standard deviation 1.
 
     Numbers are drawn in float64 and then rounded, so that a task has the same points in every dtype.
 
     Args:
-        target: Function of ``(n, d)`` inputs with values ``(n, 1)``; it is called in float64.
-        n: Number of training points.
+        target: Function of ``(n, d)`` inputs with values of shape ``(n, 1)``; it is called in float64.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
         n_test: Number of test points.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
-        covariance: ``(d, d)`` positive definite, see `covariance_with`; a number is the exponent of
-            `decaying_covariance` in a basis drawn with the points; None is the identity.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+        covariance: Covariance of the inputs, positive definite, shape ``(d, d)``, such as from `covariance_with`; a
+            number is the exponent of `decaying_covariance` in a basis drawn with the points. None is the identity.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed, or the target is constant or not finite.
+
+    Example:
+        >>> task = gaussian_task(lambda X: X[:, :1] * X[:, 1:2], n=100, d=5, n_test=20)
+        >>> task.X.shape, task.y_test.shape
+        (torch.Size([100, 5]), torch.Size([20, 1]))
     """
     check_sizes(n, n_test)
     generator = as_generator(generator, "gaussian")
     if isinstance(covariance, (int, float)):
         covariance = None if covariance == 0 else decaying_covariance(d, covariance, generator)
     elif covariance is not None:
-        covariance = _checked(covariance, d)
-    # Test points are drawn after the training points, so that asking for some leaves the others as they are.
+        covariance = covariance.detach().to("cpu", torch.float64)
+        symmetric = covariance.shape == (d, d) and torch.allclose(covariance, covariance.mT)
+        if not symmetric or int(torch.linalg.cholesky_ex(covariance).info):
+            shape = tuple(covariance.shape)
+            raise InputError(
+                f"covariance must be symmetric and positive definite of shape ({d}, {d}), got shape {shape}"
+            )
+    # Test points are drawn last: their number does not change the training points.
     X, X_test = (draw_gaussian(m, d, covariance, generator) for m in (n, n_test))
     return scaled_task(target, X, X_test, dtype, covariance)
 
 
-def _checked(covariance: Tensor, d: int) -> Tensor:
-    full = covariance.detach().to("cpu", torch.float64)
-    if full.shape != (d, d) or not torch.allclose(full, full.mT) or int(torch.linalg.cholesky_ex(full).info):
-        raise InputError(f"covariance must be ({d}, {d}), symmetric and positive definite: {tuple(full.shape)}")
-    return full
-
-
 def sphere_task(
-    target: Callable[[Tensor], Tensor],
-    n: int,
-    d: int,
-    n_test: int = 0,
-    generator: Seed = None,
-    dtype: torch.dtype | None = None,
+    target: Target, n: int, d: int, n_test: int = 0, generator: Seed = None, dtype: torch.dtype | None = None
 ) -> RegressionTask:
-    """Inputs uniform on the sphere of radius ``sqrt(d)``, with labels of any target (NFA paper, 4.2, theorem 9).
+    """Create a task with inputs uniform on the sphere of radius ``sqrt(d)`` (NFA paper, sec. 4.2, theorem 9).
 
-    The covariance is the identity. Arguments are those of `gaussian_task`.
+    The covariance is the identity, and labels are scaled to standard deviation 1.
+
+    Args:
+        target: Function of ``(n, d)`` inputs with values of shape ``(n, 1)``; it is called in float64.
+        n: Number of training points, at least 2.
+        d: Number of input coordinates.
+        n_test: Number of test points.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed, or the target is constant or not finite.
     """
     check_sizes(n, n_test)
     generator = as_generator(generator, "sphere")
-    X, X_test = (_on_sphere(draw_gaussian(m, d, None, generator)) for m in (n, n_test))
+    X, X_test = (draw_gaussian(m, d, None, generator) for m in (n, n_test))
+    X, X_test = (points * (math.sqrt(d) / points.norm(dim=1, keepdim=True)) for points in (X, X_test))
     return scaled_task(target, X, X_test, dtype)
-
-
-def _on_sphere(X: Tensor) -> Tensor:
-    radius: Tensor = X.norm(dim=1, keepdim=True)
-    return X * (math.sqrt(X.shape[1]) / radius)

@@ -1,4 +1,8 @@
-"""Sparse parities: the product of the signs of a few coordinates among many."""
+"""Sparse parities: classes by the product of the signs of a few coordinates.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644 (FACT paper).
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,26 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int
 from featlearn.datasets._base import ClassificationTask, check_sizes
 from featlearn.errors import InputError
 
 
 def parity(X: Tensor, support: Sequence[int]) -> Tensor:
-    """1 where the product of the coordinates in the support is positive, else 0 (FACT paper, section 4.3).
+    """Return 1 if the product of the coordinates in the support is positive, otherwise 0 (FACT paper, sec. 4.3).
 
     Args:
-        X: ``(..., d)``.
-        support: Coordinates that count.
+        X: Points, shape ``(..., d)``.
+        support: Indices of the coordinates in the product.
 
     Returns:
-        ``(...)`` integers.
+        Classes, integers of shape ``(...)``.
 
-    >>> parity(torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0]]), [0, 1])
-    tensor([0, 1])
+    Example:
+        >>> parity(torch.tensor([[1.0, -1.0, 1.0], [-1.0, -1.0, 1.0]]), [0, 1])
+        tensor([0, 1])
     """
-    # Signs, not values: a product of 1/sqrt(d) would vanish over a long support.
+    # Signs, not values: a product of many values 1/sqrt(d) would underflow.
     return (X[..., list(support)].sign().prod(-1) > 0).long()
 
 
@@ -40,42 +46,45 @@ def parity_task(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> ParityTask:
-    """Points of a cube, uniform on ``{-1/sqrt d, 1/sqrt d}^d``, with the parity of k coordinates as classes.
+    """Create a task with points uniform on ``{-1/sqrt d, 1/sqrt d}^d`` and the parity of k coordinates as classes.
 
-    The paper (FACT, section 4.3, figures 1 and 5) takes d=50 with n=500 for k=2, n=5,000 for k=3 and n=50,000 (25,000
-    in figure 1) for k=4. No k - 1 of the coordinates tell anything of the class.
+    The FACT paper (sec. 4.3, figures 1 and 5) has d=50 with n=500 for k=2, n=5,000 for k=3 and n=50,000 (25,000 in
+    figure 1) for k=4. The class is independent of any k - 1 coordinates.
 
     Args:
-        n: Number of training points.
+        n: Number of training points, at least 2.
         n_test: Number of test points.
         d: Number of coordinates.
-        k: How many of them count; which ones is random.
-        noise: Chance, up to a half, that a training label is flipped; test labels never are.
-        generator: Generator or integer seed.
-        dtype: Of the inputs; torch's default if None.
+        k: Number of coordinates in the parity, from 1 to d; they are chosen at random.
+        noise: Probability that a training label is flipped, from 0 to 0.5. Test labels are never flipped.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of the inputs. None is torch's default.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed.
+
+    Example:
+        >>> task = parity_task(100, d=10, k=2)
+        >>> bool((task.y == parity(task.X, task.support)).all())
+        True
     """
     check_sizes(n, n_test)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= d:
-        raise InputError(f"a parity needs 1 <= k <= d coordinates, got k={k!r} with d={d!r}")
+    check_int("k", k, 1, d)
     if not 0 <= noise <= 0.5:
-        raise InputError(f"noise is the chance of a flipped label, from 0 to 0.5, got {noise!r}")
+        raise InputError(f"noise must be a probability from 0 to 0.5, got {noise!r}")
     generator = as_generator(generator, "parity")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     support = tuple(sorted(torch.randperm(d, generator=generator)[:k].tolist()))
     X = _cube(n, d, generator, dtype)
-    # Drawn even without noise, so that noise changes the training labels alone.
+    # Drawn even without noise: noise changes nothing but the training labels.
     flipped = torch.rand(n, generator=generator, dtype=torch.float64) < noise
-    # Test points come last, so that asking for some leaves the others as they are.
+    # Test points are drawn last: their number does not change the training points.
     X_test = _cube(n_test, d, generator, dtype)
-    return ParityTask(
-        X=X,
-        y=parity(X, support) ^ flipped.long(),
-        X_test=X_test,
-        y_test=parity(X_test, support),
-        classes=2,
-        noise=noise,
-        support=support,
-    )
+    y, y_test = parity(X, support) ^ flipped.long(), parity(X_test, support)
+    return ParityTask(X=X, y=y, X_test=X_test, y_test=y_test, classes=2, noise=noise, support=support)
 
 
 def _cube(n: int, d: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
@@ -85,10 +94,10 @@ def _cube(n: int, d: int, generator: torch.Generator, dtype: torch.dtype) -> Ten
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ParityTask(ClassificationTask):
-    """A `ClassificationTask` whose classes are a parity.
+    """`ClassificationTask` whose classes are a parity.
 
     Attributes:
-        support: The coordinates that count, in order.
+        support: Indices of the coordinates in the parity, ascending.
     """
 
     support: tuple[int, ...]

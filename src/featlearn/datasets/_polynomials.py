@@ -1,4 +1,9 @@
-"""Polynomial targets of Gaussian inputs: the chain monomial, any polynomial by its terms, and a full-rank quadratic."""
+"""Polynomial targets of Gaussian inputs: the chain monomial, polynomials by their terms, and a full-rank quadratic.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr (NFA
+    paper).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int
 from featlearn.datasets._base import RegressionTask
 from featlearn.datasets._gaussian_inputs import gaussian_task
 from featlearn.errors import InputError
@@ -19,24 +25,28 @@ from featlearn.linalg.matrices import as_float64
 
 def _check_chain(d: int, r: int) -> None:
     if not 2 <= r <= d:
-        raise InputError(f"the chain needs 2 <= r <= d coordinates, got r={r} with d={d}")
+        raise InputError(f"r must be from 2 to the number of coordinates, d={d}, got {r}")
 
 
 def chain_monomial(X: Tensor, r: int = 5) -> Tensor:
-    """The chain monomial ``y(x) = sum_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` (NFA paper, equation 2).
+    """Compute the chain monomial ``y(x) = sum_{k=1}^r x_{k mod r} x_{(k+1) mod r}`` (NFA paper, equation 2).
 
-    It reads the first ``r`` coordinates in a ring. For standard normal inputs and r >= 3 its mean is 0 and
-    its variance r (for r=2 the two terms are one and the same: variance 4).
+    It depends on the first ``r`` coordinates, as a ring. For standard normal inputs and r >= 3 its mean is 0 and its
+    variance r; for r=2 both terms are equal, and the variance is 4.
 
     Args:
-        X: ``(..., d)`` with d >= r.
+        X: Inputs, shape ``(..., d)`` with d >= r.
         r: Length of the chain, at least 2.
 
     Returns:
-        ``(..., 1)``, like a network with one output.
+        Values, shape ``(..., 1)``, as from a network with one output.
 
-    >>> chain_monomial(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), r=3)
-    tensor([[11.]])
+    Raises:
+        InputError: ``r`` is not from 2 to d.
+
+    Example:
+        >>> chain_monomial(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), r=3)
+        tensor([[11.]])
     """
     _check_chain(X.shape[-1], r)
     ring = X[..., :r]
@@ -44,21 +54,24 @@ def chain_monomial(X: Tensor, r: int = 5) -> Tensor:
 
 
 def chain_monomial_egop(d: int, r: int = 5, covariance: Tensor | None = None) -> Tensor:
-    """Exact expected gradient outer product of the chain monomial over ``x ~ N(0, covariance)``.
+    """Compute the exact expected gradient outer product of the chain monomial over ``x ~ N(0, covariance)``.
 
-    The target is a quadratic form with the constant Hessian ``H_ij = [i = j+1 mod r] + [i = j-1 mod r]``;
-    its gradient is ``H x``, so ``E[grad grad^T] = H covariance H``. For the identity and r >= 5 that is 2 on
-    the diagonal, 1 at cyclic distance 2 and 0 elsewhere, with eigenvalues ``4 cos^2(2 pi k / r)``: the rank
-    is r unless 4 divides r. Shorter chains wrap onto themselves: r=2 gives 4I, r=3 gives I + 11^T, and r=4
-    has 2 on the diagonal and between opposite coordinates.
+    The target is a quadratic form with the constant Hessian ``H_ij = [i = j+1 mod r] + [i = j-1 mod r]``; its gradient
+    is ``H x``, and ``E[grad grad^T] = H covariance H``. For the identity and r >= 5 this is 2 on the diagonal, 1 at
+    cyclic distance 2 and 0 elsewhere, with eigenvalues ``4 cos^2(2 pi k / r)``: the rank is r unless 4 divides r.
+    Shorter chains overlap with themselves: r=2 gives 4I, r=3 gives I + 11^T, and r=4 has 2 on the diagonal and between
+    opposite coordinates.
 
     Args:
         d: Number of input coordinates.
-        r: Length of the chain.
-        covariance: ``(d, d)``, the identity by default.
+        r: Length of the chain, from 2 to d.
+        covariance: Covariance of the inputs, shape ``(d, d)``. None is the identity.
 
     Returns:
-        ``(d, d)`` in float64, zero outside the first r rows and columns.
+        EGOP, shape ``(d, d)``, in float64, zero outside the first r rows and columns.
+
+    Raises:
+        InputError: ``r`` is not from 2 to d, or the covariance has another shape.
     """
     _check_chain(d, r)
     shift = torch.eye(r, dtype=torch.float64).roll(1, 0)
@@ -67,7 +80,7 @@ def chain_monomial_egop(d: int, r: int = 5, covariance: Tensor | None = None) ->
     if covariance is None:
         return hessian @ hessian
     if covariance.shape != (d, d):
-        raise InputError(f"covariance must be ({d}, {d}), got {tuple(covariance.shape)}")
+        raise InputError(f"covariance must be of shape ({d}, {d}), got {tuple(covariance.shape)}")
     return hessian @ covariance.detach().to("cpu", torch.float64) @ hessian
 
 
@@ -80,23 +93,29 @@ def chain_monomial_task(
     dtype: torch.dtype | None = None,
     covariance_decay: float = 0.0,
 ) -> RegressionTask:
-    """Gaussian inputs with chain-monomial labels of standard deviation 1 (NFA paper, equation 2, appendix J).
+    """Create a task with Gaussian inputs and chain-monomial labels (NFA paper, equation 2, appendix J).
 
-    Training labels are divided by their own standard deviation (over n, without centering); test labels and
-    ``target`` carry the same factor. Numbers are drawn in float64 and then rounded, so that a task has the
-    same points in every dtype.
+    Training labels are divided by their standard deviation (over n, without centering); test labels and ``target`` have
+    the same factor. Numbers are drawn in float64 and then rounded, so that a task has the same points in every dtype.
 
     Args:
-        n: Number of training points.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
-        r: Length of the chain.
+        r: Length of the chain, from 2 to d.
         n_test: Number of test points.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
-        covariance_decay: Exponent of the data spectrum, see `decaying_covariance`; 0 is isotropic.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+        covariance_decay: Exponent of the data spectrum, as in `decaying_covariance`; 0 is isotropic.
 
     Returns:
         The task; its exact EGOP is ``task.scale**2 * chain_monomial_egop(d, r, task.covariance)``.
+
+    Raises:
+        InputError: An argument is not allowed.
+
+    Example:
+        >>> chain_monomial_task(100, 10, n_test=20).X.shape
+        torch.Size([100, 10])
     """
     _check_chain(d, r)
     target = partial(chain_monomial, r=r)
@@ -104,21 +123,26 @@ def chain_monomial_task(
 
 
 Terms = Mapping[tuple[int, ...], float]
-"""Coefficients by the coordinates that a monomial multiplies, repeated ones as often as they occur."""
+"""Coefficient of each monomial by its coordinates, with repetitions for powers."""
 
 
 def polynomial(X: Tensor, terms: Terms) -> Tensor:
-    """``y(x) = sum_t c_t prod_{i in t} x_i``.
+    """Compute the polynomial ``y(x) = sum_t c_t prod_{i in t} x_i``.
 
     Args:
-        X: ``(..., d)``.
-        terms: ``{(0, 1): 1.0, (2, 2, 2): -0.5, (): 3.0}`` is ``x_0 x_1 - x_2^3 / 2 + 3``.
+        X: Inputs, shape ``(..., d)``.
+        terms: Coefficient of each monomial by its coordinates: ``{(0, 1): 1.0, (2, 2, 2): -0.5, (): 3.0}`` is
+            ``x_0 x_1 - x_2^3 / 2 + 3``.
 
     Returns:
-        ``(..., 1)``, like a network with one output.
+        Values, shape ``(..., 1)``, as from a network with one output.
 
-    >>> polynomial(torch.tensor([[2.0, 3.0, 5.0]]), {(0, 1): 1.0, (2, 2): 10.0, (): 0.5})
-    tensor([[256.5000]])
+    Raises:
+        InputError: There are no terms, or a term has other coordinates or a coefficient that is not finite.
+
+    Example:
+        >>> polynomial(torch.tensor([[2.0, 3.0, 5.0]]), {(0, 1): 1.0, (2, 2): 10.0, (): 0.5})
+        tensor([[256.5000]])
     """
     _check_terms(terms, X.shape[-1])
     value = X.new_zeros(*X.shape[:-1], 1)
@@ -129,10 +153,10 @@ def polynomial(X: Tensor, terms: Terms) -> Tensor:
 
 def _check_terms(terms: Terms, d: int) -> None:
     if not terms:
-        raise InputError("a polynomial needs one term or more, such as {(0, 1): 1.0}")
+        raise InputError("terms must be one or more terms such as {(0, 1): 1.0}, got none")
     for coordinates, coefficient in terms.items():
         if not isinstance(coordinates, tuple) or not all(isinstance(i, int) and 0 <= i < d for i in coordinates):
-            raise InputError(f"a term is a tuple of coordinates from 0 to {d - 1}, got {coordinates!r}")
+            raise InputError(f"a key of terms must be a tuple of coordinates from 0 to {d - 1}, got {coordinates!r}")
         if not math.isfinite(coefficient):
             raise InputError(f"the coefficient of {coordinates!r} must be finite, got {coefficient!r}")
 
@@ -146,16 +170,25 @@ def polynomial_task(
     dtype: torch.dtype | None = None,
     covariance: Tensor | float | None = None,
 ) -> RegressionTask:
-    """Gaussian inputs with labels of a `polynomial`, scaled to standard deviation 1 (NFA paper, appendix J).
+    """Create a task with Gaussian inputs and labels of a `polynomial` (NFA paper, appendix J).
+
+    Labels are scaled to standard deviation 1.
 
     Args:
-        terms: As in `polynomial`.
-        n: Number of training points.
+        terms: Coefficient of each monomial by its coordinates, as in `polynomial`.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
         n_test: Number of test points.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
-        covariance: Of the inputs, as in `gaussian_task`.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+        covariance: Covariance of the inputs, shape ``(d, d)``, or the exponent of `decaying_covariance`. None is the
+            identity.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed.
     """
     _check_terms(terms, d)
     target = partial(polynomial, terms=dict(terms))
@@ -164,21 +197,28 @@ def polynomial_task(
 
 @dataclass(frozen=True, eq=False)
 class SquaredProjections:
-    """``y(x) = sum_i (Q x)_i^2`` (NFA paper, appendix J, figure 7).
+    """Sum of squared projections, ``y(x) = sum_i (Q x)_i^2`` (NFA paper, appendix J, figure 7).
 
     Attributes:
-        matrix: Q, ``(rank, d)`` in float64.
+        matrix: Projections Q, shape ``(rank, d)``, in float64.
     """
 
     matrix: Tensor
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The target at ``(..., d)`` inputs; returns ``(..., 1)``, computed in float64 and rounded to their dtype."""
+        """Return the target at ``(..., d)`` inputs, shape ``(..., 1)``, in float64 and then rounded to their dtype."""
         projections = X.double() @ self.matrix.to(X.device).mT
         return projections.square().sum(-1, keepdim=True).to(X.dtype)
 
     def egop(self, covariance: Tensor | None = None) -> Tensor:
-        """Exact ``E[grad grad^T] = 4 Q^T Q covariance Q^T Q`` over ``x ~ N(0, covariance)``, ``(d, d)`` in float64."""
+        """Compute the exact EGOP ``4 Q^T Q covariance Q^T Q`` over ``x ~ N(0, covariance)``.
+
+        Args:
+            covariance: Covariance of the inputs, shape ``(d, d)``. None is the identity.
+
+        Returns:
+            EGOP, shape ``(d, d)``, in float64.
+        """
         form = self.matrix.mT @ self.matrix
         return 4 * (form @ form if covariance is None else form @ as_float64(covariance) @ form)
 
@@ -192,27 +232,29 @@ def high_rank_task(
     dtype: torch.dtype | None = None,
     covariance: Tensor | float | None = None,
 ) -> RegressionTask:
-    """The "high rank polynomial" ``y(x) = sum_i (Q x)_i^2`` with Q standard normal (NFA paper, appendix J, figure 7).
+    """Create the "high rank polynomial" task, ``y(x) = sum_i (Q x)_i^2`` (NFA paper, appendix J, figure 7).
 
-    The paper has n = d = 128. Labels are scaled to standard deviation 1 and, like the paper's, not centered: their
-    mean is about ``sqrt(d) / 2``.
+    Q is standard normal, and n = d = 128 in the paper. Labels are scaled to standard deviation 1 and, as in the paper,
+    not centered: their mean is about ``sqrt(d) / 2``.
 
     Args:
-        n: Number of training points.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
-        rank: Number of rows of Q; None is d, the paper's.
+        rank: Number of rows of Q, at least 1. None is d, as in the paper.
         n_test: Number of test points.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
-        covariance: Of the inputs, as in `gaussian_task`.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+        covariance: Covariance of the inputs, shape ``(d, d)``, or the exponent of `decaying_covariance`. None is the
+            identity.
 
     Returns:
         The task; ``task.target.function`` is the `SquaredProjections`, and the exact EGOP of the labels is
         ``task.scale**2 * task.target.function.egop(task.covariance)``.
+
+    Raises:
+        InputError: An argument is not allowed.
     """
-    rows = d if rank is None else rank
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InputError(f"rank must be a positive integer, got {rank!r}")
+    rows = check_int("rank", d if rank is None else rank, optional=True)
     generator = as_generator(generator, "high_rank")
     target = SquaredProjections(torch.randn(rows, d, generator=generator, dtype=torch.float64))
     return gaussian_task(target, n, d, n_test, generator, dtype, covariance)

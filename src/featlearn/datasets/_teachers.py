@@ -1,45 +1,49 @@
-"""Teachers of Gaussian inputs: linear maps, and functions of one or a few directions."""
+"""Teachers of Gaussian inputs: linear maps, and functions of one or a few directions.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644 (FACT paper).
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506 (spectral paper).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
-from featlearn.datasets._base import RegressionTask, check_sizes, orthonormal_columns
+from featlearn._utils.validation import check_int, check_number
+from featlearn.datasets._base import RegressionTask, Target, check_sizes, orthonormal_columns
 from featlearn.datasets._gaussian_inputs import draw_gaussian
-from featlearn.errors import InputError
 from featlearn.linalg import gaussian_mean, hermite_coefficients
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """``f*(x) = W* x`` (FACT paper, appendix C).
+    """Linear map ``f*(x) = W* x`` (FACT paper, appendix C).
 
     Attributes:
-        matrix: W*, ``(c, d)`` in float64.
+        matrix: Matrix W*, shape ``(c, d)``, in float64.
     """
 
     matrix: Tensor
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The map at ``(..., d)`` inputs; returns ``(..., c)``, computed in float64 and rounded to their dtype."""
+        """Return the map at ``(..., d)`` inputs, shape ``(..., c)``, in float64 and then rounded to their dtype."""
         return (X.double() @ self.matrix.to(X.device).mT).to(X.dtype)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LinearTask(RegressionTask):
-    """A `RegressionTask` whose target is linear; labels are ``(n, c)``.
+    """`RegressionTask` with a linear target and labels of shape ``(n, c)``.
 
     Attributes:
-        matrix: W*, ``(c, d)`` in float64.
+        matrix: Matrix W* of the target, shape ``(c, d)``, in float64.
     """
 
     matrix: Tensor
@@ -55,44 +59,48 @@ def linear_task(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> LinearTask:
-    """Standard normal inputs with labels ``W* x``, W* standard normal (FACT paper, appendix C, figure 11).
+    """Create a task with standard normal inputs and labels ``W* x`` (FACT paper, appendix C, figure 11).
 
-    The defaults are the paper's. Labels keep their scale. Numbers are drawn in float64 and then rounded; noise is
-    drawn even if its size is 0, so that it changes the training labels alone.
+    W* is standard normal, and the defaults are those of the paper. Labels are not scaled. Numbers are drawn in float64
+    and then rounded. Noise is drawn even if its size is 0, so that it changes nothing but the training labels.
 
     Args:
-        n: Number of training points.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
         c: Number of outputs.
         n_test: Number of test points.
-        noise: Standard deviation of the noise in the training labels; the paper has none.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
+        noise: Standard deviation of the noise in the training labels; 0 in the paper.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed.
+
+    Example:
+        >>> task = linear_task(100, n_test=20)
+        >>> task.y.shape, task.matrix.shape
+        (torch.Size([100, 5]), torch.Size([5, 10]))
     """
     check_sizes(n, n_test)
-    if d < 1 or c < 1:
-        raise InputError(f"a linear map needs d >= 1 inputs and c >= 1 outputs, got d={d}, c={c}")
-    if not (math.isfinite(noise) and noise >= 0):
-        raise InputError(f"noise is a standard deviation and must not be negative, got {noise!r}")
+    check_int("d", d)
+    check_int("c", c)
+    check_number("noise", noise, 0)
     generator = as_generator(generator, "linear")
     target = LinearMap(torch.randn(c, d, generator=generator, dtype=torch.float64))
-    return LinearTask(**_noisy_rows(target, (n, n_test), d, c, noise, generator, dtype), matrix=target.matrix)
+    return LinearTask(**_noisy_rows(target, n, n_test, c, d, noise, generator, dtype), matrix=target.matrix)
 
 
 def _noisy_rows(
-    target: Callable[[Tensor], Tensor],
-    sizes: tuple[int, int],
-    d: int,
-    c: int,
-    noise: float,
-    generator: torch.Generator,
-    dtype: torch.dtype | None,
+    target: Target, n: int, n_test: int, c: int, d: int, noise: float, generator: Generator, dtype: torch.dtype | None
 ) -> dict[str, Any]:
     """Draw Gaussian inputs and noisy labels of a target with c outputs, as the fields of a `RegressionTask`."""
-    X = draw_gaussian(sizes[0], d, None, generator)
-    errors = torch.randn(sizes[0], c, generator=generator, dtype=torch.float64)
-    # Test points come last, so that asking for some leaves the others as they are.
-    X_test = draw_gaussian(sizes[1], d, None, generator)
+    X = draw_gaussian(n, d, None, generator)
+    errors = torch.randn(n, c, generator=generator, dtype=torch.float64)
+    # Test points are drawn last: their number does not change the training points.
+    X_test = draw_gaussian(n_test, d, None, generator)
     rows = {"X": X, "y": target(X) + noise * errors, "X_test": X_test, "y_test": target(X_test)}
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return {key: rows[key].to(dtype) for key in rows} | {"target": target, "scale": 1.0, "noise": noise}
@@ -113,49 +121,57 @@ def teacher_task(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> TeacherTask:
-    """Gaussian inputs with labels of a `Teacher` plus noise (spectral paper, assumption 4.3, equations 8 and 9).
+    """Create a task with Gaussian inputs and labels of a `Teacher` plus noise (spectral paper, assumption 4.3).
 
     Numbers are drawn in float64 and then rounded, so that a task has the same points in every dtype. Noise is drawn
-    even if its size is 0, so that it changes the training labels alone.
+    even if its size is 0, so that it changes nothing but the training labels.
 
     Args:
-        n: Number of training points.
+        n: Number of training points, at least 2.
         d: Number of input coordinates.
-        k: Number of directions: 1 is the single-index teacher, more the average over orthonormal ones (8).
-        activation: sigma*, as in `activation_module`.
-        normalized: Whether to center and normalize sigma* under N(0, 1), see `normalized_activation`.
-        tau: Factor of ``|x|^2 / d`` (9).
-        center_norm: Whether to take that term's mean off it, ``tau (|x|^2 / d - 1)``. An odd student cannot learn
-            the constant tau, which then stays in its error.
-        noise: Standard deviation of the noise in the training labels; test labels have none.
+        k: Number of directions, from 1 to d: 1 is the single-index teacher; more directions are orthonormal, and their
+            activations are averaged (equation 8).
+        activation: Activation sigma*: a name, a module, a factory or a function, as in `activation_module`.
+        normalized: Whether sigma* is centered and normalized under N(0, 1), as in `normalized_activation`.
+        tau: Factor of ``|x|^2 / d`` (equation 9).
+        center_norm: Whether this term is centered, ``tau (|x|^2 / d - 1)``. Otherwise the constant tau stays in the
+            error of an odd student, which cannot learn it.
+        noise: Standard deviation of the noise in the training labels; test labels have no noise.
         n_test: Number of test points.
-        generator: Generator or integer seed.
-        dtype: Of inputs and labels; torch's default if None.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of inputs and labels. None is torch's default.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: An argument is not allowed.
+
+    Example:
+        >>> task = teacher_task(100, 10, k=2, tau=0.2, n_test=20)
+        >>> task.X.shape, task.teacher.directions.shape
+        (torch.Size([100, 10]), torch.Size([2, 10]))
     """
     check_sizes(n, n_test)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= d:
-        raise InputError(f"a teacher needs 1 <= k <= d orthonormal directions, got k={k!r} with d={d!r}")
-    for name, value in (("tau", tau), ("noise", noise)):
-        if not math.isfinite(value):
-            raise InputError(f"{name} must be finite, got {value!r}")
-    if noise < 0:
-        raise InputError(f"noise is a standard deviation and must not be negative, got {noise!r}")
+    check_int("k", k, 1, d)
+    check_number("tau", tau)
+    check_number("noise", noise, 0)
     generator = as_generator(generator, "teacher")
     directions = orthonormal_columns(d, k, generator).mT.contiguous()
     sigma = normalized_activation(activation) if normalized else activation_module(activation)
     teacher = Teacher(directions, sigma.double().requires_grad_(False), tau, center_norm)
-    return TeacherTask(**_noisy_rows(teacher, (n, n_test), d, 1, noise, generator, dtype), teacher=teacher)
+    return TeacherTask(**_noisy_rows(teacher, n, n_test, 1, d, noise, generator, dtype), teacher=teacher)
 
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """``f*(x) = 1/k sum_i sigma*(beta_i . x) + tau |x|^2 / d`` (spectral paper, equations 8 and 9).
+    """Teacher ``f*(x) = 1/k sum_i sigma*(beta_i . x) + tau |x|^2 / d`` (spectral paper, equations 8 and 9).
 
     Attributes:
-        directions: The beta_i, orthonormal rows, ``(k, d)`` in float64.
-        activation: sigma*, a module; parameters, if it has any, in float64 and frozen.
+        directions: Directions beta_i as orthonormal rows, shape ``(k, d)``, in float64.
+        activation: Activation sigma* as a module; its parameters, if any, are in float64 and frozen.
         tau: Factor of the norm term.
-        center_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, of mean 0.
+        center_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, with mean 0.
     """
 
     directions: Tensor
@@ -164,38 +180,42 @@ class Teacher:
     center_norm: bool = False
 
     def __call__(self, X: Tensor) -> Tensor:
-        """The teacher at ``(..., d)`` inputs; returns ``(..., 1)``, computed in float64 and rounded to their dtype."""
+        """Return the teacher at ``(..., d)`` inputs, shape ``(..., 1)``, in float64 and then rounded to their dtype."""
         points = X.double()
         values: Tensor = self.activation(points @ self.directions.to(X.device).mT).mean(-1, keepdim=True)
         norm = points.square().mean(-1, keepdim=True) - float(self.center_norm)
         return (values + self.tau * norm).to(X.dtype)
 
     def kernel_lower_bounds(self) -> KernelLowerBounds:
-        """What is left of the teacher beyond its linear and its quadratic part, over x ~ N(0, I_d).
+        """Compute the squared norms of the teacher beyond its linear and its quadratic part, over x ~ N(0, I_d).
 
-        With sigma*'s coefficients c_q in normalized Hermite polynomials h_q, and ``u = sqrt(2) tau / d``,
+        With the coefficients c_q of sigma* in normalized Hermite polynomials h_q, and ``u = sqrt(2) tau / d``,
 
             ``f* = const + 1/k sum_i sum_{q>0} c_q h_q(beta_i . x) + u sum_j h_2(x_j)``,
 
-        since ``|x|^2 - d = sqrt(2) sum_j h_2(x_j)`` in any orthonormal basis, also one that holds the beta_i. So
+        since ``|x|^2 - d = sqrt(2) sum_j h_2(x_j)`` in any orthonormal basis, also one that contains the beta_i. So
         degree q > 0 has the squared norm ``c_q^2 / k``, and degree 2 has ``c_2^2 / k + 2 c_2 u + d u^2``.
+
+        Returns:
+            Lower bounds of the error of rotation-invariant kernels.
         """
         k, d = self.directions.shape
         sigma = self.activation
         mean, first, second = hermite_coefficients(sigma, 2).tolist()
         variance = gaussian_mean(lambda z: (sigma(z) - mean).square())
         u = math.sqrt(2) * self.tau / d
-        # Of a polynomial nothing is left, and rounding must not make that negative.
+        # Zero for a polynomial; rounding must not make it negative.
         beyond = max(variance - first**2 - second**2, 0.0) / k
         return KernelLowerBounds(beyond + second**2 / k + 2 * second * u + d * u**2, beyond)
 
 
 class KernelLowerBounds(NamedTuple):
-    """Least squared error of polynomials of a degree, hence of rotation-invariant kernels with so many samples.
+    """Least squared error of linear and quadratic polynomials, a lower bound for rotation-invariant kernels.
 
     Attributes:
-        linear: ``|P_{>1} f*|^2``: the bound with a number of samples proportional to d (figure 10c).
-        quadratic: ``|P_{>2} f*|^2``: with a number proportional to d^2.
+        linear: Squared norm ``|P_{>1} f*|^2``, the bound if the number of samples is proportional to d (spectral
+            paper, figure 10c).
+        quadratic: Squared norm ``|P_{>2} f*|^2``, the bound if the number of samples is proportional to d^2.
     """
 
     linear: float
@@ -204,10 +224,10 @@ class KernelLowerBounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TeacherTask(RegressionTask):
-    """A `RegressionTask` whose target is a `Teacher`.
+    """`RegressionTask` whose target is a `Teacher`.
 
     Attributes:
-        teacher: The target, with its directions and `Teacher.kernel_lower_bounds`.
+        teacher: Target, with its directions and `Teacher.kernel_lower_bounds`.
     """
 
     teacher: Teacher

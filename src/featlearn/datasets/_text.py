@@ -1,4 +1,9 @@
-"""Text as tasks: characters to predict, and sentences to classify."""
+"""Text tasks: prediction of characters, and classification of sentences.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr (NFA
+    paper).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,12 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int, check_number, check_option
 from featlearn.datasets._data_home import data_folder, not_present
 from featlearn.errors import InputError
 
 Part = Literal["train", "test"]
+_PathLike = str | os.PathLike[str]
 
 _SHAKESPEARE = "tinyshakespeare.txt"
 _SENTENCES = "sst2_sentences"
@@ -22,12 +29,12 @@ _SENTENCES = "sst2_sentences"
 
 @dataclass(frozen=True, eq=False)
 class CharacterTask:
-    """A text whose next character is to be predicted.
+    """Text for the prediction of the next character.
 
     Attributes:
-        train: Characters to learn from, as positions in the vocabulary, ``(length,)`` integers.
-        test: Characters to judge by, likewise: the end of the text.
-        vocabulary: The characters that occur, in order.
+        train: Training characters as positions in the vocabulary, integers of shape ``(length,)``.
+        test: Test characters, the end of the text, as positions in the vocabulary, shape ``(length,)``.
+        vocabulary: Characters of the text, sorted.
     """
 
     train: Tensor
@@ -35,75 +42,103 @@ class CharacterTask:
     vocabulary: str
 
     def encode(self, text: str) -> Tensor:
-        """Positions of a text's characters in the vocabulary."""
+        """Convert a text to positions in the vocabulary.
+
+        Args:
+            text: Text with characters of the vocabulary.
+
+        Returns:
+            Positions, integers of shape ``(length,)``.
+
+        Raises:
+            InputError: The vocabulary lacks a character.
+        """
         return _encoded(text, self.vocabulary)
 
     def decode(self, positions: Tensor) -> str:
-        """The text of positions in the vocabulary."""
+        """Convert positions in the vocabulary to a text.
+
+        Args:
+            positions: Positions, integers of shape ``(length,)``.
+
+        Returns:
+            The text.
+        """
         return "".join(self.vocabulary[i] for i in positions.tolist())
 
     def batch(self, size: int, length: int, generator: torch.Generator, part: Part = "train") -> tuple[Tensor, Tensor]:
-        """Pieces that start anywhere in the text, drawn with replacement, and the same one character later.
+        """Draw pieces of the text with replacement, and the same pieces one character later.
 
         Args:
-            size: Number of pieces.
-            length: Of a piece.
-            generator: Advanced by the draw; an integer would give the same batch at every step.
-            part: ``"train"`` or ``"test"``.
+            size: Number of pieces, at least 1.
+            length: Number of characters of a piece.
+            generator: Generator, which is advanced by the draw. A seed would give the same batch at every step.
+            part: Part of the text, ``"train"`` or ``"test"``.
 
         Returns:
-            Inputs and targets, ``(size, length)`` each.
+            Inputs and targets, shape ``(size, length)`` each.
+
+        Raises:
+            InputError: An argument is not allowed.
         """
         text = self._part(part, length)
         if not isinstance(generator, torch.Generator):
-            raise InputError(f"batches are drawn one after the other from a torch.Generator, got {generator!r}")
-        if size < 1:
-            raise InputError(f"a batch needs one piece or more, got size={size}")
+            raise InputError(
+                f"generator must be a torch.Generator that advances from batch to batch, got {generator!r}"
+            )
+        check_int("size", size)
         starts = torch.randint(len(text) - length, (size, 1), generator=generator)
         pieces = text[starts + torch.arange(length + 1)]
         return pieces[:, :-1], pieces[:, 1:]
 
     def blocks(self, length: int, part: Part = "test") -> tuple[Tensor, Tensor]:
-        """All of a part, cut into pieces one after the other; what is left at the end is dropped.
+        """Cut a part into successive pieces; an incomplete piece at the end is dropped.
 
         Args:
-            length: Of a piece.
-            part: ``"train"`` or ``"test"``.
+            length: Number of characters of a piece.
+            part: Part of the text, ``"train"`` or ``"test"``.
 
         Returns:
-            Inputs and targets, ``(count, length)`` each.
+            Inputs, and targets one character later, shape ``(count, length)`` each.
+
+        Raises:
+            InputError: An argument is not allowed.
         """
         text = self._part(part, length)
         end = (len(text) - 1) // length * length
         return text[:end].view(-1, length), text[1 : end + 1].view(-1, length)
 
     def _part(self, part: Part, length: int) -> Tensor:
-        if part not in ("train", "test"):
-            raise InputError(f"part must be 'train' or 'test', got {part!r}")
+        check_option("part", part, ("train", "test"))
         text = self.train if part == "train" else self.test
         if not 1 <= length < len(text):
-            raise InputError(f"the {part} text has {len(text)} characters; length must be from 1 to one less: {length}")
+            raise InputError(f"length must be from 1 to {len(text) - 1} for the {part} text, got {length}")
         return text
 
 
 def character_task(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    test_share: float = 0.1,
-    folder: str | os.PathLike[str] | None = None,
+    path: _PathLike | None = None, *, test_share: float = 0.1, folder: _PathLike | None = None
 ) -> CharacterTask:
-    """Tiny Shakespeare, or another text, as characters (NFA paper, figure 2D and appendix J).
+    """Create a character task from Tiny Shakespeare or another text (NFA paper, figure 2D and appendix J).
 
-    As in nanoGPT, whose data the paper takes, the last tenth is for testing and the vocabulary is of the whole text.
+    As in nanoGPT, whose data the paper uses, the test part is the last tenth of the text, and the vocabulary is that of
+    the whole text.
 
     Args:
-        path: Of a UTF-8 text; None reads ``tinyshakespeare.txt`` in the folder.
-        test_share: Share of the characters, at the end, to test on; what is left is rounded down.
-        folder: That holds the file; by default ``text`` in the folder that the environment variable FEATLEARN_DATA
-            names, or else in featlearn's part of the user's cache folder.
+        path: UTF-8 text file. None is ``tinyshakespeare.txt`` in the folder.
+        test_share: Share of the characters in the test part, from 0 to below 1; the length of the training part is
+            rounded down.
+        folder: Folder of the file. None is ``text`` in the folder of the environment variable FEATLEARN_DATA, or else
+            in the folder ``featlearn`` of the user's cache.
+
+    Returns:
+        The task.
+
+    Raises:
+        DataNotPresent: ``tinyshakespeare.txt`` is missing.
+        InputError: The file cannot be read, or has fewer than two characters.
     """
-    if not 0 <= test_share < 1:
-        raise InputError(f"test_share must be from 0 to below 1, got {test_share!r}")
+    check_number("test_share", test_share, 0, below=1)
     if path is None:
         where = data_folder("text", folder)
         path = where / _SHAKESPEARE
@@ -111,7 +146,7 @@ def character_task(
             raise not_present("text", where, [_SHAKESPEARE])
     text = _text(Path(path))
     if len(text) < 2:
-        raise InputError(f"{Path(path).name} has {len(text)} characters: there is none to predict")
+        raise InputError(f"{Path(path).name} must have at least 2 characters, got {len(text)}")
     vocabulary = "".join(sorted(set(text)))
     numbers = _encoded(text, vocabulary)
     cut = int((1 - test_share) * len(numbers))
@@ -121,14 +156,13 @@ def character_task(
 def _encoded(text: str, vocabulary: str) -> Tensor:
     positions = {character: i for i, character in enumerate(vocabulary)}
     if unknown := sorted(set(text) - set(positions)):
-        raise InputError(f"the vocabulary has no {', '.join(map(repr, unknown))}")
+        raise InputError(f"text must have characters of the vocabulary only, got {', '.join(map(repr, unknown))}")
     return torch.tensor([positions[character] for character in text], dtype=torch.int64)
 
 
 def _text(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8", newline="") as file:  # line ends stay as they are
-            return file.read()
+        return path.read_bytes().decode("utf-8")  # line ends are kept
     except UnicodeDecodeError as error:
         raise InputError(f"{path.name} is not UTF-8 text: {error}") from error
     except OSError as error:
@@ -140,10 +174,10 @@ class SentenceTask:
     """Sentences and their classes.
 
     Attributes:
-        sentences: To learn from.
-        y: Their classes, ``(n,)`` integers from 0 to ``classes - 1``; of SST-2, 0 is negative and 1 positive.
-        sentences_test: To judge by.
-        y_test: Their classes.
+        sentences: Training sentences.
+        y: Training classes, integers from 0 to ``classes - 1``, shape ``(n,)``. In SST-2, 0 is negative, 1 positive.
+        sentences_test: Test sentences.
+        y_test: Test classes, shape ``(n_test,)``.
         classes: Number of classes.
     """
 
@@ -159,24 +193,31 @@ def sentence_task(
     n_test: int | None = None,
     *,
     test: Literal["test", "dev"] = "test",
-    folder: str | os.PathLike[str] | None = None,
+    folder: _PathLike | None = None,
     generator: Seed = None,
 ) -> SentenceTask:
-    """Sentences of film reviews with their sentiment (SST-2), drawn at random without replacement.
+    """Draw sentences of film reviews with their sentiment (SST-2) at random without replacement.
 
-    The files have a sentence, a tab and a class a line, without a header: SST-2 has two classes, and files of the same
-    form with more are read as well.
+    Each line of the files has a sentence, a tab and a class; there is no header. SST-2 has two classes; files of the
+    same format with more classes are supported.
 
     Args:
-        n: Number of training sentences; None takes all. With the same seed a smaller n is the beginning of a larger.
-        n_test: Number of test sentences; None takes all.
-        test: File to test on: ``"test"`` or ``"dev"``.
-        folder: That holds train.tsv, dev.tsv and test.tsv; by default ``text/sst2_sentences`` in the folder that the
-            environment variable FEATLEARN_DATA names, or else in featlearn's part of the user's cache folder.
-        generator: Generator or integer seed of the draw.
+        n: Number of training sentences. None uses all. With the same seed, sentences of a smaller n are the first ones
+            of a larger n.
+        n_test: Number of test sentences. None uses all.
+        test: File of the test sentences: ``"test"`` or ``"dev"``.
+        folder: Folder of train.tsv, dev.tsv and test.tsv. None is ``text/sst2_sentences`` in the folder of the
+            environment variable FEATLEARN_DATA, or else in the folder ``featlearn`` of the user's cache.
+        generator: Generator or integer seed of the draw. None is seed 0.
+
+    Returns:
+        The task.
+
+    Raises:
+        DataNotPresent: A file is missing.
+        InputError: A file has another format or fewer sentences.
     """
-    if test not in ("test", "dev"):
-        raise InputError(f"test must be 'test' or 'dev', got {test!r}")
+    check_option("test", test, ("test", "dev"))
     where = data_folder(f"text/{_SENTENCES}", folder)
     files = [where / "train.tsv", where / f"{test}.tsv"]
     if missing := [file.name for file in files if not file.is_file()]:
@@ -185,7 +226,7 @@ def sentence_task(
     classes = max(number for _, number in rows + rows_test) + 1
     generator = as_generator(generator, "sentences")
     sentences, y = _drawn(rows, n, files[0].name, generator)
-    # Drawn after the training sentences, which are then the same for every n_test.
+    # Test sentences are drawn last: their number does not change the training sentences.
     sentences_test, y_test = _drawn(rows_test, n_test, files[1].name, generator)
     return SentenceTask(sentences, y, sentences_test, y_test, classes)
 
@@ -195,7 +236,7 @@ def _sentences(path: Path) -> list[tuple[str, int]]:
     if not text:
         raise InputError(f"{path.name} is empty")
     rows = []
-    for i, line in enumerate(text.split("\n")):  # splitlines would cut at other characters as well
+    for i, line in enumerate(text.split("\n")):  # splitlines would split at other characters as well
         sentence, tab, number = line.rpartition("\t")
         if not tab or not (number.isascii() and number.isdigit()):
             raise InputError(f"line {i + 1} of {path.name} must be a sentence, a tab and a class, got {line[:60]!r}")
@@ -208,6 +249,6 @@ def _drawn(
 ) -> tuple[tuple[str, ...], Tensor]:
     count = len(rows) if n is None else n
     if not 0 <= count <= len(rows):
-        raise InputError(f"from 0 to {len(rows)} sentences of {name} can be drawn, not {count}")
+        raise InputError(f"the number of sentences of {name} must be from 0 to {len(rows)}, got {count}")
     kept = [rows[i] for i in torch.randperm(len(rows), generator=generator)[:count].tolist()]
     return tuple(sentence for sentence, _ in kept), torch.tensor([number for _, number in kept], dtype=torch.int64)

@@ -1,4 +1,9 @@
-"""The classification tables of the UCI repository as Fernandez-Delgado et al. (2014) laid them out."""
+"""Classification tables of the UCI repository with the splits of Fernandez-Delgado et al.
+
+References:
+    Fernandez-Delgado, Cernadas, Barro & Amorim (2014), "Do we need hundreds of classifiers to solve real world
+    classification problems?", https://jmlr.org/papers/v15/delgado14a.html.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +30,23 @@ _INDEX = "index.csv"
 _TUNING, _FOLDS = "conxuntos.dat", "conxuntos_kfold.dat"
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Rows to learn from and rows to judge by, from 0 on."""
+"""Row numbers, from 0, of the training rows and of the test or validation rows."""
+_PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, eq=False)
 class UCITable:
-    """A table with its official splits.
+    """Table of the UCI archive with its official splits.
 
     Attributes:
-        name: As in the archive, e.g. ``"abalone"``.
-        X: ``(n, d)`` numbers as the archive has them: categories are coded as integers, and columns are standardized
-            over all rows, test rows included, but for monks-1, monks-2, monks-3 and spectf, which are on another scale.
-        y: ``(n,)`` classes from 0 to ``classes - 1``.
+        name: Name of the table in the archive, e.g. ``"abalone"``.
+        X: Inputs as in the archive, shape ``(n, d)``. Categories are coded as integers, and columns are standardized
+            over all rows, including test rows, except for monks-1, monks-2, monks-3 and spectf (other scales).
+        y: Classes, integers from 0 to ``classes - 1``, shape ``(n,)``.
         classes: Number of classes.
-        folds: Four (train, test) splits of the rows. The four test sets are drawn one by one and overlap.
-        tuning: A (train, validation) split into halves, for the choice of parameters. It cuts across the folds: who
-            learns anything from it has seen test rows of every fold.
+        folds: Four (train, test) splits of the rows. The four test sets are drawn independently and overlap.
+        tuning: Split (train, validation) into halves, for the selection of parameters. It contains test rows of all
+            folds, so anything learned from it depends on them.
     """
 
     name: str
@@ -51,49 +57,70 @@ class UCITable:
     tuning: Split
 
 
-def uci_names(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Names of the tables in the archive, in alphabetical order.
+def uci_names(folder: _PathLike | None = None) -> list[str]:
+    """Return the names of the tables in the archive.
 
     Args:
-        folder: That holds ``uci121_official.tar.xz``; by default ``uci121`` in the folder that the environment
-            variable FEATLEARN_DATA names, or else in featlearn's part of the user's cache folder.
+        folder: Folder of ``uci121_official.tar.xz``. None is ``uci121`` in the folder of the environment variable
+            FEATLEARN_DATA, or else in the folder ``featlearn`` of the user's cache.
+
+    Returns:
+        Names in alphabetical order.
+
+    Raises:
+        DataNotPresent: The archive is missing.
+        InputError: The archive is damaged.
     """
     archive = _find_archive(folder)
     index = archive.with_name(_INDEX)
     if index.is_file():  # saves unpacking the archive
         frame = pd.read_csv(index)
         if "name" not in frame.columns:
-            raise InputError(f"{str(index)!r} must have a column 'name', got {list(frame.columns)}: delete the file")
+            raise InputError(f"{str(index)!r} must have a column 'name', got {list(frame.columns)}. Delete the file.")
         return sorted(map(str, frame["name"]))
     return sorted({name for name, file, _ in _members(archive) if file == f"{name}.txt"})
 
 
-def uci_table(name: str, folder: str | os.PathLike[str] | None = None) -> UCITable:
-    """One table of the archive; `uci_tables` reads many in one pass.
+def uci_table(name: str, folder: _PathLike | None = None) -> UCITable:
+    """Read one table of the archive; `uci_tables` reads many in one pass.
 
-    Of sets in two files it is the first, the training file, to which the splits belong: several of the test files
-    are standardized on their own.
+    Of data sets with two files, only the training file is read. The splits belong to it, and several of the test files
+    are standardized separately.
 
     Args:
-        name: One of `uci_names`.
-        folder: As in `uci_names`.
+        name: Name of the table, one of `uci_names`.
+        folder: Folder of ``uci121_official.tar.xz``. None is the default folder of `uci_names`.
+
+    Returns:
+        The table.
+
+    Raises:
+        DataNotPresent: The archive is missing.
+        InputError: The archive has no such table, or is damaged.
     """
     return next(uci_tables([name], folder))
 
 
-def uci_tables(names: Iterable[str] | None = None, folder: str | os.PathLike[str] | None = None) -> Iterator[UCITable]:
-    """Tables of the archive one after the other, in the archive's order, from one pass over it.
+def uci_tables(names: Iterable[str] | None = None, folder: _PathLike | None = None) -> Iterator[UCITable]:
+    """Iterate over tables in the order of the archive, in one pass over it.
 
-    Nothing is written to disk, and no more than a table is held.
+    Nothing is written to disk, and one table is held in memory at a time.
 
     Args:
-        names: Some of `uci_names`, in any order; all if None.
-        folder: As in `uci_names`.
+        names: Names of the tables, from `uci_names`, in any order. None reads all.
+        folder: Folder of ``uci121_official.tar.xz``. None is the default folder of `uci_names`.
+
+    Returns:
+        Iterator over the tables.
+
+    Raises:
+        DataNotPresent: The archive is missing.
+        InputError: The archive has no such table, or is damaged.
     """
     archive = _find_archive(folder)
     known = uci_names(archive.parent)
     if isinstance(names, str):
-        raise InputError(f"names must be a list of names, got {names!r}: pass [{names!r}] or call uci_table")
+        raise InputError(f"names must be a list of names, got {names!r}. Pass [{names!r}] or call uci_table.")
     wanted = set(known if names is None else names)
     if unknown := sorted(wanted - set(known)):
         close = difflib.get_close_matches(unknown[0], known, n=3)
@@ -102,7 +129,7 @@ def uci_tables(names: Iterable[str] | None = None, folder: str | os.PathLike[str
     return _wanted_tables(archive, wanted)
 
 
-def _find_archive(folder: str | os.PathLike[str] | None) -> Path:
+def _find_archive(folder: _PathLike | None) -> Path:
     archive = data_folder("uci121", folder) / _ARCHIVE
     if not archive.is_file():
         raise not_present("uci121", archive.parent, [_ARCHIVE])
@@ -115,14 +142,14 @@ def _wanted_tables(archive: Path, wanted: set[str]) -> Iterator[UCITable]:
     for name, file, read in _members(archive):
         if name not in waiting or not file.endswith((".dat", ".txt")):
             continue
-        found = parts.setdefault(name, {})
-        found[file] = read()
-        if not _missing(name, found):
+        files = parts.setdefault(name, {})
+        files[file] = read()
+        if not _missing(name, files):
             try:
                 table = _parse(name, parts.pop(name))
             except InputError:
                 raise
-            except ValueError as error:  # of pandas and of int()
+            except ValueError as error:  # from pandas and int()
                 raise _damaged(name, str(error)) from error
             yield table
             waiting.remove(name)
@@ -130,32 +157,33 @@ def _wanted_tables(archive: Path, wanted: set[str]) -> Iterator[UCITable]:
                 return
     if waiting:
         name = min(waiting)
-        raise InputError(
-            f"{archive.name} is incomplete: {name!r} lacks {', '.join(_missing(name, parts.get(name, {})))}"
-        )
+        missing = ", ".join(_missing(name, parts.get(name, {})))
+        raise InputError(f"{archive.name} is incomplete: {name!r} lacks {missing}")
 
 
-def _missing(name: str, found: dict[str, bytes]) -> list[str]:
-    """Files of a table that have not come by yet; which one holds the rows is told in the description."""
+def _missing(name: str, files: dict[str, bytes]) -> list[str]:
+    """Return the files of a table that are still missing; its description names the file of the rows."""
     description = f"{name}.txt"
-    rows = _entry(name, found[description], "fich1") if description in found else "a table of rows"
-    return [file for file in (description, rows, _TUNING, _FOLDS) if file not in found]
+    rows = _entry(name, files[description], "fich1") if description in files else "a table of rows"
+    return [file for file in (description, rows, _TUNING, _FOLDS) if file not in files]
 
 
 def _members(archive: Path) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    """(folder, file name, reader) of every regular file; as a stream, since xz has no way to jump.
+    """Yield folder, file name and reader of each regular file, as a stream, since xz has no random access.
 
-    A reader must be called before the next file is asked for.
+    A reader must be called before the iterator advances.
     """
     try:
-        # Unpacked by lzma, which says when a file is cut short; tarfile alone would take that for its end.
+        # Unpacked by lzma, which detects a truncated file; tarfile would take it for the end of the archive.
         with lzma.open(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as stream:
             for member in stream:
                 path = PurePosixPath(member.name)
                 if member.isfile() and len(path.parts) > 1:
                     yield path.parent.name, path.name, partial(_content, stream, member)
     except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
-        raise InputError(f"{str(archive)!r} is damaged or no .tar.xz archive ({error}): fetch it again") from error
+        raise InputError(
+            f"{str(archive)!r} is damaged or not a .tar.xz archive ({error}). Download it again."
+        ) from error
 
 
 def _content(stream: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
@@ -164,10 +192,10 @@ def _content(stream: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _entry(name: str, description: bytes, key: str) -> str:
-    found = re.search(rf"^\s*{key}\s*=\s*(\S+)", description.decode("latin-1"), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^\s*{key}\s*=\s*(\S+)", description.decode("latin-1"), re.MULTILINE)
+    if match is None:
         raise _damaged(name, f"{name}.txt has no entry {key!r}")
-    return found[1]
+    return match[1]
 
 
 def _damaged(name: str, what: str) -> InputError:
@@ -178,7 +206,7 @@ def _parse(name: str, files: dict[str, bytes]) -> UCITable:
     description = files[f"{name}.txt"]
     n, d, classes = (int(_entry(name, description, key)) for key in ("n_patrons1", "n_entradas", "n_clases"))
     rows = _entry(name, description, "fich1")
-    # The first column counts the rows; the header leaves it without a name.
+    # The first column numbers the rows and has no name in the header.
     frame = pd.read_csv(io.BytesIO(files[rows]), sep="\t", index_col=0)
     if frame.shape != (n, d + 1):
         raise _damaged(name, f"{rows} must be {n} rows of {d} inputs and a class, got {frame.shape}")
@@ -188,18 +216,12 @@ def _parse(name: str, files: dict[str, bytes]) -> UCITable:
         raise _damaged(name, f"{rows} has missing or infinite entries")
     if (y != values[:, -1]).any() or y.min() < 0 or y.max() >= classes:
         raise _damaged(name, f"classes in {rows} must be integers from 0 to {classes - 1}")
-    return UCITable(
-        name=name,
-        X=np.ascontiguousarray(values[:, :-1]),
-        y=y,
-        classes=classes,
-        folds=_splits(name, _FOLDS, files[_FOLDS], 4, n),
-        tuning=_splits(name, _TUNING, files[_TUNING], 1, n)[0],
-    )
+    folds, (tuning,) = (_splits(name, file, files[file], count, n) for file, count in ((_FOLDS, 4), (_TUNING, 1)))
+    return UCITable(name, np.ascontiguousarray(values[:, :-1]), y, classes, folds, tuning)
 
 
 def _splits(name: str, file: str, text: bytes, count: int, n: int) -> list[Split]:
-    """Splits of n rows: two lines of indices each, from 0 on."""
+    """Parse splits of n rows, two lines of row numbers each, from 0."""
     lines = [np.array(line.split(), dtype=np.int64) for line in text.splitlines() if line.strip()]
     if len(lines) != 2 * count:
         raise _damaged(name, f"{file} must have {2 * count} lines, got {len(lines)}")

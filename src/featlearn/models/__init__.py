@@ -1,4 +1,4 @@
-"""Networks of the papers, and how they start."""
+"""Networks of the papers, and their initialization."""
 
 from featlearn._utils.public_names import renamed_names
 from featlearn.linalg.activations import NormalizedActivation, activation_module, normalized_activation

@@ -1,4 +1,10 @@
-"""Convolutional networks of the papers, for small images."""
+"""Convolutional networks of the papers, for small images.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr (NFA
+    paper).
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506 (spectral paper).
+"""
 
 from __future__ import annotations
 
@@ -11,10 +17,10 @@ from torch import Tensor, nn
 
 from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
-from featlearn._utils.validation import check_option, is_int
+from featlearn._utils.validation import check_number, check_option, is_int
 from featlearn.errors import InputError
 from featlearn.linalg.activations import Activation, activation_module, normalized_activation
-from featlearn.models.mlp import Scale, linear_layer
+from featlearn.models.mlp import Scale, draw_normal, linear_layer, with_parameters
 
 _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 
@@ -30,48 +36,51 @@ def small_cnn(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """A small convolutional network in the NTK parameterization (spectral paper, figures 4 and 6, appendix A).
+    """Create a small convolutional network in the NTK parameterization (spectral paper, figures 4 and 6, appendix A).
 
-    The paper says of its network that it is "similar to the VGG model", without biases, with standard normal weights
-    in the NTK parameterization and normalized centered activations; its sizes are not told. Here it is 3x3
-    convolutions with padding, each behind a factor ``1 / sqrt(9 channels)`` and followed by the activation and 2x2
-    max-pooling, and a linear readout behind ``1 / sqrt(features)``. Inputs should be standardized.
+    The network of the paper is "similar to the VGG model", without biases, with standard normal weights in the NTK
+    parameterization and normalized centered activations; the paper does not give its sizes. Here each 3x3 convolution
+    with padding has a factor ``1 / sqrt(9 channels)`` before it, and the activation and 2x2 max-pooling after it. The
+    linear readout has a factor ``1 / sqrt(features)``. Inputs should be standardized.
 
     Args:
-        channels: Outputs of each convolution.
-        outputs: Of the readout; CIFAR-2 has one.
-        image_shape: ``(channels, height, width)`` of the images; sides are halved, rounded down, by every pooling.
-        activation: A name, a module, a factory or a function, see `activation_module`.
-        normalized: Whether to center and normalize the activation under N(0, 1), see `normalized_activation`.
-        generator: Generator or integer seed.
-        dtype: Of the parameters, torch's default if None. Numbers are drawn in float64 and rounded.
+        channels: Number of output channels of each convolution.
+        outputs: Number of outputs; 1 for CIFAR-2.
+        image_shape: Shape ``(channels, height, width)`` of the images; each pooling halves the sides, rounded down.
+        activation: Activation: a name, a module, a factory or a function, as in `activation_module`.
+        normalized: Whether the activation is centered and normalized under N(0, 1), as in `normalized_activation`.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of the parameters. None is torch's default. Numbers are drawn in float64 and rounded, so that a
+            network has the same weights in every dtype.
 
-    >>> net = small_cnn((8, 16), image_shape=(1, 28, 28))
-    >>> net(torch.zeros(2, 1, 28, 28)).shape
-    torch.Size([2, 1])
+    Returns:
+        The network.
+
+    Raises:
+        InputError: A number is not a positive integer, or the images are too small for the poolings.
+
+    Example:
+        >>> net = small_cnn((8, 16), image_shape=(1, 28, 28))
+        >>> net(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 1])
     """
     k_in, height, width = image_shape
     _check_counts([*channels, outputs, *image_shape])
-    side = min(height, width) >> len(channels)
-    if not channels or side < 1:
-        raise InputError(f"images of {height}x{width} pixels allow from 1 to {_poolings(height, width)} convolutions")
+    most = min(height, width).bit_length() - 1  # each pooling halves the sides
+    if not 1 <= len(channels) <= most:
+        raise InputError(
+            f"channels must be 1 to {most} numbers for images of {height}x{width} pixels, got {len(channels)}"
+        )
     generator = as_generator(generator, "small_cnn")
     net = nn.Sequential()
     for k_out in channels:
-        net.append(Scale(1 / math.sqrt(9 * k_in)))
-        net.append(_conv_layer(_normal((k_out, k_in, 3, 3), 1.0, generator), None, dtype))
-        net.append(normalized_activation(activation) if normalized else activation_module(activation))
-        net.append(nn.MaxPool2d(2))
+        convolution = _conv_layer(draw_normal((k_out, k_in, 3, 3), generator), None, dtype)
+        activate = normalized_activation(activation) if normalized else activation_module(activation)
+        net.extend([Scale(1 / math.sqrt(9 * k_in)), convolution, activate, nn.MaxPool2d(2)])
         k_in = k_out
     features = k_in * (height >> len(channels)) * (width >> len(channels))
-    net.append(nn.Flatten())
-    net.append(Scale(1 / math.sqrt(features)))
-    net.append(linear_layer(_normal((outputs, features), 1.0, generator), dtype=dtype))
-    return net
-
-
-def _poolings(height: int, width: int) -> int:
-    return min(height, width).bit_length() - 1
+    readout = linear_layer(draw_normal((outputs, features), generator), dtype=dtype)
+    return net.extend([nn.Flatten(), Scale(1 / math.sqrt(features)), readout])
 
 
 def vgg11(
@@ -85,31 +94,38 @@ def vgg11(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
-    """VGG-11 without batch normalization, for images of 32x32 pixels (NFA paper, figure 2C and appendix J).
+    """Create VGG-11 without batch normalization for images of 32x32 pixels (NFA paper, figure 2C and appendix J).
 
-    Eight 3x3 convolutions with padding and ReLU, of 64, 128, 256, 256, 512, 512, 512 and 512 channels, five
-    poolings that leave one pixel, and linear layers. Torchvision's VGG-11, from which the paper's is taken, has two
-    hidden linear layers of 4,096 (``hidden=(4096, 4096)``) behind copies of that one pixel on 7x7 places, which this
-    leaves out, and dropout between them. The paper's networks have no biases.
+    The network has eight 3x3 convolutions with padding and ReLU, of 64, 128, 256, 256, 512, 512, 512 and 512 channels,
+    five poolings down to one pixel, and linear layers. VGG-11 of torchvision, on which the paper is based, has two
+    hidden linear layers of 4,096 (``hidden=(4096, 4096)``) with dropout, on 7x7 copies of this pixel; copies and
+    dropout are left out here. The networks of the paper have no biases.
 
     Args:
         classes: Number of outputs.
-        width: Factor of all numbers of channels, which are rounded: 0.125 runs on a CPU.
+        width: Factor of all numbers of channels, which are rounded, above 0; 0.125 is fast enough for a CPU.
         hidden: Widths of hidden linear layers, not multiplied by ``width``.
-        channels: Of the images.
+        channels: Number of channels of the images.
         bias: Whether layers have biases.
-        init: "uniform" is PyTorch's own, U(-1/sqrt(k_in), 1/sqrt(k_in)) with k_in = 9 channels for a convolution, which
-            the paper states for its networks; "he" is torchvision's: N(0, 2 / (9 outputs)) for convolutions,
+        init: Initialization: "uniform" is PyTorch's default, U(-1/sqrt(k_in), 1/sqrt(k_in)) with k_in = 9 channels for
+            a convolution, as in the paper; "he" is torchvision's: N(0, 2 / (9 outputs)) for convolutions,
             N(0, 0.01^2) for linear layers, zero biases.
-        generator: Generator or integer seed.
-        dtype: Of the parameters, torch's default if None. Numbers are drawn in float64 and rounded.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of the parameters. None is torch's default. Numbers are drawn in float64 and rounded, so that a
+            network has the same weights in every dtype.
 
-    >>> vgg11(10, width=0.125)(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
+    Returns:
+        The network.
+
+    Raises:
+        InputError: An argument is not allowed.
+
+    Example:
+        >>> vgg11(10, width=0.125)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
     _check_counts([classes, channels, *hidden])
-    if not (math.isfinite(width) and width > 0):
-        raise InputError(f"width is a factor and must be positive, got {width!r}")
+    check_number("width", width, above=0)
     check_option("init", init, ("uniform", "he"))
     generator = as_generator(generator, "vgg11")
     net = nn.Sequential()
@@ -120,8 +136,7 @@ def vgg11(
             continue
         k_out = max(round(width * item), 1)
         std = math.sqrt(2 / (9 * k_out)) if init == "he" else None
-        net.append(_conv_layer(*_drawn((k_out, k_in, 3, 3), std, bias, generator), dtype))
-        net.append(nn.ReLU())
+        net.extend([_conv_layer(*_drawn((k_out, k_in, 3, 3), std, bias, generator), dtype), nn.ReLU()])
         k_in = k_out
     net.append(nn.Flatten())
     for i, k_out in enumerate((*hidden, classes)):
@@ -140,27 +155,15 @@ def _check_counts(counts: Sequence[int]) -> None:
 def _drawn(
     shape: tuple[int, ...], std: float | None, bias: bool, generator: torch.Generator
 ) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias: normal with a standard deviation and zero, or PyTorch's uniform if that is None."""
+    """Draw a normal weight with zero bias, or PyTorch's uniform weight and bias if ``std`` is None."""
     if std is not None:
-        return _normal(shape, std, generator), torch.zeros(shape[0]) if bias else None
+        return std * draw_normal(shape, generator), torch.zeros(shape[0]) if bias else None
     bound = 1 / math.sqrt(math.prod(shape[1:]))
     draw = [2 * bound * torch.rand(s, generator=generator, dtype=torch.float64) - bound for s in (shape, shape[:1])]
     return draw[0], draw[1] if bias else None
 
 
-def _normal(shape: tuple[int, ...], std: float, generator: torch.Generator) -> Tensor:
-    return std * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
 def _conv_layer(weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the size of images, with given parameters."""
+    """Create a 3x3 convolution with given parameters that keeps the size of images."""
     k_out, k_in = weight.shape[:2]
-    # skip_init leaves the parameters unset: nn.Conv2d would draw from the global generator.
-    conv: nn.Conv2d = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        nn.Conv2d, k_in, k_out, 3, padding=1, bias=bias is not None, dtype=dtype
-    )
-    with torch.no_grad():
-        conv.weight.copy_(weight)
-        if bias is not None and conv.bias is not None:
-            conv.bias.copy_(bias)
-    return conv
+    return with_parameters(weight, bias, nn.Conv2d, k_in, k_out, 3, padding=1, dtype=dtype)

@@ -1,4 +1,9 @@
-"""A small transformer that predicts the next token."""
+"""Small transformer for the prediction of the next token.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr (NFA
+    paper).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
-from featlearn.models.mlp import linear_layer
+from featlearn.models.mlp import draw_normal, linear_layer
 
 _STD = 0.02
 
@@ -27,32 +32,38 @@ def gpt(
     generator: Seed = None,
     dtype: torch.dtype | None = None,
 ) -> GPT:
-    """A GPT of nanoGPT's kind without dropout and biases (NFA paper, figure 2D and appendix J).
+    """Create a GPT like nanoGPT without dropout and biases (NFA paper, figure 2D and appendix J).
 
-    The defaults are those of the paper, which are nanoGPT's for characters but for 3 blocks instead of 6. Query, key
-    and value are layers of their own, named ``blocks.0.attn.q``, ``.k``, ``.v``, so that each has its feature
-    matrices. Weights start at N(0, 0.02^2), those that lead back into the residual stream at that over
-    ``sqrt(2 blocks)``.
+    The defaults are those of the paper: nanoGPT's for characters, but with 3 blocks instead of 6. Query, key and value
+    are separate layers ``blocks.0.attn.q``, ``.k`` and ``.v``, so that each has its own feature matrices. Weights are
+    drawn from N(0, 0.02^2); those of layers that add to the residual stream are divided by ``sqrt(2 blocks)``.
 
     Args:
         vocabulary: Number of tokens.
-        length: Most tokens in a piece of text.
+        length: Maximum number of tokens in a piece of text.
         blocks: Number of blocks, each of attention and a two-layer perceptron.
-        heads: Of attention; they divide the width.
-        width: Of the residual stream.
-        tied: Whether the head's weight is the embedding's, as in nanoGPT.
-        generator: Generator or integer seed.
-        dtype: Of the parameters, torch's default if None. Numbers are drawn in float64 and rounded, so that a
+        heads: Number of attention heads, a divisor of ``width``.
+        width: Width of the residual stream.
+        tied: Whether embedding and head share their weight, as in nanoGPT.
+        generator: Generator or integer seed. None is seed 0.
+        dtype: Type of the parameters. None is torch's default. Numbers are drawn in float64 and rounded, so that a
             network has the same weights in every dtype.
 
-    >>> gpt(65, 8, width=24)(torch.zeros(2, 8, dtype=torch.int64)).shape
-    torch.Size([2, 8, 65])
+    Returns:
+        The network.
+
+    Raises:
+        InputError: A number is not a positive integer, or ``heads`` does not divide ``width``.
+
+    Example:
+        >>> gpt(65, 8, width=24)(torch.zeros(2, 8, dtype=torch.int64)).shape
+        torch.Size([2, 8, 65])
     """
     sizes = {"vocabulary": vocabulary, "length": length, "blocks": blocks, "heads": heads, "width": width}
     for name, size in sizes.items():
         check_int(name, size)
     if width % heads:
-        raise InputError(f"the width must be a multiple of the number of heads, got {width} and {heads}")
+        raise InputError(f"width must be a multiple of heads={heads}, got {width}")
     draw = _Draw(as_generator(generator, "gpt"), dtype)
     embedding, positions = (draw.embedding(count, width) for count in (vocabulary, length))
     inner = _STD / math.sqrt(2 * blocks)
@@ -64,21 +75,17 @@ def gpt(
 
 
 class _Draw:
-    """Layers with weights from one generator."""
+    """Source of layers with weights from one generator."""
 
     def __init__(self, generator: torch.Generator, dtype: torch.dtype | None) -> None:
-        self.generator = generator
-        self.dtype = dtype
-
-    def _normal(self, k_out: int, k_in: int, std: float) -> Tensor:
-        return std * torch.randn(k_out, k_in, generator=self.generator, dtype=torch.float64)
+        self.generator, self.dtype = generator, dtype
 
     def linear(self, k_in: int, k_out: int, std: float = _STD) -> nn.Linear:
-        return linear_layer(self._normal(k_out, k_in, std), dtype=self.dtype)
+        return linear_layer(std * draw_normal((k_out, k_in), self.generator), dtype=self.dtype)
 
     def embedding(self, count: int, width: int) -> nn.Embedding:
         dtype = torch.get_default_dtype() if self.dtype is None else self.dtype
-        return nn.Embedding(count, width, _weight=self._normal(count, width, _STD).to(dtype))
+        return nn.Embedding(count, width, _weight=(_STD * draw_normal((count, width), self.generator)).to(dtype))
 
 
 def _norm(width: int, dtype: torch.dtype | None) -> nn.LayerNorm:
@@ -95,7 +102,7 @@ class Attention(nn.Module):
         self.out = draw.linear(width, width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(n, tokens, width)`` to the same."""
+        """Return the output of the layer, shape ``(n, tokens, width)`` as the input."""
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(-3, -2) for layer in (self.q, self.k, self.v))
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
         out: Tensor = self.out(mixed.transpose(-3, -2).flatten(-2))
@@ -103,7 +110,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a normalization and beside a skip connection."""
+    """Attention and a two-layer perceptron, each with a normalization before it and a skip connection."""
 
     def __init__(self, width: int, heads: int, draw: _Draw, inner: float) -> None:
         super().__init__()
@@ -113,30 +120,46 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(draw.linear(width, 4 * width), nn.GELU(), draw.linear(4 * width, width, inner))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(n, tokens, width)`` to the same."""
+        """Return the output of the layer, shape ``(n, tokens, width)`` as the input."""
         x = x + self.attn(self.attn_norm(x))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
 
 class GPT(nn.Module):
-    """See `gpt`."""
+    """Transformer for the prediction of the next token; `gpt` creates one.
+
+    Args:
+        embedding: Embedding of the tokens.
+        positions: Embedding of the positions.
+        blocks: Blocks of attention and perceptron.
+        norm: Normalization after the blocks.
+        head: Linear layer from the residual stream to the logits.
+    """
 
     def __init__(
         self, embedding: nn.Embedding, positions: nn.Embedding, blocks: list[Block], norm: nn.LayerNorm, head: nn.Linear
     ) -> None:
         super().__init__()
-        self.embedding = embedding
-        self.positions = positions
+        self.embedding, self.positions = embedding, positions
         self.blocks = nn.Sequential(*blocks)
-        self.norm = norm
-        self.head = head
+        self.norm, self.head = norm, head
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token after each: ``(n, length)`` integers to ``(n, length, vocabulary)``."""
+        """Compute the logits of the next token after each token.
+
+        Args:
+            tokens: Tokens, integers of shape ``(n, length)``.
+
+        Returns:
+            Logits, shape ``(n, length, vocabulary)``.
+
+        Raises:
+            InputError: There are more tokens than positions.
+        """
         length = tokens.shape[-1]
         if length > self.positions.num_embeddings:
-            raise InputError(f"the network reads {self.positions.num_embeddings} tokens at most, got {length}")
+            raise InputError(f"tokens must be at most {self.positions.num_embeddings} per row, got {length}")
         x = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
         logits: Tensor = self.head(self.norm(self.blocks(x)))
         return logits

@@ -1,4 +1,8 @@
-"""Recursive feature machines: kernel machines that learn features without back-propagation."""
+"""Recursive feature machines: kernel machines that learn features without back-propagation.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644.
+"""
 
 from featlearn.rfm._estimators import RFMClassifier, RFMRegressor
 from featlearn.rfm._persistence import column_kinds, load_tabular, save_tabular

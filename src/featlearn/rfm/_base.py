@@ -1,4 +1,4 @@
-"""What the estimators share: from checked rows and targets to a model, its features and its file."""
+"""Base class of the estimators: validation of rows and targets, fit, prediction, features and files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from numpy.random import RandomState
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
@@ -24,24 +25,23 @@ from featlearn.errors import InputError
 from featlearn.plots import feature_matrix_picture
 from featlearn.rfm._params import (
     check_finite,
-    check_memory,
     check_range,
     checked_settings,
     fold_numbers,
     resolve_device,
     resolve_dtype,
-    wrong_validation,
 )
 from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import FittedRFM, learn
-from featlearn.rfm.training_rows import HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
+from featlearn.rfm.training_rows import Folds, HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
 Array = NDArray[np.float64]
 
 
 class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What regressor and classifier share; see `featlearn.RFMRegressor` for the parameters."""
+    """Base class of `featlearn.RFMRegressor`, which describes the parameters, and `featlearn.RFMClassifier`."""
 
     def __init__(
         self,
@@ -70,53 +70,36 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        self.kernel = kernel
-        self.update = update
-        self.power = power
-        self.rescale = rescale
-        self.bandwidth = bandwidth
-        self.exponent = exponent
-        self.norm = norm
-        self.degree = degree
-        self.offset = offset
-        self.ridge = ridge
-        self.n_iter = n_iter
-        self.diagonal = diagonal
-        self.subset = subset
-        self.centers = centers
-        self.center_sampling = center_sampling
-        self.validation = validation
-        self.patience = patience
-        self.fit_intercept = fit_intercept
-        self.dtype = dtype
-        self.device = device
-        self.max_memory = max_memory
-        self.random_state = random_state
-        self.verbose = verbose
+        self.kernel, self.exponent, self.norm, self.degree, self.offset = kernel, exponent, norm, degree, offset
+        self.update, self.power, self.rescale, self.diagonal = update, power, rescale, diagonal
+        self.bandwidth, self.ridge, self.fit_intercept = bandwidth, ridge, fit_intercept
+        self.n_iter, self.validation, self.patience = n_iter, validation, patience
+        self.subset, self.centers, self.center_sampling = subset, centers, center_sampling
+        self.dtype, self.device, self.max_memory = dtype, device, max_memory
+        self.random_state, self.verbose = random_state, verbose
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
-        if hasattr(self, "feature_matrix_"):
-            del self.feature_matrix_  # unfitted until all is learned: a failed fit mixes no two models
-        X, y = validate_data(
-            self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options
-        )  # fmt: skip
+        self.__dict__.pop(
+            "feature_matrix_", None
+        )  # unfitted until the fit succeeds: no mix of two models after a failure
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
 
     def _checked_weights(self, X: Array, sample_weight: Any) -> Array:
         weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
-            raise InputError("sample_weight is zero for every row: at least one must be positive")
+            raise InputError("sample_weight must be positive for at least one row, got zero for every row")
         return weights
 
     def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> None:
-        """Fit rows and targets, ``(n, c)``."""
+        """Fit the model to rows and targets of shape ``(n, c)``."""
         rng = None if self.random_state is None else check_random_state(self.random_state)
         settings = checked_settings(self, seed=0 if rng is None else int(rng.randint(2**31)))
         used = weights > 0
-        # Outputs count the same in M and in every choice, whatever their units; class codes have one unit.
+        # All outputs count equally in M and in validation, in any units; class codes have one unit.
         targets = targets[used]
         self._units = TargetUnits.none(targets.shape[1])
         if not classifier:
@@ -124,130 +107,106 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._units = target_units(targets, weights[used], centered=bool(self.fit_intercept))
             targets = self._units.standardize(targets)
         if (targets == targets[0]).all():
-            settings = replace(settings, update="none")  # M would be learned from rounding
-        # A splitter was made for all rows, a number of folds is meant for those that count.
-        folds = None
-        if not isinstance(self.validation, numbers.Integral):
-            folds = fold_numbers(self.validation, X, y, classifier)
-            folds = None if folds is None else np.unique(folds[used], return_inverse=True)[1]
-        X, y, weights = X[used], y[used], weights[used]
-        if isinstance(self.validation, numbers.Integral):
-            folds = fold_numbers(self.validation, X, y, classifier)
-        # The median: a mean would lie with one far row, and make others equal.
+            settings = replace(settings, update="none")  # M would be learned from rounding errors
+        # A splitter applies to all rows, a number of folds to the rows of positive weight.
+        counted = isinstance(self.validation, numbers.Integral)
+        folds = fold_numbers(self.validation, *((X[used], y[used]) if counted else (X, y)), classifier)
+        if folds is not None and not counted:
+            folds = np.unique(folds[used], return_inverse=True)[1]
+        X, weights = X[used], weights[used]
+        # Not the mean: it would follow one far row, and rounding would make the other rows equal.
         self._center = np.median(X, axis=0) if settings.kernel.radial else np.zeros(X.shape[1])
         check_range("X", X - self._center, resolve_dtype(self.dtype))
-        held, kept = self._held_out(X, targets, weights, folds)
-        problem = self._problem(
-            X[kept], targets[kept], weights[kept], None if folds is None else folds[kept], rng, held
-        )
+        held, kept = self._held_out(X, targets, weights)
+        kept_folds = None if folds is None else folds[kept]
+        problem = self._problem(X[kept], targets[kept], weights[kept], kept_folds, rng, held)
         refit = None if kept.all() else self._problem(X, targets, weights, None, rng, None)
         full = problem if refit is None else refit
         if settings.centers is not None and settings.centers > len(full):
             warnings.warn(
                 f"centers={settings.centers} is more than the {len(full)} distinct rows: all rows are centers",
-                UserWarning,
                 stacklevel=3,
             )
-        direct = settings.centers is None
-        check_memory(
-            len(full) if direct else min(len(full), settings.subset or len(full)), full.x.dtype, self.max_memory, direct
-        )
-        if settings.update != "none" and not settings.diagonal:
-            d = X.shape[1]
-            check_fits(
-                4.0 * full.x.element_size() * d**2,
-                f"the feature matrix of {d:,} features, its root and what they are computed in,",
-                "pass diagonal=True, or fewer features",
-                self.max_memory,
-            )
-        if len(problem) < 2:  # nothing can be left out: the mean is all there is to learn
-            settings = replace(
-                settings, judge=False, update="none", ridge=settings.ridge or 1.0, bandwidth=settings.bandwidth or 1.0
-            )
-        model = self._run(problem, settings, refit)
+        self._check_memory(full, settings)
+        if len(problem) < 2:  # no row can be left out: the model is the mean
+            ridge, bandwidth = settings.ridge or 1.0, settings.bandwidth or 1.0
+            settings = replace(settings, judge=False, update="none", ridge=ridge, bandwidth=bandwidth)
+        with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
+            model = learn(problem, settings, lambda _: advance(), refit)
+        if self.verbose:
+            _show_history(model)
         self._kernel = settings.kernel
         self._keep(model)
 
-    def _held_out(
-        self, X: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None
-    ) -> tuple[HeldOut | None, NDArray[np.bool_]]:
-        """Rows that judge, and which of X stay in the fit."""
+    def _check_memory(self, full: TrainingRows, settings: Settings) -> None:
+        rows, fix = len(full), "pass centers=2000 (Nystrom centers)"
+        if settings.centers is not None:
+            rows, fix = min(rows, settings.subset or rows), "pass a smaller subset=, such as 2000"
+        fix += ", or dtype='float32'" if full.x.dtype == torch.float64 else ""
+        size = full.x.element_size()
+        check_fits(rows * rows * size / 0.9, f"the direct solve of {rows:,} distinct rows", fix, self.max_memory)
+        if settings.update != "none" and not settings.diagonal:
+            d = full.x.shape[1]
+            what = f"the feature matrix of {d:,} features, with its root and the computation of both,"
+            check_fits(4.0 * size * d**2, what, "pass diagonal=True, or fewer features", self.max_memory)
+
+    def _held_out(self, X: Array, targets: Array, weights: Array) -> tuple[HeldOut | None, NDArray[np.bool_]]:
+        """Return the rows for validation, and the mask of the rows of X that stay in the fit."""
         kept = np.ones(len(X), dtype=bool)
         validation = self.validation
-        if folds is not None or validation is None or (isinstance(validation, str) and validation == "loo"):
-            return None, kept
         if isinstance(validation, float):
             if not 0.0 < validation < 1.0:
-                raise InputError(f"validation as a share must be between 0 and 1, got {validation!r}")
+                raise InputError(f"validation must be a share between 0 and 1, got {validation!r}")
             rng = None if self.random_state is None else check_random_state(self.random_state)
             kept = ~some_rows(X, validation, rng)
             if kept.all() or kept.sum() < 2:
-                raise InputError(f"validation={validation} of {len(X)} rows leaves none to judge or too few to fit")
-            return self._as_held(X[~kept], targets[~kept], weights[~kept]), kept
-        if isinstance(validation, tuple) and len(validation) == 2:
+                raise InputError(f"validation must leave 1 to validate and 2 to fit, got {validation} of {len(X)} rows")
+            held = X[~kept], targets[~kept], weights[~kept]
+        elif isinstance(validation, tuple):
             X_val = validate_data(self, validation[0], reset=False, dtype=np.float64, ensure_all_finite=False)
             check_finite("X_val", X_val)
             coded = self._coded(validation[1], len(X_val))
             if coded.shape[1] != targets.shape[1]:
-                raise InputError(f"y_val must have {targets.shape[1]} outputs as y has, got {coded.shape[1]}")
-            return self._as_held(X_val, self._units.standardize(coded), np.ones(len(X_val))), kept
-        raise wrong_validation(validation)
+                raise InputError(f"y_val must have {targets.shape[1]} outputs as y, got {coded.shape[1]}")
+            held = X_val, self._units.standardize(coded), np.ones(len(X_val))
+        else:
+            return None, kept
+        return HeldOut(self._tensor(held[0] - self._center), *map(self._tensor, held[1:])), kept
 
     def _coded(self, y: Any, rows: int) -> Array:
-        """Targets of held-out rows in the form in which the model learns them."""
+        """Return targets as the model learns them, shape ``(rows, c)``."""
         raise NotImplementedError
-
-    def _as_held(self, X: Array, targets: Array, weights: Array) -> HeldOut:
-        return HeldOut(self._tensor(X - self._center), self._tensor(targets), self._tensor(weights))
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(resolve_device(self.device), resolve_dtype(self.dtype))
 
     def _problem(
-        self,
-        X: Array,
-        targets: Array,
-        weights: Array,
-        folds: NDArray[np.int64] | None,
-        rng: np.random.RandomState | None,
-        held: HeldOut | None,
+        self, X: Array, targets: Array, weights: Array, folds: Folds, rng: RandomState | None, held: HeldOut | None
     ) -> TrainingRows:
-        merged = merge_rows(X, targets, weights, folds)
-        order = np.arange(len(merged.x)) if rng is None else rng.permutation(len(merged.x))
-        return TrainingRows(
-            self._tensor(merged.x[order] - self._center),
-            self._tensor(merged.targets[order]),
-            self._tensor(merged.weights[order]),
-            None if merged.folds is None else torch.from_numpy(merged.folds[order]).to(resolve_device(self.device)),
-            held,
-            bool(self.fit_intercept),
-            self._tensor(merged.spread[order]),
-            torch.from_numpy(self._units.scale).to(resolve_device(self.device)),
-        )
-
-    def _run(self, problem: TrainingRows, settings: Any, refit: TrainingRows | None) -> FittedRFM:
-        with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
-            model = learn(problem, settings, lambda _: advance(), refit)
-        if self.verbose:
-            show_history(model)
-        return model
+        X, targets, weights, folds, spread = merge_rows(X, targets, weights, folds)
+        order = np.arange(len(X)) if rng is None else rng.permutation(len(X))
+        x, y, w, s = (self._tensor(array[order]) for array in (X - self._center, targets, weights, spread))
+        numbers = None if folds is None else torch.from_numpy(folds[order]).to(x.device)
+        scales = torch.from_numpy(self._units.scale).to(x.device)
+        return TrainingRows(x, y, w, numbers, held, bool(self.fit_intercept), s, scales)
 
     def _keep(self, model: FittedRFM) -> None:
-        model = _laid_out(model)
-        self._model = model
-        metric = model.metric.cpu().double().numpy()
-        self.feature_matrix_ = np.diag(metric) if metric.ndim == 1 else metric
+        """Set the attributes of a fitted model."""
+        # Contiguous arrays, as in a file: other strides would change the rounding of predictions after `load`.
+        metric, centers, mean, alpha = (
+            array.clone(memory_format=torch.contiguous_format)
+            for array in (model.metric, model.centers, model.mean, model.fit.alpha)
+        )
+        self._model = replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
+        matrix = metric.cpu().double().numpy()
+        self.feature_matrix_ = np.diag(matrix) if matrix.ndim == 1 else matrix
         diagonal = self.feature_matrix_.diagonal()
         self.feature_importances_ = diagonal / (diagonal.sum() or 1.0)
         self.history_ = pd.DataFrame([asdict(line) for line in model.history]).set_index("iteration")
-        self.best_iteration_ = model.best
-        self.n_iter_ = len(model.history)
-        self.ridge_ = model.ridge
-        self.bandwidth_ = model.fit.bandwidth
-        self.condition_ = model.fit.condition
-        self.validation_error_ = model.error
-        self.dual_coef_ = model.fit.alpha.cpu().double().numpy() * self._units.scale
-        self.intercept_ = self._units.restore(model.mean.cpu().double().numpy())
+        self.best_iteration_, self.n_iter_, self.validation_error_ = model.best, len(model.history), model.error
+        self.ridge_, self.bandwidth_, self.condition_ = model.ridge, model.fit.bandwidth, model.fit.condition
+        self.dual_coef_ = alpha.cpu().double().numpy() * self._units.scale
+        self.intercept_ = self._units.restore(mean.cpu().double().numpy())
 
     # -- predicting ---------------------------------------------------------------------------------------------------
 
@@ -260,32 +219,40 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         fitted = transform(model.centers, root)
         outputs = np.empty((len(X), len(model.mean)))
         for rows in row_blocks(len(X), len(fitted)):
-            u = transform(self._like_centers(X[rows]), root)
-            found = self._kernel.matrix(u, fitted, model.fit.bandwidth) @ model.fit.alpha + model.mean
-            outputs[rows] = found.cpu().numpy()
-        return self._units.restore(outputs)  # in float64: a far offset would take all digits of float32
-
-    def _like_centers(self, X: Array) -> Tensor:
-        return torch.from_numpy(X - self._center).to(self._model.centers)
+            u = transform(torch.from_numpy(X[rows] - self._center).to(model.centers), root)
+            block = self._kernel.matrix(u, fitted, model.fit.bandwidth) @ model.fit.alpha + model.mean
+            outputs[rows] = block.cpu().numpy()
+        return self._units.restore(outputs)  # in float64: a large offset would take all digits of float32
 
     # -- features -----------------------------------------------------------------------------------------------------
 
     def feature_names(self) -> list[str]:
-        """Names of the features, x0, x1, ... if the table had none."""
+        """Return the names of the features; x0, x1, ... if X had no names.
+
+        Returns:
+            Names in the order of the columns.
+        """
         check_is_fitted(self, "feature_matrix_")
         return [str(name) for name in getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])]
 
     def feature_frame(self) -> pd.DataFrame:
-        """`feature_matrix_` with the features' names on both sides."""
+        """Return ``feature_matrix_`` as a frame with the names of the features.
+
+        Returns:
+            Feature matrix, shape ``(d, d)``, with names as index and columns.
+        """
         names = self.feature_names()
         return pd.DataFrame(self.feature_matrix_, index=names, columns=names)
 
     def plot_features(self, top: int = 30, title: str | None = None) -> Figure:
-        """Draw the feature matrix and, beside it, its diagonal.
+        """Plot the feature matrix and its diagonal.
 
         Args:
-            top: How many features at the most, those that count most.
-            title: Of the figure.
+            top: Maximum number of features; those with the largest diagonal entries are shown.
+            title: Title of the figure. None shows no title.
+
+        Returns:
+            The figure.
         """
         names = self.feature_names()
         return feature_matrix_picture(self.feature_matrix_, names, top=top, title=title)
@@ -293,10 +260,16 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     # -- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to one safetensors file; nothing in it is code.
+        """Write the fitted model to a safetensors file, which contains no code.
 
-        Parameters that JSON cannot hold (a splitter, held-out rows, a RandomState) are left out: they do not matter
-        to predictions.
+        Parameters that JSON cannot represent (a splitter, held-out rows, a RandomState) are left out; predictions do
+        not depend on them.
+
+        Args:
+            path: File to write; an existing file is replaced.
+
+        Raises:
+            InputError: The path is a folder, or the classes are not texts, numbers or booleans.
         """
         from featlearn.rfm._persistence import save_estimator
 
@@ -304,30 +277,33 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read an estimator that `save` has written; its predictions are the same to the bit."""
+        """Read an estimator from a file that `save` wrote; its predictions are bit-identical.
+
+        Args:
+            path: File to read.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            InputError: The file is missing, damaged, of another estimator or of a newer version.
+        """
         from featlearn.rfm._persistence import load_estimator
 
         return load_estimator(path, cls)
 
-    def _own_state(self) -> dict[str, Any]:
+    def _extra_state(self) -> dict[str, Any]:
+        """Return the state of a subclass for the header of a file."""
         raise NotImplementedError
 
-    def _take_state(self, described: dict[str, Any]) -> None:
+    def _restore_extra(self, header: dict[str, Any]) -> None:
+        """Set the state of a subclass from the header of a file."""
         raise NotImplementedError
 
 
-def _laid_out(model: FittedRFM) -> FittedRFM:
-    """The model with its arrays row by row, as a file gives them back: other strides are rounded otherwise."""
-    metric, centers, mean, alpha = (
-        array.clone(memory_format=torch.contiguous_format)
-        for array in (model.metric, model.centers, model.mean, model.fit.alpha)
-    )
-    return replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
-
-
-def show_history(model: FittedRFM) -> None:
-    """Print the history to stderr; the iterate that was kept is marked."""
-    from rich import box  # imported here: a silent fit need not pay for it
+def _show_history(model: FittedRFM) -> None:
+    """Print the history to stderr, with a mark at the iteration that was kept."""
+    from rich import box  # imported here to keep the import of featlearn fast
     from rich.console import Console
     from rich.table import Table
 
@@ -335,14 +311,7 @@ def show_history(model: FittedRFM) -> None:
     for column in ("iteration", "error", "ridge", "bandwidth", "rank of M", "rows", "time"):
         table.add_column(column, justify="right", no_wrap=True)
     for line in model.history:
-        table.add_row(
-            f"{'* ' if line.iteration == model.best else ''}{line.iteration}",
-            f"{line.error:.4g}",
-            f"{line.ridge:.1e}",
-            f"{line.bandwidth:.3g}",
-            f"{line.effective_rank:.1f}",
-            f"{line.rows}",
-            f"{line.seconds:.1f} s",
-            style="bold" if line.iteration == model.best else None,
-        )
+        mark, style = ("* ", "bold") if line.iteration == model.best else ("", None)
+        cells = (f"{line.error:.4g}", f"{line.ridge:.1e}", f"{line.bandwidth:.3g}", f"{line.effective_rank:.1f}")
+        table.add_row(f"{mark}{line.iteration}", *cells, f"{line.rows}", f"{line.seconds:.1f} s", style=style)
     Console(stderr=True, highlight=False).print(table)

@@ -1,8 +1,8 @@
 """Solve kernel ridge regression in one n x n buffer, with leave-one-out residuals and slopes.
 
-A symmetric matrix needs one triangle. The upper one keeps the pairs (squared distances or inner products) through the
-whole iteration; the lower one holds the kernel and then its Cholesky factor. So distances are computed once, any
-number of ridges can be tried, and the slopes of the feature matrix come from the same buffer at the end.
+The upper triangle of the buffer keeps the pairs (powers of distances, or inner products) through the whole iteration;
+the lower triangle holds the kernel and then its Cholesky factor. So pairs are computed once, any number of ridges can
+be tried, and the slopes of the feature matrix are computed in the same buffer at the end.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn.errors import SingularKernelError
-from featlearn.rfm.kernels import Kernel
+from featlearn.rfm.kernels import Kernel, row_blocks
 
 _STRIP = 512
 _LADDER = 8
 
 
 class KernelSolver:
-    """Kernel matrix of n rows with themselves.
+    """Solver for the kernel matrix of n rows with themselves.
 
-    Call `factor` (any number of times), then `solve`, then `loo_residuals`, and at the very end `slopes`, which
-    overwrites the buffer.
+    Call `factor` (any number of times), then `solve`, then `loo_residuals`, and finally `slopes`, which overwrites the
+    buffer.
 
     Args:
-        kernel: The kernel.
-        u: Rows transformed by the root of M, ``(n, d)``; centered for a radial kernel.
-        bandwidth: L.
+        kernel: Kernel of the model.
+        u: Rows transformed by the root of M, shape ``(n, d)``; centered for a radial kernel.
+        bandwidth: Bandwidth L of the kernel.
 
     Attributes:
-        jitter: What `factor` had to add to the diagonal beyond the shift; 0 nearly always.
-        condition: LAPACK's estimate of the condition number of the last factored matrix (1-norm); NaN off the CPU.
+        jitter: Number that `factor` added to the diagonal beyond the shift; usually 0.
+        condition: LAPACK's estimate of the condition number of the last factored matrix (1-norm). NaN if the matrix is
+            not on the CPU.
 
     Memory: one n x n matrix and strips of 512 rows.
     """
@@ -51,21 +52,15 @@ class KernelSolver:
         self._buffer = u.new_empty(n, n)
         self._factor: Tensor | None = None
         for rows in self._strips():
-            # The pairs of one strip with the rows from its first on: the lower triangle would be its mirror.
+            # Pairs of a strip with the rows from its first row on: the matrix is symmetric.
             kernel.pairs(u[rows], u[rows.start :], out=self._buffer[rows, rows.start :])
         self._diagonal = torch.zeros_like(u[:, 0]) if kernel.radial else u.square().sum(1)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the matrix."""
-        return self._buffer.dtype
-
     def _strips(self) -> list[slice]:
-        n = len(self._buffer)
-        return [slice(first, min(first + _STRIP, n)) for first in range(0, n, _STRIP)]
+        return row_blocks(len(self._buffer), 1, _STRIP)
 
     def _pairs_of(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Pairs of a strip with the rows before it, and within it, from the upper triangle."""
+        """Return the pairs of a strip with the rows before it, and within it, from the upper triangle."""
         before = self._buffer[: rows.start, rows].mT.contiguous()
         within = self._buffer[rows, rows].triu(1)
         within = within + within.mT
@@ -73,7 +68,7 @@ class KernelSolver:
         return before, within
 
     def _fill(self, shift: Tensor) -> float:
-        """Put ``K + diag(shift)`` into the lower triangle; return its 1-norm."""
+        """Write ``K + diag(shift)`` to the lower triangle, and return its 1-norm."""
         a = self._buffer
         sums = torch.zeros_like(self._diagonal)
         for rows in self._strips():
@@ -89,12 +84,17 @@ class KernelSolver:
     def factor(self, shift: Tensor) -> None:
         """Compute the Cholesky factor of ``K + diag(shift)``.
 
-        Where rounding makes the matrix indefinite, jitter is added to the diagonal, from the rounding of the matrix
-        up by factors of ten; a warning says how much.
+        If rounding makes the matrix indefinite, jitter is added to the diagonal, with a warning. It starts at the
+        rounding error of the matrix and grows by factors of ten.
 
-        Time: ``n^3 / 3``, once for each rung of the ladder.
+        Args:
+            shift: Numbers to add to the diagonal, shape ``(n,)``.
+
+        Raises:
+            SingularKernelError: The matrix is not positive definite even with the largest jitter.
+
+        Time: ``n^3 / 3`` per attempt.
         """
-        eps = torch.finfo(self._buffer.dtype).eps
         self.jitter = 0.0
         for rung in range(_LADDER):
             norm = self._fill(shift + self.jitter)
@@ -102,22 +102,22 @@ class KernelSolver:
                 if self.jitter:
                     warnings.warn(
                         f"the kernel matrix is singular to {self._buffer.dtype} precision: {self.jitter:.1e} was added "
-                        "to its diagonal; a larger ridge, or dtype='float64', avoids this",
+                        "to its diagonal. Pass a larger ridge, or dtype='float64'.",
                         ConvergenceWarning,
                         stacklevel=2,
                     )
                 return
-            self.jitter = eps * norm * 10.0**rung
+            self.jitter = torch.finfo(self._buffer.dtype).eps * norm * 10.0**rung
         raise SingularKernelError(
-            f"the kernel matrix is not positive definite even with {self.jitter:.1e} on its diagonal: "
-            "take a larger ridge, or dtype='float64'"
+            f"the kernel matrix is not positive definite even with {self.jitter:.1e} added to its diagonal. "
+            "Pass a larger ridge, or dtype='float64'."
         )
 
     def _cholesky(self, norm: float) -> bool:
         if self._buffer.device.type != "cpu":
             self._factor, failed = torch.linalg.cholesky_ex(self._buffer.tril())
             return not bool(failed)
-        # scipy's LAPACK works in place on column-major arrays: our transpose, whose upper triangle is our lower one.
+        # LAPACK works in place on column-major arrays: on the transpose, whose upper triangle is the lower one here.
         columns, failed = self._call("potrf", self._buffer.numpy().T, lower=0, clean=0, overwrite_a=1)
         if failed:
             return False
@@ -130,7 +130,13 @@ class KernelSolver:
         return getattr(lapack, prefix + routine)(*arguments, **options)
 
     def solve(self, right: Tensor) -> Tensor:
-        """``(K + diag(shift))^{-1} right``, ``(n, c)``. Time: ``2 n^2 c``."""
+        """Return ``(K + diag(shift))^{-1} right``, shape ``(n, c)``.
+
+        Args:
+            right: Right-hand sides, shape ``(n, c)``.
+
+        Time: ``2 n^2 c``.
+        """
         if self._factor is not None:
             return torch.cholesky_solve(right, self._factor)
         solution, _ = self._call("potrs", self._buffer.numpy().T, np.asfortranarray(right.numpy()), lower=0)
@@ -139,17 +145,26 @@ class KernelSolver:
     def loo_residuals(self, solved: Tensor, folds: Tensor | None = None, judged: Tensor | None = None) -> Tensor:
         """Return leave-one-out (or leave-fold-out) residuals. Overwrites the Cholesky factor.
 
-        They are ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``. With ``A = L L^T``, the entries of ``A^{-1}`` are products of
-        columns of ``L^{-1}``: squared norms on the diagonal, for single rows.
+        The residuals are ``([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``. With ``A = L L^T``, the entries of ``A^{-1}`` are
+        products of columns of ``L^{-1}``: squared norms on the diagonal, for single rows.
 
         Args:
-            solved: ``A^{-1} Y`` from `solve`.
-            folds: Number of the fold of each row; None leaves out single rows.
-            judged: Rows whose residuals are needed, ``(n,)`` of booleans; other folds are left at 0. None is all.
+            solved: ``A^{-1} Y`` from `solve`, shape ``(n, c)``.
+            folds: Fold number of each row, shape ``(n,)``. None leaves out single rows.
+            judged: Mask of the rows whose residuals are needed, shape ``(n,)``; residuals of other folds are 0. None
+                computes all residuals.
+
+        Returns:
+            Residuals, shape ``(n, c)``.
 
         Time: ``n^3 / 3`` in place, and ``n f^2`` for each fold of f rows.
         """
-        inverse = self._inverse_factor()
+        if self._factor is None:
+            self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
+            inverse = self._buffer  # L^{-1} in the lower triangle
+        else:
+            identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
+            inverse = torch.linalg.solve_triangular(self._factor, identity, upper=False)
         if folds is None:
             sums = torch.zeros_like(self._diagonal)
             for rows in self._strips():
@@ -160,21 +175,12 @@ class KernelSolver:
         order = torch.arange(len(inverse), device=inverse.device)
         for fold in sorted(set((folds if judged is None else folds[judged]).tolist())):
             rows_out = (folds == fold).nonzero().squeeze(1)
-            columns = inverse[:, rows_out] * (order[:, None] >= rows_out)  # above the diagonal are the pairs
+            columns = inverse[:, rows_out] * (order[:, None] >= rows_out)  # without the pairs above the diagonal
             result[rows_out] = torch.linalg.solve(columns.mT @ columns, solved[rows_out])
         return result
 
-    def _inverse_factor(self) -> Tensor:
-        """``L^{-1}``, in a lower triangle."""
-        if self._factor is not None:
-            identity = torch.eye(len(self._buffer), dtype=self._buffer.dtype, device=self._buffer.device)
-            inverse: Tensor = torch.linalg.solve_triangular(self._factor, identity, upper=False)
-            return inverse
-        self._call("trtri", self._buffer.numpy().T, lower=0, overwrite_c=1)
-        return self._buffer
-
     def slopes(self) -> Tensor:
-        """The factors T of the gradients between all rows, ``(n, n)``, in place of everything else."""
+        """Compute the slopes T between all rows, shape ``(n, n)``. Overwrites the buffer."""
         a = self._buffer
         for rows in self._strips():
             before, within = (self.kernel.slopes_(part, self.bandwidth) for part in self._pairs_of(rows))

@@ -1,4 +1,4 @@
-"""The kernel of many rows with few centers, in blocks of rows, and the triangular algebra around it."""
+"""Kernel of many rows with few centers, in blocks of rows, and triangular solves."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_number
 from featlearn.errors import InputError, SingularKernelError
 from featlearn.rfm.kernels import Kernel, row_blocks
 
-BLOCK = 2**18  # entries of a block of the kernel: its products are then taken from the cache
+BLOCK = 2**18  # entries of a block of the kernel, which then stays in the cache for its products
 _LADDER = 8
 
 
 class KernelRows:
-    """The kernel of all rows with the centers, ``K_nC``, in blocks of rows; all are kept, or none.
+    """Kernel of all rows with the centers, ``K_nC``, in blocks of rows; all blocks are kept in memory, or none.
 
-    Vectors are the rows of ``(c, m)`` or ``(c, n)`` matrices: with few of them, products are faster so.
+    Vectors are rows of ``(c, m)`` or ``(c, n)`` matrices, since products of few vectors are faster in this layout.
+
+    Args:
+        kernel: Kernel of the model.
+        u: Rows transformed by the root of M, shape ``(n, d)``.
+        centers: Centers transformed by the root of M, shape ``(m, d)``.
+        bandwidth: Bandwidth L of the kernel.
+        max_memory: Bytes that a kept ``K_nC`` may take. A larger matrix is computed again for each pass.
     """
 
     def __init__(self, kernel: Kernel, u: Tensor, centers: Tensor, bandwidth: float, max_memory: int) -> None:
         self.kernel, self.u, self.centers, self.bandwidth = kernel, u, centers, bandwidth
         m = len(centers)
         self._slices = row_blocks(len(u), m, BLOCK)
-        # All or nothing: a kept part of a larger matrix costs more page faults than it saves exponentials.
+        # All or nothing: page faults of a part that is kept cost more than the exponentials that it saves.
         fits = len(u) * m * u.element_size() <= max_memory
         self._kept = u.new_empty(len(u) if fits else 0, m)
         self._computed = False
@@ -35,11 +43,11 @@ class KernelRows:
 
     @property
     def kept_share(self) -> float:
-        """Which part of the rows is kept: 1 or 0."""
+        """Share of the rows that is kept in memory: 1 or 0."""
         return len(self._kept) / len(self.u)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of ``K_nC`` in float64, each with its rows; a block is gone when the next one comes."""
+        """Yield the rows and entries of each block of ``K_nC``, in float64; the next block overwrites the entries."""
         for rows in self._slices:
             kept = rows.stop <= len(self._kept)
             block = self._kept[rows] if kept else self._block[: rows.stop - rows.start]
@@ -49,14 +57,14 @@ class KernelRows:
         self._computed = True
 
     def moments(self, targets: Tensor, weights: Tensor) -> Tensor:
-        """``Y^T W K_nC``, ``(c, m)``."""
+        """Return ``Y^T W K_nC``, shape ``(c, m)``."""
         total = weights.new_zeros(targets.shape[1], len(self.centers))
         for rows, block in self.blocks():
             total.addmm_((targets[rows].double() * weights[rows, None]).mT, block)
         return total
 
     def normal_product(self, vectors: Tensor, weights: Tensor) -> Tensor:
-        """``V K_nC^T W K_nC``, ``(c, m)``, in one pass."""
+        """Return ``V K_nC^T W K_nC``, shape ``(c, m)``, in one pass over the rows."""
         total = torch.zeros_like(vectors)
         for rows, block in self.blocks():
             total.addmm_((vectors @ block.mT).mul_(weights[rows]), block)
@@ -64,24 +72,27 @@ class KernelRows:
 
 
 def over(vectors: Tensor, factor: Tensor) -> Tensor:
-    """``V L^{-1}``."""
+    """Return ``V L^{-1}`` with a lower triangular L."""
     result: Tensor = torch.linalg.solve_triangular(factor, vectors, upper=False, left=False)
     return result
 
 
 def over_transposed(vectors: Tensor, factor: Tensor) -> Tensor:
-    """``V L^{-T}``."""
+    """Return ``V L^{-T}`` with a lower triangular L."""
     result: Tensor = torch.linalg.solve_triangular(factor.mT, vectors, upper=True, left=False)
     return result
 
 
 def cholesky(matrix: Tensor, eps: float) -> Tensor:
-    """Lower Cholesky factor of a float64 matrix, which is changed, with as little jitter as it takes.
+    """Return the lower Cholesky factor of a float64 matrix, with the least jitter that suffices.
 
     Args:
-        matrix: Symmetric, positive semi-definite up to rounding.
-        eps: Relative precision of its entries. Jitter starts from it, not from zero: without any, a factor that just
-            succeeds is as inaccurate.
+        matrix: Symmetric matrix, positive semi-definite up to rounding, shape ``(m, m)``. Its diagonal is overwritten.
+        eps: Relative precision of the entries. The first attempt already has a jitter of this size: a factor without
+            jitter that just succeeds would be as inaccurate.
+
+    Raises:
+        SingularKernelError: The matrix is not positive definite even with the largest jitter.
     """
     diagonal = matrix.diagonal().clone()
     jitter = eps * float(diagonal.mean()) * math.sqrt(len(diagonal))
@@ -93,25 +104,23 @@ def cholesky(matrix: Tensor, eps: float) -> Tensor:
             return factor
         jitter *= 10.0
     raise SingularKernelError(
-        f"the kernel of the centers is not positive definite even with {jitter / 10.0:.1e} on its diagonal: "
-        "take fewer centers, or rows in float64"
+        f"the kernel of the centers is not positive definite even with {jitter / 10.0:.1e} added to its diagonal. "
+        "Pass fewer centers, or rows in float64."
     )
 
 
 def kernel_diagonal(kernel: Kernel, u: Tensor, bandwidth: float) -> Tensor:
-    """The kernel of each row with itself."""
+    """Return the kernel of each row with itself, shape ``(n,)``."""
     return kernel.values_(torch.zeros_like(u[:, 0]) if kernel.radial else u.square().sum(1), bandwidth)
 
 
 def check_rows(u: Tensor, weights: Tensor, bandwidth: float, ridge: float) -> None:
-    """Refuse rows, weights and numbers that make no problem."""
+    """Raise an InputError if rows, weights, bandwidth or ridge are not allowed."""
     if u.ndim != 2 or u.dtype not in (torch.float32, torch.float64) or not len(u):
         raise InputError(f"u must be rows in float32 or float64, got shape {tuple(u.shape)} in {u.dtype}")
     if weights.shape != u.shape[:1]:
-        raise InputError(f"weights must be of shape ({len(u)},), one for each row, got {tuple(weights.shape)}")
+        raise InputError(f"weights must be of shape ({len(u)},), one per row, got {tuple(weights.shape)}")
     if not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < math.inf:
-        raise InputError("weights must be finite and not negative, and one of them above 0")
-    if not 0 < bandwidth < math.inf:
-        raise InputError(f"bandwidth must be above 0, got {bandwidth!r}")
-    if not 0 <= ridge < math.inf:
-        raise InputError(f"ridge must be 0 or more, got {ridge!r}")
+        raise InputError("weights must be finite and not negative, with at least one above 0")
+    check_number("bandwidth", bandwidth, above=0)
+    check_number("ridge", ridge, 0)

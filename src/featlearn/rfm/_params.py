@@ -1,4 +1,4 @@
-"""Arguments of the estimators, checked: every message says what is valid."""
+"""Validate the parameters and the input of the estimators."""
 
 from __future__ import annotations
 
@@ -11,121 +11,116 @@ import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import check_cv
 
-from featlearn._utils.memory import memory_limit
+from featlearn._utils.validation import check_int, check_number, check_option, is_int, is_number
 from featlearn.errors import InputError
 from featlearn.rfm.feature_updates import UPDATES
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel
 
 AUTO_SUBSET = 5000
-"""Rows from which M is learned on subsets, unless told otherwise."""
+"""Number of rows above which M is learned on subsets, by default."""
 
 
 def checked_settings(estimator: Any, seed: int) -> Settings:
-    """What the model is told, from the estimator's parameters; `subset` and `centers` are not yet clipped."""
-    p = estimator.get_params(deep=False)
-    kernel = make_kernel(
-        p["kernel"], exponent=p["exponent"], norm=p["norm"], degree=p["degree"], offset=p["offset"]
-    )  # fmt: skip
-    _one_of("update", p["update"], UPDATES)
-    _one_of("rescale", p["rescale"], ("trace", "max", None))
-    _one_of("center_sampling", p["center_sampling"], ("uniform", "leverage"))
-    subset = AUTO_SUBSET if p["subset"] == "auto" else _integer("subset", p["subset"], 2, '"auto" or an integer')
+    """Return the validated settings of an estimator; ``subset`` and ``centers`` may exceed the number of rows.
+
+    Args:
+        estimator: Estimator with the parameters of `featlearn.RFMRegressor`.
+        seed: Seed of the centers.
+
+    Raises:
+        InputError: A parameter is not allowed.
+    """
+    p: dict[str, Any] = estimator.get_params(deep=False)
+    p |= {name: str(value) for name, value in p.items() if isinstance(value, str)}  # numpy.str_ becomes str
+    subset = AUTO_SUBSET if isinstance(p["subset"], str) and p["subset"] == "auto" else p["subset"]
+    if subset is not None and not is_int(subset, 2):
+        raise InputError(f'subset must be "auto", an integer of at least 2, or None, got {subset!r}')
     return Settings(
-        kernel=kernel,
-        update=p["update"],
-        power=_positive("power", p["power"]),
-        rescale=p["rescale"],
-        bandwidth=None if p["bandwidth"] == "loo" else _positive("bandwidth", p["bandwidth"], 'or "loo"'),
-        ridge=None if p["ridge"] == "loo" else _positive("ridge", p["ridge"], 'or "loo"'),
-        n_iter=_integer("n_iter", p["n_iter"], 0, optional=False) or 0,
+        kernel=make_kernel(p["kernel"], **{name: p[name] for name in ("exponent", "norm", "degree", "offset")}),
+        update=check_option("update", p["update"], UPDATES),
+        power=check_number("power", p["power"], above=0),
+        rescale=check_option("rescale", p["rescale"], ("trace", "max", None)),
+        bandwidth=_number_or_loo("bandwidth", p["bandwidth"]),
+        ridge=_number_or_loo("ridge", p["ridge"]),
+        n_iter=check_int("n_iter", p["n_iter"], 0),
         diagonal=bool(p["diagonal"]),
-        subset=subset,
+        subset=_int_or_none("subset", subset, 2),
         judge=p["validation"] is not None,
-        patience=_integer("patience", p["patience"], 1),
-        centers=_integer("centers", p["centers"], 1),
-        center_sampling=p["center_sampling"],
+        patience=_int_or_none("patience", p["patience"], 1),
+        centers=_int_or_none("centers", p["centers"], 1),
+        center_sampling=check_option("center_sampling", p["center_sampling"], ("uniform", "leverage")),
         seed=seed,
     )
 
 
-def _one_of(name: str, value: Any, valid: tuple[Any, ...]) -> None:
-    if value not in valid:
-        raise InputError(f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
-
-
-def _positive(name: str, value: Any, otherwise: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
-        raise InputError(f"{name} must be a number above 0 {otherwise}".rstrip() + f", got {value!r}")
+def _number_or_loo(name: str, value: Any) -> float | None:
+    if isinstance(value, str) and value == "loo":
+        return None
+    if not is_number(value) or not value > 0:
+        raise InputError(f'{name} must be a number above 0 or "loo", got {value!r}')
     return float(value)
 
 
-def _integer(name: str, value: Any, least: int, form: str = "an integer", optional: bool = True) -> int | None:
-    """An integer of at least ``least``; None stays None where it may be."""
-    if value is None and optional:
-        return None
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise InputError(f"{name} must be {form} of at least {least}{', or None' if optional else ''}, got {value!r}")
-    return int(value)
+def _int_or_none(name: str, value: Any, least: int) -> int | None:
+    return None if value is None else check_int(name, value, least, optional=True)
 
 
 def resolve_dtype(dtype: Any) -> torch.dtype:
-    """float32 or float64 from a name or a type."""
-    known = {"float32": torch.float32, "float64": torch.float64}
+    """Return float32 or float64 from a name or a type.
+
+    Raises:
+        InputError: The dtype is another one.
+    """
     name = dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
-    if name not in known:
-        raise InputError(f"dtype must be float32 or float64, got {dtype!r}")
-    return known[name]
+    resolved: torch.dtype = getattr(torch, check_option("dtype", name, ("float32", "float64")))
+    return resolved
 
 
 def resolve_device(device: Any) -> torch.device:
-    """The device asked for; None is a GPU if there is one."""
+    """Return a device that is available; None is a GPU if there is one.
+
+    Raises:
+        InputError: The device is unknown or not available.
+    """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)  # a device that can be named need not be there
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)  # fails for a device that is not available
     except (RuntimeError, TypeError, AssertionError) as error:
         raise InputError(f"device must be an available torch device such as 'cpu' or 'cuda', got {device!r}") from error
-    return found
+    return resolved
 
 
 def check_finite(name: str, array: NDArray[Any], columns: Any = None) -> None:
-    """Refuse NaN and infinity, and say where the first one is."""
+    """Raise an InputError with the position of the first NaN or infinity.
+
+    Args:
+        name: Name of the array, for the message.
+        array: Numbers, shape ``(n,)`` or ``(n, columns)``.
+        columns: Names of the columns. None shows their numbers.
+    """
     wrong = ~np.isfinite(array)
     if not wrong.any():
         return
-    where = np.argwhere(wrong)[0]
-    value = array[tuple(where)]
-    place = f"row {where[0]}"
-    if array.ndim == 2:
-        label = repr(columns[where[1]]) if columns is not None else str(where[1])
-        place += f", column {label}"
-    cure = ": impute it, or wrap the estimator in make_tabular" if np.isnan(value) and name == "X" else ""
-    raise InputError(f"Input {name} contains {'NaN' if np.isnan(value) else 'infinity'} at {place}{cure}")
+    row, *column = np.argwhere(wrong)[0]
+    missing = np.isnan(array[(row, *column)])
+    place = f"row {row}"
+    if column:
+        place += f", column {column[0] if columns is None else repr(columns[column[0]])}"
+    fix = ". Impute it, or wrap the estimator in make_tabular." if missing and name == "X" else ""
+    raise InputError(f"Input {name} contains {'NaN' if missing else 'infinity'} at {place}{fix}")
 
 
 def check_range(name: str, array: NDArray[Any], dtype: torch.dtype) -> None:
-    """Refuse numbers whose squares, summed, are beyond the dtype."""
+    """Raise an InputError if a sum of squares of the numbers could overflow in the dtype."""
     most = math.sqrt(torch.finfo(dtype).max / array.size) / 4
     if (largest := float(np.abs(array).max())) > most:
-        raise InputError(f"{name} has values up to {largest:.1e}, too large for {dtype}: scale it to below {most:.0e}")
+        raise InputError(f"{name} must be below {most:.0e} in {dtype}, got values up to {largest:.1e}. Scale it.")
 
 
-def check_memory(rows: int, dtype: torch.dtype, max_memory: Any, direct: bool) -> None:
-    """Refuse a solve that does not fit, before anything is allocated."""
-    needed = rows * rows * dtype.itemsize
-    free = memory_limit(max_memory)
-    if needed > 0.9 * free:
-        smaller = ", or dtype='float32'" if dtype == torch.float64 else ""
-        raise InputError(
-            f"the direct solve of {rows:,} distinct rows needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free: "
-            f"pass {'centers=2000 (Nystrom centers)' if direct else 'a smaller subset=, such as 2000'}{smaller}"
-        )
-
-
-def wrong_validation(validation: Any) -> InputError:
-    """The error for what cannot judge."""
+def _wrong_validation(validation: Any) -> InputError:
     given = repr(validation) if isinstance(validation, str | int | float) else f"a {type(validation).__name__}"
     return InputError(
         'validation must be "loo", None, a share between 0 and 1, a number of folds, a splitter '
@@ -134,25 +129,40 @@ def wrong_validation(validation: Any) -> InputError:
 
 
 def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: bool) -> NDArray[np.int64] | None:
-    """The fold of each row, from a number of folds or a splitter; None if ``validation`` is neither."""
-    if validation is None or isinstance(validation, str | float | tuple):
+    """Return the fold number of each row; None if ``validation`` does not define folds.
+
+    Args:
+        validation: Number of folds, splitter, or list of pairs (training rows, rows left out). "loo", None, a share of
+            rows and a tuple ``(X_val, y_val)`` do not define folds.
+        X: Rows, shape ``(n, d)``.
+        y: Targets, for a stratified splitter.
+        classifier: Whether y are classes: a number of folds is then stratified.
+
+    Raises:
+        InputError: ``validation`` is not allowed, or its folds do not leave out each row exactly once.
+    """
+    pair = isinstance(validation, tuple) and len(validation) == 2
+    loo = isinstance(validation, str) and validation == "loo"
+    if validation is None or isinstance(validation, float) or pair or loo:
         return None
-    if isinstance(validation, numbers.Integral) and (validation is True or validation is False or validation < 2):
-        raise InputError(f"validation needs at least 2 folds, got {validation!r}")
+    if isinstance(validation, str | tuple):
+        raise _wrong_validation(validation)
     counted = isinstance(validation, numbers.Integral)
+    if counted and not is_int(validation, 2):
+        raise InputError(f"validation must have at least 2 folds, got {validation!r}")
     if counted or hasattr(validation, "split"):
         splitter = check_cv(int(validation) if counted else validation, y, classifier=classifier)
         splits = [left_out for _, left_out in splitter.split(X, y)]
-    else:  # splits in a list, as scikit-learn takes them too
+    else:  # a list of splits, as in scikit-learn
         try:
             splits = [np.asarray(left_out, dtype=np.intp) for _, left_out in validation]
         except (TypeError, ValueError) as error:
-            raise wrong_validation(validation) from error
+            raise _wrong_validation(validation) from error
     folds = np.full(len(X), -1, dtype=np.int64)
     for number, left_out in enumerate(splits):
         if (folds[left_out] >= 0).any():
-            raise InputError("the splitter of validation must leave each row out once: some come twice")
+            raise InputError("validation must leave out each row once, got a splitter that leaves out some rows twice")
         folds[left_out] = number
     if (folds < 0).any():
-        raise InputError("the splitter of validation must leave each row out once: some never are")
+        raise InputError("validation must leave out each row once, got a splitter that never leaves out some rows")
     return folds

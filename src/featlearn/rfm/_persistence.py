@@ -26,16 +26,16 @@ from featlearn.rfm.recursion import FittedRFM, Iteration
 from featlearn.rfm.training_rows import TargetUnits
 
 SCHEMA_VERSION = 2
-"""Format of the files: 2 has coefficients in units of standardized targets, 1 in the user's units."""
+"""Format of the files: coefficients are in units of standardized targets in version 2, in the user's units in 1."""
 _VERSIONS = (1, 2)
 _TABULAR = "tabular"
-_MOST_COLUMNS = 10_000_000  # of a table without names: a damaged file must not fill the memory
+_MOST_COLUMNS = 10_000_000  # most columns of a table without names: a damaged file must not fill the memory
 _ESTIMATORS: dict[str, type[BaseRFM]] = {c.__name__: c for c in (RFMRegressor, RFMClassifier)}
 _RFM = TypeVar("_RFM", bound=BaseRFM)
 
 
 def save_estimator(path: str | os.PathLike[str], estimator: BaseRFM) -> None:
-    """Write a fitted estimator; its parameters and history are JSON in the header."""
+    """Write a fitted estimator, with its parameters and history as JSON in the header."""
     _write(path, *_estimator_state(estimator))
 
 
@@ -46,15 +46,19 @@ def load_estimator(path: str | os.PathLike[str], kind: type[_RFM]) -> _RFM:
 
 
 def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mapping[str, Any] | None = None) -> None:
-    """Write a fitted pipeline of a table and a recursive feature machine to one safetensors file.
+    """Write a fitted pipeline of `make_tabular` to one safetensors file, which contains no code.
 
-    Columns, their kinds, categories, means and scales, class labels and parameters are JSON in its header; the
-    estimator's arrays are its tensors.
+    Columns, their kinds, categories, means and scales, class labels and parameters are JSON in the header of the file;
+    the arrays of the estimator are its tensors.
 
     Args:
-        path: The file; one that exists is replaced.
-        pipeline: From `featlearn.make_tabular`, with `RFMRegressor` or `RFMClassifier` as its estimator.
-        about: Anything that JSON can hold, such as the name of the target; `load_tabular` gives it back.
+        path: File to write; an existing file is replaced.
+        pipeline: Fitted pipeline of `featlearn.make_tabular` with `RFMRegressor` or `RFMClassifier`.
+        about: Further information as JSON values, such as the name of the target; `load_tabular` returns it. None
+            stores none.
+
+    Raises:
+        InputError: The pipeline is another one, or the path is a folder.
     """
     encoder, estimator = _steps(pipeline)
     tensors, header = _estimator_state(estimator)
@@ -69,22 +73,38 @@ def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mappin
 
 
 def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]]:
-    """Read a pipeline that `save_tabular` has written; its predictions are the same to the bit.
+    """Read a pipeline from a file that `save_tabular` wrote; its predictions are bit-identical.
+
+    Args:
+        path: File to read.
 
     Returns:
-        The pipeline, and the `about` of `save_tabular`.
+        The fitted pipeline, and ``about`` of `save_tabular`.
+
+    Raises:
+        InputError: The file is missing, damaged, of another kind or of a newer version.
     """
     with open_state(path, kind=_TABULAR, versions=_VERSIONS) as (stored, header):
         kind = _ESTIMATORS[header["machine"]["kind"]]
         estimator = _restore_estimator(kind, stored_tensors(stored), header["machine"], header["schema_version"])
         encoder = _restore_encoder(header["table"])
         if len(encoder.get_feature_names_out()) != estimator.n_features_in_:
-            raise ValueError("its table and its estimator differ in the number of features")
+            raise ValueError("its table and its estimator have different numbers of features")
         return Pipeline([("table", encoder), ("estimator", estimator)]), dict(header["about"])
 
 
 def column_kinds(pipeline: Pipeline) -> dict[str, str]:
-    """Return ``"number"``, ``"category"`` or ``"unused"`` for each column of the table of a fitted pipeline."""
+    """Return the kind of each column of the table of a fitted pipeline.
+
+    Args:
+        pipeline: Fitted pipeline of `featlearn.make_tabular` with `RFMRegressor` or `RFMClassifier`.
+
+    Returns:
+        Kind of each column by name: ``"number"``, ``"category"`` or ``"unused"``.
+
+    Raises:
+        InputError: The pipeline is another one.
+    """
     encoder, _ = _steps(pipeline)
     used = {column.name: column.kind for column in encoder._columns}
     return {name: used.get(name, "unused") for name in encoder.column_names()}
@@ -94,9 +114,10 @@ def _steps(pipeline: Any) -> tuple[TableEncoder, BaseRFM]:
     steps = dict(getattr(pipeline, "steps", ()))
     encoder, estimator = steps.get("table"), steps.get("estimator")
     if not isinstance(encoder, TableEncoder) or type(estimator).__name__ not in _ESTIMATORS or len(steps) != 2:
+        names = ", ".join(type(step).__name__ for step in steps.values()) or "no steps"
         raise InputError(
-            "a pipeline as make_tabular(RFMRegressor()) or make_tabular(RFMClassifier()) makes it is wanted, "
-            f"got {type(pipeline).__name__} of {', '.join(type(s).__name__ for s in steps.values()) or 'nothing'}"
+            "pipeline must be made by make_tabular(RFMRegressor()) or make_tabular(RFMClassifier()), "
+            f"got {type(pipeline).__name__} of {names}"
         )
     check_is_fitted(encoder, "n_features_in_")
     assert isinstance(estimator, BaseRFM)
@@ -105,7 +126,7 @@ def _steps(pipeline: Any) -> tuple[TableEncoder, BaseRFM]:
 
 def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
     if Path(path).is_dir():
-        raise InputError(f"a model is saved as a file, and {str(path)!r} is a folder")
+        raise InputError(f"path must be a file, got {str(path)!r}, which is a folder")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_state(path, tensors, {"schema_version": SCHEMA_VERSION, **header})
 
@@ -113,15 +134,9 @@ def _write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: 
 def _estimator_state(estimator: BaseRFM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     check_is_fitted(estimator, "feature_matrix_")
     model, units = estimator._model, estimator._units
-    tensors = {
-        "metric": model.metric,
-        "centers": model.centers,
-        "alpha": model.fit.alpha,
-        "mean": model.mean,
-        "origin": torch.from_numpy(estimator._center),
-        "target_offset": torch.from_numpy(units.offset),
-        "target_scale": torch.from_numpy(units.scale),
-    }
+    tensors = {"metric": model.metric, "centers": model.centers, "alpha": model.fit.alpha, "mean": model.mean}
+    arrays = {"origin": estimator._center, "target_offset": units.offset, "target_scale": units.scale}
+    tensors |= {name: torch.from_numpy(array) for name, array in arrays.items()}
     parameters = estimator.get_params(deep=False)
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()}
     header = {
@@ -132,7 +147,7 @@ def _estimator_state(estimator: BaseRFM) -> tuple[dict[str, Tensor], dict[str, A
         "history": [asdict(line) for line in model.history],
         "n_features": estimator.n_features_in_,
         "feature_names": estimator.feature_names() if hasattr(estimator, "feature_names_in_") else None,
-        **estimator._own_state(),
+        **estimator._extra_state(),
     }
     return tensors, header
 
@@ -160,7 +175,7 @@ def _restore_estimator(
     estimator._kernel = checked_settings(estimator, 0).kernel
     fit = Coefficients(alpha, **header["fit"])
     estimator._keep(FittedRFM(metric, centers, fit, mean, unseen=None, history=history, **header["machine"]))
-    estimator._take_state(dict(header))
+    estimator._restore_extra(dict(header))
     return estimator
 
 
@@ -178,16 +193,16 @@ def _check_arrays(tensors: Mapping[str, Tensor], features: int, version: int) ->
                 f"its {name} has shape {tuple(array.shape)} in {array.dtype}, expected {tuple(shape)} in {expected}"
             )
         if not array.is_floating_point() or not bool(array.isfinite().all()):
-            raise ValueError(f"its {name} holds something else than finite numbers")
+            raise ValueError(f"its {name} has values that are not finite numbers")
     if units and not bool((tensors["target_scale"] > 0).all()):
-        raise ValueError("its target_scale holds numbers that are not positive")
+        raise ValueError("its target_scale has values that are not positive")
 
 
 def _restore_encoder(table: Mapping[str, Any]) -> TableEncoder:
     encoder = TableEncoder(max_categories=int(table["max_categories"]))
     names, columns = table["feature_names"], int(table["n_features"])
     if not 0 < columns <= _MOST_COLUMNS or (names is not None and len(names) != columns):
-        raise ValueError(f"its table has {columns} columns, and not as many names")
+        raise ValueError(f"its table has {columns} columns and a different number of names")
     encoder.n_features_in_ = columns
     if names is not None:
         encoder.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
@@ -201,9 +216,9 @@ def _restore_column(column: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
     kind, name, marked = column["kind"], str(column["name"]), bool(column["marked"])
     if kind == "number":
         mean, scale = float(column["mean"]), float(column["scale"])
-        if not math.isfinite(mean) or not scale > 0:  # infinity is the scale of a constant
+        if not math.isfinite(mean) or not scale > 0:  # the scale of a constant is infinite
             raise ValueError(f"its column {name!r} has mean {mean} and scale {scale}")
         return NumberColumn(name, mean, scale, marked)
     if kind == "category":
         return CategoryColumn(name, [str(value) for value in column["kept"]], bool(column["folded"]), marked)
-    raise ValueError(f"its column {name!r} is of the unknown kind {kind!r}")
+    raise ValueError(f"its column {name!r} has the unknown kind {kind!r}")

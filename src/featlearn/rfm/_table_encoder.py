@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import warnings
 from collections import Counter
@@ -13,15 +12,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
+from featlearn.rfm._frames import as_frame
 
-# What pandas calls the contents of a column, once missing values are set aside.
+# Names of pandas for the contents of a column without its missing values.
 _TIMES = {"datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period"}
 _NUMBERS = {"floating", "integer", "mixed-integer-float", "decimal", "boolean"}
 
@@ -29,67 +28,91 @@ _NUMBERS = {"floating", "integer", "mixed-integer-float", "decimal", "boolean"}
 def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
     """Make a pipeline for tables: a `TableEncoder` (step ``table``), then the estimator (step ``estimator``).
 
-    Parameters are reached as ``table__max_categories`` and ``estimator__...``, the fitted estimator as
-    ``pipeline["estimator"]``; it sees a frame, so that its ``feature_names_in_`` are readable names.
+    The parameters of the steps are ``table__max_categories`` and ``estimator__...``. The fitted estimator is
+    ``pipeline["estimator"]``. It is fitted to a frame, so its ``feature_names_in_`` are names of the encoded columns.
 
     Args:
-        estimator: Any estimator in scikit-learn's manner.
-        max_categories: See `TableEncoder`.
+        estimator: Estimator with the interface of scikit-learn, such as `RFMRegressor`.
+        max_categories: Maximum number of encoded columns for the categories of one column, at least 2.
 
-    >>> from sklearn.linear_model import Ridge
-    >>> cars = pd.DataFrame({"age": [1.0, 9.0, None], "color": ["red", "blue", "red"]})
-    >>> list(make_tabular(Ridge()).fit(cars, [3.0, 1.0, 2.0])["estimator"].feature_names_in_)
-    ['age', 'age missing', 'color=blue', 'color=red']
+    Returns:
+        Pipeline of encoder and estimator.
+
+    Raises:
+        InputError: The estimator is a class, or has no method ``fit``.
+
+    Example:
+        >>> from sklearn.linear_model import Ridge
+        >>> cars = pd.DataFrame({"age": [1.0, 9.0, None], "color": ["red", "blue", "red"]})
+        >>> list(make_tabular(Ridge()).fit(cars, [3.0, 1.0, 2.0])["estimator"].feature_names_in_)
+        ['age', 'age missing', 'color=blue', 'color=red']
     """
     if isinstance(estimator, type) or not hasattr(estimator, "fit"):
-        raise InputError(f"make_tabular needs an estimator with fit, such as Ridge(), got {estimator!r}")
+        raise InputError(f"estimator must be an estimator with fit, such as Ridge(), got {estimator!r}")
     return Pipeline([("table", TableEncoder(max_categories=max_categories)), ("estimator", estimator)])
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Encoder of a table as a frame of float64 columns without missing values, all on one scale.
 
-    The values of a column at `fit` decide how it is encoded:
+    The encoding of a column depends on its values at `fit`:
 
-    - Numbers and booleans are standardized over the known values. A missing value becomes 0, the mean, as does a
-      constant.
-    - Everything else is a category: a column of 0 and 1 for each, ``"color=red"``. A category that was not there at
-      `fit` is 0 in all of them. Values of mixed types are compared by their text.
-    - Of more than ``max_categories`` categories the most frequent keep a column each, and the others share the last
-      one, ``"color other"``, with those that were not there at `fit`.
-    - A column with missing values gets a column of 0 and 1 beside it, ``"age missing"``.
-    - Dates, times and durations are left out with a warning, columns without any value without one.
+    - Numbers and booleans are standardized over the known values. A missing value becomes 0, the mean, and so do the
+      values of a constant column.
+    - All other values are categories, with one column of 0 and 1 per category, ``"color=red"``. A category that is new
+      after `fit` is 0 in all of these columns. Values of mixed types are compared by their text.
+    - If there are more than ``max_categories`` categories, the most frequent ones have a column each. The others share
+      the last column, ``"color other"``, with categories that are new after `fit`.
+    - A column with missing values has an additional column of 0 and 1, ``"age missing"``.
+    - Dates, times and durations are left out with a warning, columns without any value without a warning.
 
-    The scales go together: the squared distance of two independent standardized numbers is 2 on average, that of
-    two different categories is 2, and that of a missing value from a value is 2 as well (on average, among numbers). So
-    no column counts more than another because of its kind. scikit-learn's `ColumnTransformer` with `StandardScaler`,
-    `SimpleImputer` and `OneHotEncoder` encodes common tables alike, but counts a missing value as a category, keeps
-    other ones of equally frequent categories, and passes on new values of constant, tiny and huge columns unscaled.
+    All kinds of columns have the same scale: the squared distance of two independent standardized numbers is 2 on
+    average, the one of two different categories is 2, and the one of a missing and a known value is 2 (on average, for
+    numbers). scikit-learn's `ColumnTransformer` with `StandardScaler`, `SimpleImputer` and `OneHotEncoder` encodes
+    common tables in the same way, but treats a missing value as a category, selects differently among equally frequent
+    categories, and does not scale new values of constant, tiny and huge columns.
 
-    Columns of a frame are matched by name, in any order; further ones are ignored, and missing ones are an error.
-    Frames are those of pandas, polars, pyarrow and other libraries. An array is taken by position, and its columns are
-    called x0, x1, ...; an array after a fit of a frame, or the other way round, is taken by position with a warning.
+    Columns of a frame are matched by name, in any order; additional columns are ignored, and missing ones are an error.
+    Frames of pandas, polars, pyarrow and other libraries are supported. Columns of an array are matched by position and
+    named x0, x1, ...; an array after a fit to a frame, or a frame after a fit to an array, is matched by position with
+    a warning.
 
     Args:
-        max_categories: Most columns that the categories of one column get, at least 2.
+        max_categories: Maximum number of encoded columns for the categories of one column, at least 2.
 
     Attributes:
-        feature_names_in_: Names of the columns at `fit`, if it was given a frame.
-        n_features_in_: Their number.
+        feature_names_in_: Names of the columns at `fit`, if it was called with a frame.
+        n_features_in_: Number of columns at `fit`.
+
+    Example:
+        >>> table = pd.DataFrame({"age": [1.0, 3.0], "color": ["red", "blue"]})
+        >>> TableEncoder().fit_transform(table)
+           age  color=blue  color=red
+        0 -1.0         0.0        1.0
+        1  1.0         1.0        0.0
     """
 
     def __init__(self, max_categories: int = 50) -> None:
         self.max_categories = max_categories
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Decide how each column of the table is encoded."""
+        """Determine the encoding of each column of a table.
+
+        Args:
+            X: Frame, or array of shape ``(n, columns)``.
+            y: Targets. Ignored.
+
+        Returns:
+            The fitted encoder.
+
+        Raises:
+            InputError: The table is empty, or has no column of numbers or categories.
+        """
         most = check_int("max_categories", self.max_categories, 2)
         frame, named = as_frame(X)
         for count, what in zip(frame.shape, ("sample", "feature"), strict=True):
             if not count:
-                raise InputError(
-                    f"the table is empty: 0 {what}(s) (shape={frame.shape}) while a minimum of 1 is required."
-                )
+                raise InputError(f"X is empty: 0 {what}(s) (shape={frame.shape}) while a minimum of 1 is required.")
         kinds = {name: _kind(frame[name]) for name in frame.columns}
         columns: list[NumberColumn | CategoryColumn] = [
             NumberColumn.fit(name, frame[name]) if kind == "number" else CategoryColumn.fit(name, frame[name], most)
@@ -98,77 +121,96 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ]
         if times := [name for name, kind in kinds.items() if kind == "time"]:
             warnings.warn(
-                f"columns of dates, times or durations are left out: {', '.join(times)}; make numbers of them, "
-                "such as a year or a number of days, to have them used",
-                UserWarning,
+                f"columns of dates, times or durations are left out: {', '.join(times)}. Convert them to numbers, "
+                "such as years or days, to use them.",
                 stacklevel=2,
             )
         if not columns:
-            raise InputError(f"no column can be used: all {frame.shape[1]} hold dates or nothing at all")
+            raise InputError(
+                f"X must have a column of numbers or categories, got {frame.shape[1]} of dates or no values"
+            )
         self._columns = columns
         self.n_features_in_ = frame.shape[1]
+        self.__dict__.pop("feature_names_in_", None)  # names of an earlier fit
         if named:
             self.feature_names_in_ = np.array(frame.columns, dtype=object)
-        elif hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_  # of an earlier fit
         return self
 
     def transform(self, X: Any) -> pd.DataFrame:
-        """Return the encoded table, one row per row, with the index of the frame."""
+        """Encode a table.
+
+        Args:
+            X: Frame with the columns of `fit`, or array of shape ``(n, columns)``.
+
+        Returns:
+            Frame of float64 columns, with one row per row of X and the index of X.
+
+        Raises:
+            InputError: Columns are missing, or a column of numbers has other values.
+        """
         check_is_fitted(self, "n_features_in_")
         frame = self._aligned(X)
         values = np.concatenate([column.encode(frame[column.name]) for column in self._columns], axis=1)
         return pd.DataFrame(values, columns=pd.Index(self.get_feature_names_out()), index=frame.index)
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the names of the encoded columns; ``input_features`` is ignored."""
+        """Return the names of the encoded columns.
+
+        Args:
+            input_features: Names of the input columns. Ignored.
+
+        Returns:
+            Names of the encoded columns, in their order.
+        """
         check_is_fitted(self, "n_features_in_")
         return np.array(_unique_names(name for column in self._columns for name in column.names), dtype=object)
 
     def column_names(self) -> list[str]:
-        """Return the names of the columns at `fit`, x0, x1, ... for an array."""
+        """Return the names of the columns at `fit`; x0, x1, ... for an array."""
         names = getattr(self, "feature_names_in_", None)
         return [f"x{i}" for i in range(self.n_features_in_)] if names is None else [str(name) for name in names]
 
     def _aligned(self, X: Any) -> pd.DataFrame:
-        """Return the columns that were there at fit, under their names."""
+        """Return a frame with the columns of `fit`, under their names."""
         frame, named = as_frame(X)
         fitted = getattr(self, "feature_names_in_", None)
         if named and fitted is not None:
             if missing := [name for name in fitted if name not in frame.columns]:
-                raise InputError(
-                    f"the table lacks columns that were there at fit: {', '.join(missing)} "
-                    f"(it has {', '.join(frame.columns[:20])}{', ...' if frame.shape[1] > 20 else ''})"
-                )
+                columns = ", ".join([*frame.columns[:20], *["..."][: frame.shape[1] > 20]])
+                raise InputError(f"X must have the columns of fit, but lacks {', '.join(missing)} (it has {columns})")
             return frame
         if frame.shape[1] != self.n_features_in_:
             raise InputError(
                 f"X has {frame.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input"
             )
-        if named and not _is_default(frame.columns):
-            self._warn_of_positions("X has feature names, but {} was fitted without feature names")
-        if fitted is not None and not _is_default(fitted):
-            self._warn_of_positions("X does not have valid feature names, but {} was fitted with feature names")
+        names = frame.columns if named else fitted
+        if names is not None and list(names) != [str(i) for i in range(len(names))]:  # not the default names of pandas
+            given, before = ("has", "without") if named else ("does not have valid", "with")
+            warnings.warn(
+                f"X {given} feature names, but {type(self).__name__} was fitted {before} feature names: "
+                "columns are taken by position",
+                stacklevel=3,
+            )
         return frame.set_axis(pd.Index(self.column_names(), dtype=object), axis=1)
-
-    def _warn_of_positions(self, difference: str) -> None:
-        """Warn in scikit-learn's words that columns are taken by position."""
-        difference = difference.format(type(self).__name__)
-        warnings.warn(f"{difference}: columns are taken by position", UserWarning, stacklevel=4)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        tags.input_tags.string = True
-        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = tags.input_tags.string = tags.input_tags.categorical = True
         tags.transformer_tags.preserves_dtype = []  # always float64
         return tags
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """Column of numbers: how it is standardized, and whether missing values are marked."""
+    """Encoding of a column of numbers.
+
+    Attributes:
+        name: Name of the column.
+        mean: Mean of the known values.
+        scale: Standard deviation of the known values; infinite for a constant.
+        marked: Whether there is a column for missing values.
+    """
 
     kind: ClassVar[str] = "number"
     name: str
@@ -182,9 +224,9 @@ class NumberColumn:
         values = _floats(name, series)
         known = values[~np.isnan(values)]
         largest = float(np.abs(known).max()) or 1.0
-        shares = known / largest  # their squares stay in range
+        shares = known / largest  # their squares do not overflow
         spread = float(shares.std())
-        if spread <= 8 * np.finfo(np.float64).eps:  # what rounding leaves of a constant
+        if spread <= 8 * np.finfo(np.float64).eps:  # constant up to rounding
             spread = np.inf
         return NumberColumn(name, float(shares.mean()) * largest, spread * largest, len(known) < len(values))
 
@@ -203,7 +245,14 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """Column of categories: those with a column each, and whether the others and missing values have one."""
+    """Encoding of a column of categories.
+
+    Attributes:
+        name: Name of the column.
+        kept: Categories with an encoded column each, sorted.
+        folded: Whether there is a column for all other categories.
+        marked: Whether there is a column for missing values.
+    """
 
     kind: ClassVar[str] = "category"
     name: str
@@ -213,7 +262,7 @@ class CategoryColumn:
 
     @staticmethod
     def fit(name: str, series: pd.Series[Any], most: int) -> CategoryColumn:
-        """Keep the most frequent categories; of equally frequent ones the first by name."""
+        """Keep the most frequent categories; among equally frequent ones the first by name."""
         codes, texts = _categories(name, series)
         counts = Counter(texts[code] for code in codes if code >= 0)
         kept = sorted(counts, key=lambda text: (-counts[text], text))
@@ -232,7 +281,7 @@ class CategoryColumn:
         width = len(self.names)
         place = {text: i for i, text in enumerate(self.kept)}
         other = len(self.kept) if self.folded else -1
-        # Place -1 is a row of zeros. Missing values have the code -1, and so the last place.
+        # Place -1 is a row of zeros. Missing values have code -1, which selects the last place.
         places = np.array([*(place.get(text, other) for text in texts), width - 1 if self.marked else -1])
         encoded: NDArray[np.float64] = np.eye(width + 1, width)[places[codes]]
         return encoded
@@ -245,7 +294,7 @@ def _kind(series: pd.Series[Any]) -> str | None:
         return None
     if isinstance(series.dtype, pd.CategoricalDtype):
         return "category"
-    if pd.api.types.is_numeric_dtype(series.dtype):  # booleans among them
+    if pd.api.types.is_numeric_dtype(series.dtype):  # includes booleans
         return "number"
     content = pd.api.types.infer_dtype(known)
     if content in _TIMES:
@@ -256,18 +305,16 @@ def _kind(series: pd.Series[Any]) -> str | None:
 def _floats(name: str, series: pd.Series[Any]) -> NDArray[np.float64]:
     """Return the numbers of a column, with NaN for missing values."""
     if pd.api.types.is_complex_dtype(series.dtype):
-        raise InputError(f"Complex data not supported: column {name!r} is complex; pass its real and imaginary parts")
+        raise InputError(f"Complex data not supported: column {name!r} is complex. Pass its real and imaginary parts.")
     try:
-        if _kind(series) == "time":  # pandas would count nanoseconds
-            raise TypeError("dates are no numbers")
+        if _kind(series) == "time":  # pandas would return nanoseconds
+            raise TypeError("dates are not numbers")
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:
         text = next((v for v in series.dropna() if not isinstance(v, int | float)), None)
-        raise InputError(
-            f"column {name!r} held numbers at fit, and now holds {text!r}: pass numbers or gaps"
-        ) from error
+        raise InputError(f"column {name!r} must hold numbers or missing values as at fit, got {text!r}") from error
     if np.isinf(values).any():
-        raise InputError(f"column {name!r} holds infinity: make a number or a gap of it, neither inf nor -inf")
+        raise InputError(f"column {name!r} must hold finite numbers or missing values, got infinity (inf or -inf)")
     return values
 
 
@@ -280,110 +327,15 @@ def _categories(name: str, series: pd.Series[Any]) -> tuple[NDArray[np.intp], li
             f"column {name!r} must hold numbers, texts or categories, and each argument must be a string or a number: "
             f"{error}"
         ) from error
-    # A missing value makes floats of a column's integers: 1 and 1.0 are one category.
+    # A missing value turns integers into floats: 1 and 1.0 are one category.
     whole = (isinstance(value, float | np.floating) and value.is_integer() for value in values)
     return codes, [str(int(value)) if integer else str(value) for value, integer in zip(values, whole, strict=True)]
 
 
 def _unique_names(names: Iterable[str]) -> list[str]:
-    """Append a number to names that came before: a table may have a column called "age missing"."""
+    """Append a number to repeated names: a table may have a column called "age missing"."""
     taken: dict[str, None] = {}
     for name in names:
         others = (f"{name} ({i})" for i in itertools.count(2))
         taken[next(n for n in itertools.chain([name], others) if n not in taken)] = None
     return list(taken)
-
-
-def _is_default(names: Iterable[str]) -> bool:
-    """Return whether the names are those that pandas gives to the columns of an array."""
-    return all(name == str(i) for i, name in enumerate(names))
-
-
-def as_frame(X: Any) -> tuple[pd.DataFrame, bool]:
-    """Return a table as a pandas frame with unique text names, and whether the table has names of its own.
-
-    Named are frames of pandas, polars and other libraries: whatever has ``to_pandas``, ``__arrow_c_stream__``,
-    ``__dataframe__``, or ``columns`` and ``__getitem__``. Everything else is an array; its columns are called x0, x1,
-    ..., as scikit-learn calls them.
-
-    Args:
-        X: Table in memory, shape ``(rows, columns)``.
-    """
-    frame = _named(X)
-    if frame is not None:
-        frame = frame.set_axis(pd.Index([str(name) for name in frame.columns], dtype=object), axis=1)
-        if not frame.columns.is_unique:
-            twice = ", ".join(sorted(name for name, n in Counter(frame.columns).items() if n > 1))
-            raise InputError(f"columns must have different names, but these come more than once: {twice}")
-        return frame, True
-    if issparse(X):
-        raise InputError("sparse input is not supported: pass X.toarray() or a frame")
-    array = np.asarray(X)
-    if array.ndim != 2:
-        raise InputError(
-            f"Expected 2D array, got {array.ndim}D array instead: a table has rows and columns. Reshape your data, "
-            "with X.reshape(-1, 1) for one column or X.reshape(1, -1) for one row"
-        )
-    frame = pd.DataFrame(array, columns=pd.Index([f"x{i}" for i in range(array.shape[1])], dtype=object))
-    return frame.infer_objects(), False
-
-
-def _named(X: Any) -> pd.DataFrame | None:
-    """Return a frame of another library as one of pandas; None if X has no names."""
-    if isinstance(X, pd.DataFrame):
-        return X
-    if isinstance(X, np.ndarray | type):
-        return None
-    library = type(X).__module__.partition(".")[0]
-    kind = f"{library} {type(X).__name__}"
-    # Before anything else is asked of it: the columns of a LazyFrame cost a query.
-    if hasattr(X, "collect") or hasattr(X, "compute"):
-        raise InputError(f"X must be a table in memory, got a {kind}. Pass X.collect(), or X.compute() for dask.")
-    try:
-        if library == "polars":  # its own to_pandas needs pyarrow; a series has no columns
-            return _by_column(X, X.columns) if hasattr(X, "columns") else None
-        if hasattr(X, "to_pandas"):
-            frame = X.to_pandas()
-            return frame if isinstance(frame, pd.DataFrame) else None
-        if hasattr(X, "__arrow_c_stream__"):
-            return _from_arrow(X)
-        if hasattr(X, "__dataframe__"):
-            return pd.api.interchange.from_dataframe(X)
-        if hasattr(X, "columns") and hasattr(X, "__getitem__"):
-            return _by_column(X, X.columns)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"X must be a table with columns, got a {kind} that cannot be read ({error}). "
-                         "Convert it to a pandas DataFrame.") from error  # fmt: skip
-    if hasattr(X, "columns") or hasattr(X, "column_names"):  # by position they could be in any order
-        raise InputError(f"X must be a table whose columns can be read by name, got a {kind}. Convert it to pandas.")
-    return None
-
-
-def _by_column(X: Any, names: Any) -> pd.DataFrame:
-    columns = [_series(X[name]) for name in names]
-    if not columns:
-        return pd.DataFrame(index=pd.RangeIndex(len(X)))
-    return pd.concat(columns, axis=1, keys=range(len(columns))).set_axis(pd.Index(list(names), dtype=object), axis=1)
-
-
-def _series(column: Any) -> pd.Series[Any]:
-    """Return one column with missing values as NaN or None."""
-    try:
-        values = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
-        if values.ndim == 1:
-            return pd.Series(values).infer_objects()
-    except Exception:  # integers of 128 bits and nested values have no array
-        if not hasattr(column, "to_list"):
-            raise
-    return pd.Series(column.to_list(), dtype=object).infer_objects()
-
-
-def _from_arrow(X: Any) -> pd.DataFrame:
-    try:
-        pyarrow = importlib.import_module("pyarrow")  # not a dependency, and without types
-    except ImportError as error:
-        raise InputError("X is an Arrow stream, which needs pyarrow. Install it, or pass a pandas frame.") from error
-    frame: pd.DataFrame = pyarrow.table(X).to_pandas()
-    return frame

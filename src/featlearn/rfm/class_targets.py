@@ -1,9 +1,10 @@
-"""Classes as points of a simplex, and probabilities from where a model's outputs lie among them."""
+"""Encode classes as corners of a simplex, and compute class probabilities from the outputs of a model."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import helmert
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
@@ -11,37 +12,36 @@ Array = NDArray[np.float64]
 
 
 def simplex(classes: int) -> Array:
-    """Corners of a regular simplex around the origin, ``(k, k - 1)``, all at distance 1; -1 and 1 for two classes.
+    """Return the corners of a regular simplex around the origin, all at distance 1; -1 and 1 for two classes.
 
-    A class is one output less than one-hot targets need, and no class is nearer to another than the rest.
+    Compared with one-hot targets there is one output less, and all classes have the same distance from each other.
+
+    Args:
+        classes: Number of classes k, at least 2.
+
+    Returns:
+        Corner of each class, shape ``(k, k - 1)``.
     """
-    # The centered one-hot vectors, in an orthonormal basis (Helmert's) of the space that they span.
-    basis = np.zeros((classes, classes - 1))
-    for j in range(classes - 1):
-        basis[: j + 1, j] = -1.0
-        basis[j + 1, j] = j + 1.0
-    basis /= np.linalg.norm(basis, axis=0)
-    corners: Array = basis / np.linalg.norm(basis, axis=1, keepdims=True)
-    return corners
-
-
-def class_probabilities(scores: Array, sharpness: float) -> Array:
-    """``softmax(sharpness * scores)``, a row a sample."""
-    shares: Array = np.exp(log_softmax(sharpness * scores, axis=1))
-    return shares
+    # The centered one-hot vectors, in Helmert's orthonormal basis of the space that they span.
+    basis: Array = np.ascontiguousarray(0.0 - helmert(classes).T)
+    basis /= np.linalg.norm(basis, axis=1, keepdims=True)
+    return basis
 
 
 def fit_sharpness(scores: Array, shares: Array) -> float:
-    """The sharpness under which the classes are likeliest (temperature scaling).
+    """Return the sharpness that maximizes the likelihood of the classes (temperature scaling).
 
-    One number cannot change which class is the likeliest. Scores must be those of rows left out of the fit: on the
-    rows themselves a model looks surer than it is.
+    The sharpness does not change the most probable class. Scores must belong to rows left out of the fit; on training
+    rows, probabilities would be overconfident.
 
     Args:
-        scores: ``(n, k)``.
-        shares: Weight of each class in each row, ``(n, k)``.
+        scores: Score of each class for each row, shape ``(n, k)``.
+        shares: Weight of each class in each row, shape ``(n, k)``.
+
+    Returns:
+        The sharpness, between ``exp(-5)`` and ``exp(5)``.
     """
-    # One row more, a typical one of unknown class, keeps the sharpness finite where all rows are classified rightly.
+    # An additional row of unknown class keeps the sharpness finite if all rows are classified correctly.
     scores = np.vstack([scores, np.sort(scores, axis=1).mean(0)])
     shares = np.vstack([shares, np.full(shares.shape[1], shares.sum() / len(shares) / shares.shape[1])])
 

@@ -1,28 +1,38 @@
-"""Feature matrices of a kernel machine, AGOP and FACT, and the updates of M that they give.
+"""Feature matrices of a kernel machine (AGOP and FACT), and updates of M from them.
 
-Rows are ``u = R x`` with ``R = M^{1/2}``, T are the kernel's slopes between all rows, alpha the coefficients of the
-machine ``f(x) = sum_j k(x, x_j) alpha_j``. Everything is matrix products: no array of n x n x d numbers is made.
+Rows are ``u = R x`` with ``R = M^{1/2}``. T are the slopes of the kernel between all rows, and alpha the coefficients
+of the model ``f(x) = sum_j k(x, x_j) alpha_j``. All formulas are matrix products without n x n x d intermediates.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, sec. 4 (FACT paper).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputError
+from featlearn._utils.validation import check_option
 from featlearn.rfm.kernels import Kernel, rounding_of, row_blocks
 
 UPDATES = ("fact", "fact-geometric", "nfa", "none")
-"""Names of the updates."""
+"""Names of the update rules of M."""
 
 _STACK = 2**25
-"""Numbers in the gradients of a group of outputs: 256 MB in float64."""
+"""Most numbers in the gradients of a group of outputs: 256 MB in float64."""
 
 
 def root_of(metric: Tensor) -> Tensor:
-    """``M^{1/2}``, of a matrix or of a diagonal given as a vector."""
+    """Return ``M^{1/2}`` of a matrix, or of a diagonal given as a vector.
+
+    Args:
+        metric: M, positive semi-definite, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+
+    Returns:
+        The root, in the shape of ``metric``. Eigenvalues within rounding of zero count as zero.
+    """
     if metric.ndim == 1:
         return metric.sqrt()
     values, vectors = torch.linalg.eigh(metric.double())
@@ -30,12 +40,20 @@ def root_of(metric: Tensor) -> Tensor:
 
 
 def transform(x: Tensor, root: Tensor) -> Tensor:
-    """``u = R x`` for every row."""
+    """Return ``u = R x`` for each row.
+
+    Args:
+        x: Rows, shape ``(n, d)``.
+        root: ``R = M^{1/2}``, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+
+    Returns:
+        Transformed rows, shape ``(n, d)``.
+    """
     return x * root if root.ndim == 1 else x @ root
 
 
 def _gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Gradients of the outputs with respect to u at every row, ``(n, group, d)``, a group of outputs at a time.
+    """Yield groups of outputs with their gradients with respect to u at each row, shape ``(n, group, d)``.
 
     For p = 2, ``P_c = diag(T alpha_c) U - T diag(alpha_c) U``; for an inner product, ``P_c = T diag(alpha_c) U``.
     """
@@ -55,13 +73,13 @@ def _gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) -> Iter
 
 
 def _norm_gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) -> Tensor:
-    """Gradients for p other than 2: ``sum_j T_ij alpha_j |u_i - u_j|^(p-1) sign(u_i - u_j)``, a column of u at a time.
+    """Compute the gradients for p other than 2: ``sum_j T_ij alpha_j |u_i - u_j|^(p-1) sign(u_i - u_j)``.
 
     Time: ``n^2 d`` powers and ``2 n^2 d c`` operations. Memory: a block of rows.
     """
     n, d = u.shape
     gradients = u.new_empty(n, alpha.shape[1], d)
-    rounding = rounding_of(u)  # a step of that size has no sign
+    rounding = rounding_of(u)  # a difference of this size has no sign
     for rows in row_blocks(n, n):
         for k in range(d):
             steps = u[rows, k, None] - u[None, :, k]
@@ -72,32 +90,32 @@ def _norm_gradients(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor) ->
 
 
 def agop(kernel: Kernel, slopes: Tensor, u: Tensor, root: Tensor, alpha: Tensor, weights: Tensor) -> Tensor:
-    r"""AGOP, ``(1/n) sum_i w_i sum_c grad f_c(x_i) grad f_c(x_i)^T`` (FACT paper, section 4.1).
+    r"""Compute the AGOP, ``(1/n) sum_i w_i sum_c grad f_c(x_i) grad f_c(x_i)^T`` (FACT paper, sec. 4.1).
 
-    The cheaper of two forms is taken: gradients of every output, ``2 n^2 d c`` operations, or, where ``d c > n``,
-    products of slopes shared by all outputs, ``2 n^3``:
+    The cheaper of two forms is used: gradients of each output, ``2 n^2 d c`` operations, or, if ``d c > n``, products
+    of slopes shared by all outputs, ``2 n^3`` operations:
 
     ``sum_c P_c^T W P_c = U^T [D - N - N^T + (T W T) * (alpha alpha^T)] U`` with ``b = T alpha``,
-    ``N = (W b) alpha^T * T`` and ``D = diag(w sum_c b_c^2)``; an inner product has the last term only.
+    ``N = (W b) alpha^T * T`` and ``D = diag(w sum_c b_c^2)``; an inner-product kernel has the last term only.
 
     Args:
-        kernel: The kernel.
-        slopes: T, ``(n, n)``, symmetric.
-        u: Rows transformed by the root.
-        root: ``M^{1/2}``, ``(d, d)``, or ``(d,)`` for a diagonal M.
-        alpha: ``(n, c)``.
-        weights: Of the rows; n in the formula is their sum.
+        kernel: Kernel of the model.
+        slopes: Slopes T of the kernel, shape ``(n, n)``, symmetric.
+        u: Rows transformed by the root, shape ``(n, d)``.
+        root: ``M^{1/2}``, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        alpha: Coefficients, shape ``(n, c)``.
+        weights: Weight of each row, shape ``(n,)``; n in the formula is their sum.
 
     Returns:
-        ``(d, d)``, or its diagonal ``(d,)`` for a diagonal M.
+        The AGOP, shape ``(d, d)``, or its diagonal, shape ``(d,)``, if ``root`` is a diagonal.
     """
     n, d = u.shape
     diagonal = root.ndim == 1
-    total = u.new_zeros(d) if diagonal else u.new_zeros(d, d)
     if kernel.euclidean and d * alpha.shape[1] > n:
-        inner = _shared_products(kernel, slopes, u, alpha, weights)
-        total = inner.diagonal().clone() if diagonal else inner
+        total = _shared_products(kernel, slopes, u, alpha, weights)
+        total = total.diagonal().clone() if diagonal else total
     else:
+        total = u.new_zeros(root.shape)
         for _, gradients in _gradients(kernel, slopes, u, alpha):
             scaled = gradients.mul_(weights.sqrt()[:, None, None]).reshape(-1, d)
             total += scaled.square().sum(0) if diagonal else scaled.mT @ scaled
@@ -106,7 +124,7 @@ def agop(kernel: Kernel, slopes: Tensor, u: Tensor, root: Tensor, alpha: Tensor,
 
 
 def _shared_products(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor, weights: Tensor) -> Tensor:
-    """``sum_c P_c^T W P_c`` by products of slopes, a block of rows at a time."""
+    """Compute ``sum_c P_c^T W P_c`` by products of slopes, in blocks of rows."""
     total = u.new_zeros(u.shape[1], u.shape[1])
     b = slopes @ alpha
     for rows in row_blocks(len(u), len(u)):
@@ -122,27 +140,27 @@ def _shared_products(kernel: Kernel, slopes: Tensor, u: Tensor, alpha: Tensor, w
 
 
 def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alpha: Tensor) -> Tensor:
-    r"""FACT of a kernel machine at its ridge minimum, ``sum_i sum_c alpha_ic grad f_c(x_i) x_i^T`` (section 4.2).
+    r"""Compute FACT at the ridge minimum, ``sum_i sum_c alpha_ic grad f_c(x_i) x_i^T`` (FACT paper, sec. 4.2).
 
-    The loss gradient at row i is ``-n lambda alpha_i``, so that lambda drops out. With ``S = T * (alpha alpha^T)``:
-    radial, p = 2: ``R U^T (diag(S 1) - S) X``; inner product: ``R U^T S X`` (proposition 5.1).
+    The loss gradient at row i is ``-n lambda alpha_i``, so lambda cancels. With ``S = T * (alpha alpha^T)``, FACT is
+    ``R U^T (diag(S 1) - S) X`` for a radial kernel with p = 2 and ``R U^T S X`` for an inner-product kernel
+    (proposition 5.1).
 
     Args:
-        kernel: The kernel.
-        slopes: T, ``(n, n)``, symmetric.
-        x: The rows; centered for a radial kernel, which changes nothing but rounding.
-        u: The rows transformed by the root.
-        root: ``M^{1/2}``, or ``(d,)`` for a diagonal M.
-        alpha: ``(n, c)``.
+        kernel: Kernel of the model.
+        slopes: Slopes T of the kernel, shape ``(n, n)``, symmetric.
+        x: Rows, shape ``(n, d)``. Centered for a radial kernel, to reduce rounding errors.
+        u: Rows transformed by the root, shape ``(n, d)``.
+        root: ``M^{1/2}``, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        alpha: Coefficients, shape ``(n, c)``.
 
     Returns:
-        ``(d, d)``, or its diagonal ``(d,)`` for a diagonal M.
+        FACT, shape ``(d, d)``, or its diagonal, shape ``(d,)``, if ``root`` is a diagonal.
 
-    Time: ``2 n^2 (c + d)``; for p other than 2 that of the gradients.
+    Time: ``2 n^2 (c + d)``; for p other than 2 the time of the gradients.
     """
-    n, d = u.shape
     diagonal = root.ndim == 1
-    total = u.new_zeros(d) if diagonal else u.new_zeros(d, d)
+    total = u.new_zeros(root.shape)
 
     def add(left: Tensor, right: Tensor) -> None:
         nonlocal total
@@ -152,7 +170,7 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
         for part, gradients in _gradients(kernel, slopes, u, alpha):
             add((gradients * alpha[:, part, None]).sum(1), x)
     else:
-        for rows in row_blocks(n, n):
+        for rows in row_blocks(len(u), len(u)):
             s = (alpha[rows] @ alpha.mT).mul_(slopes[rows])
             right = s @ x
             if kernel.radial:
@@ -161,47 +179,40 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
     return total * root if diagonal else root @ total
 
 
-def next_metric(
-    update: str,
-    metric: Tensor,
-    power: float,
-    agop_matrix: Callable[[], Tensor],
-    fact_matrix: Callable[[], Tensor],
-) -> Tensor:
-    r"""M of the next iteration (FACT paper, section 4.2 and appendix E).
+def next_metric(update: str, metric: Tensor, power: float, matrix: Tensor) -> Tensor:
+    r"""Compute M of the next iteration (FACT paper, sec. 4.2 and appendix E).
 
-    "nfa" is ``AGOP^s``, "fact" ``(FACT FACT^T)^{1/2}``, "fact-geometric" ``(FACT M M^T FACT^T)^{1/4}``; the latter
-    two come from singular values, ``A = P S Q^T`` giving ``(A A^T)^{1/2} = P S P^T``, so that nothing is squared.
+    "nfa" is ``AGOP^s``, "fact" is ``(FACT FACT^T)^{1/2}``, "fact-geometric" is ``(FACT M M^T FACT^T)^{1/4}``. The last
+    two use a singular value decomposition without squares: ``A = P S Q^T`` gives ``(A A^T)^{1/2} = P S P^T``.
 
     Args:
-        update: One of `UPDATES` but "none".
-        metric: M, or its diagonal.
-        power: s.
-        agop_matrix: Computes AGOP.
-        fact_matrix: Computes FACT.
+        update: Update rule: "nfa", "fact" or "fact-geometric".
+        metric: M of this iteration, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        power: Power s of "nfa". Ignored by other updates.
+        matrix: AGOP for "nfa", FACT for the other updates, in the shape of ``metric``.
+
+    Returns:
+        The next M, in the shape of ``metric``.
+
+    Raises:
+        InputError: The update is unknown.
     """
+    check_option("update", update, [name for name in UPDATES if name != "none"])
+    diagonal = matrix.ndim == 1
     if update == "nfa":
-        matrix = agop_matrix()
-        if matrix.ndim == 1:
+        if diagonal:
             return matrix**power
         values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
         return _recomposed(vectors, _above_rounding(values, matrix.dtype) ** power, matrix.dtype)
-    if update not in ("fact", "fact-geometric"):
-        raise InputError(f"update must be one of {', '.join(UPDATES)}, got {update!r}")
-    matrix = fact_matrix()
-    if update == "fact":
-        if matrix.ndim == 1:
-            return matrix.abs()
-        left, values, _ = torch.linalg.svd(matrix.double())
-        return _recomposed(left, values, matrix.dtype)
-    if matrix.ndim == 1:
-        return (matrix * metric).abs().sqrt()
-    left, values, _ = torch.linalg.svd(matrix.double() @ metric.double())
-    return _recomposed(left, values.sqrt(), matrix.dtype)
+    geometric = update == "fact-geometric"
+    if diagonal:
+        return (matrix * metric).abs().sqrt() if geometric else matrix.abs()
+    left, values, _ = torch.linalg.svd(matrix.double() @ metric.double() if geometric else matrix.double())
+    return _recomposed(left, values.sqrt() if geometric else values, matrix.dtype)
 
 
 def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Ascending eigenvalues, those that are rounding set to zero: a root would raise them from 1e-16 to 1e-8."""
+    """Set ascending eigenvalues within rounding of zero to zero: a root would raise them from 1e-16 to 1e-8."""
     floor = len(values) * torch.finfo(dtype).eps * values[-1].clamp_min(0)
     return torch.where(values > floor, values, 0.0)
 

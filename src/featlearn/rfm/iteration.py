@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,24 @@ from featlearn.rfm.training_rows import TrainingRows
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of an estimator; see `featlearn.RFMRegressor` for their meaning."""
+    """Validated settings of an estimator, named as the parameters of `featlearn.RFMRegressor`.
+
+    Attributes:
+        kernel: Kernel with its exponent, norm, degree and offset.
+        update: Update rule of M: "fact", "fact-geometric", "nfa" or "none".
+        power: Power of the AGOP of update "nfa".
+        rescale: Scale of M: "trace", "max" or None.
+        bandwidth: Bandwidth L. None selects it in each iteration.
+        ridge: Ridge lambda. None selects it in each iteration.
+        n_iter: Maximum number of updates of M.
+        diagonal: Whether M is diagonal.
+        subset: Number of rows per window. None uses all rows.
+        judge: Whether iterations are validated.
+        patience: Iterations without a lower error before the fit stops. None never stops early.
+        centers: Number of Nystrom centers of the last solve. None solves with all rows.
+        center_sampling: Sampling of the centers: "uniform" or "leverage".
+        seed: Seed of the centers.
+    """
 
     kernel: Kernel
     update: str = "fact"
@@ -37,13 +54,13 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Coefficients:
-    """Coefficients of the kernel part for one M.
+    """Coefficients of the kernel expansion for one M.
 
     Attributes:
-        alpha: Coefficients, ``(n, c)``.
+        alpha: Coefficients, shape ``(n, c)``.
         bandwidth: Bandwidth L of the kernel.
-        shift: ``n lambda``: the solve is ``K + shift W^{-1}``.
-        condition: Estimated condition number of the solve.
+        shift: ``n lambda`` of the solve with ``K + shift W^{-1}``.
+        condition: Estimated condition number of the solve; NaN if it was not estimated.
     """
 
     alpha: Tensor
@@ -53,7 +70,7 @@ class Coefficients:
 
 
 def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Tensor:
-    """Return M = I, or its diagonal; a constant column, which a radial kernel ignores, gets 0 under one."""
+    """Return M = I, or its diagonal; constant columns get 0 under a radial kernel, which ignores them."""
     used = (x.amax(0) > x.amin(0)).to(x.dtype)
     if not kernel.radial or not used.any():
         used = torch.ones_like(used)
@@ -65,11 +82,18 @@ def fit_rows(
 ) -> tuple[Coefficients, Callable[[], Tensor]]:
     """Solve ``(K + shift W^{-1}) alpha = Y - mean``.
 
-    Returns:
-        The coefficients, and a function that makes the slopes between all rows in the same n x n matrix; to be called
-        once.
+    Args:
+        problem: Rows and targets.
+        kernel: Kernel of the model.
+        metric: M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        bandwidth: Bandwidth L of the kernel.
+        shift: ``n lambda``, positive.
 
-    Time: ``n^3 / 3``. Memory: one n x n matrix, as long as the function lives.
+    Returns:
+        The coefficients, and a function that computes the slopes between all rows in the same n x n matrix. Call the
+        function at most once.
+
+    Time: ``n^3 / 3``. Memory: one n x n matrix until the function is deleted.
     """
     solver = KernelSolver(kernel, transform(problem.x, root_of(metric)), bandwidth)
     solver.factor(shift / problem.weights)
@@ -78,59 +102,78 @@ def fit_rows(
 
 
 def predict_rows(problem: TrainingRows, kernel: Kernel, metric: Tensor, fit: Coefficients, x: Tensor) -> Tensor:
-    """Predict other rows from the coefficients of the training rows, ``(m, c)``."""
+    """Predict the outputs of other rows.
+
+    Args:
+        problem: Training rows and targets.
+        kernel: Kernel of the model.
+        metric: M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        fit: Coefficients of the training rows.
+        x: Rows to predict, shape ``(m, d)``, centered as the training rows.
+
+    Returns:
+        Outputs, shape ``(m, c)``.
+    """
     root = root_of(metric)
     return kernel.matrix(transform(x, root), transform(problem.x, root), fit.bandwidth) @ fit.alpha + problem.mean
 
 
 def update_metric(
-    problem: TrainingRows,
-    settings: Settings,
-    metric: Tensor,
-    fit: Coefficients,
-    make_slopes: Callable[[], Tensor],
+    problem: TrainingRows, settings: Settings, metric: Tensor, fit: Coefficients, make_slopes: Callable[[], Tensor]
 ) -> Tensor | None:
     """Compute the next M; None if it vanishes, as for a constant function.
 
     Args:
         problem: Rows that were fitted.
-        settings: Update, power and scale.
+        settings: Update rule, power and scale.
         metric: M of the fit.
         fit: Coefficients of the fit.
         make_slopes: Second result of `fit_rows`.
     """
     root = root_of(metric)
     u = transform(problem.x, root)
-    slopes = make_slopes()
-    new = next_metric(
-        settings.update,
-        metric,
-        settings.power,
-        lambda: agop(settings.kernel, slopes, u, root, fit.alpha, problem.weights),
-        lambda: fact(settings.kernel, slopes, problem.x, u, root, fit.alpha),
-    )
-    if not 0 < _trace(new) < math.inf:
-        return None
-    return rescaled(new, settings, metric)
+    if settings.update == "nfa":
+        matrix = agop(settings.kernel, make_slopes(), u, root, fit.alpha, problem.weights)
+    else:
+        matrix = fact(settings.kernel, make_slopes(), problem.x, u, root, fit.alpha)
+    new = next_metric(settings.update, metric, settings.power, matrix)
+    return _rescaled(new, settings, metric) if 0 < _trace(new) < math.inf else None
 
 
-def rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
-    """Scale the next M by the settings; "trace" keeps the trace of the M before, which is that of I."""
+def _rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
     if settings.rescale == "trace":
         return new * (_trace(metric) / _trace(new))
     return new / new.max() if settings.rescale == "max" else new
 
 
-def average_metrics(metrics: Sequence[Tensor | None], settings: Settings, metric: Tensor) -> Tensor | None:
-    """Return the mean of the M of several windows of rows; None if all of them vanish.
+def learn_metric(
+    windows: Iterable[tuple[TrainingRows, float]],
+    settings: Settings,
+    metric: Tensor,
+    bandwidth: float,
+    *learned: Tensor,
+) -> Tensor | None:
+    """Return the mean of the next M over several windows of rows; None if all of them vanish.
 
-    Each window's M is noisy, and an iteration multiplies: a direction that one M misses is hard to find again. The
-    mean of two windows of half the rows is as good as the M of all rows, at a quarter of its cost.
+    The M of a single window is noisy, and a direction that is lost in one iteration hardly returns in later ones. The
+    mean of two windows of half the rows is as good as the M of all rows, at a quarter of the cost.
+
+    Args:
+        windows: Rows to fit, with the ``n lambda`` of each fit.
+        settings: Kernel, update rule, power and scale.
+        metric: M of the fits.
+        bandwidth: Bandwidth L of the kernel.
+        learned: Next M of further windows, to be included in the mean.
     """
-    learned = [new for new in metrics if new is not None]
-    if not learned:
-        return None
-    return learned[0] if len(learned) == 1 else rescaled(torch.stack(learned).mean(0), settings, metric)
+    metrics = list(learned)
+    for rows, shift in windows:
+        fit, slopes = fit_rows(rows, settings.kernel, metric, bandwidth, shift)
+        new = update_metric(rows, settings, metric, fit, slopes)
+        del slopes  # frees its n x n matrix before the next one is allocated
+        metrics += [] if new is None else [new]
+    if len(metrics) < 2:
+        return metrics[0] if metrics else None
+    return _rescaled(torch.stack(metrics).mean(0), settings, metric)
 
 
 def _trace(metric: Tensor) -> float:

@@ -1,44 +1,43 @@
-"""Kernels of a recursive feature machine: a function of one number for each pair of rows, and its slope.
+"""Kernels of recursive feature machines, and their slopes.
 
-Rows enter as ``u = M^{1/2} x``. A kernel first needs one number a pair: a power of the distance, or the inner product.
-From that number come the kernel and the slope in which every feature matrix is written, see
-`featlearn.rfm.feature_updates`.
+Rows are transformed first, ``u = M^{1/2} x``. Each pair of rows gives one number: a power of the distance, or the inner
+product. The kernel and the slope are functions of this number; `featlearn.rfm.feature_updates` computes the feature
+matrices from the slopes.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from featlearn._utils.validation import check_number, check_option
 from featlearn.errors import InputError
 
 _RADIAL = ("laplace", "gaussian", "exponential", "lpq")
 _PRODUCT = ("quadratic", "polynomial", "exp")
 KERNELS = _RADIAL + _PRODUCT
-"""Names that `make_kernel` knows."""
+"""Names of the kernels."""
 
 _BLOCK = 2**21
-"""Entries of a block of pairs: large enough for BLAS, small enough for the cache of elementwise steps."""
+"""Number of entries in a block of pairs: large enough for BLAS, small enough for elementwise steps in the cache."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel without its bandwidth L.
+    """Kernel function without its bandwidth L.
 
     Radial kernels are ``exp(-(|u - v|_p / L)^q)`` with p = `norm` and q = `exponent`; the others are functions
     of ``t = u . v / L^2``: ``t^2``, ``(offset + t)^degree`` or ``exp(t)``.
 
     Attributes:
-        name: One of `KERNELS`.
-        exponent: q of a radial kernel.
-        norm: p of a radial kernel.
-        degree: Of the polynomial.
-        offset: Of the polynomial.
+        name: Name of the kernel, one of `KERNELS`.
+        exponent: Exponent q of a radial kernel. Ignored by other kernels.
+        norm: Order p of the norm of a radial kernel, from 1 to 2. Ignored by other kernels.
+        degree: Degree of the polynomial kernel. Ignored by other kernels.
+        offset: Offset of the polynomial kernel, not negative. Ignored by other kernels.
     """
 
     name: str
@@ -49,27 +48,30 @@ class Kernel:
 
     @property
     def radial(self) -> bool:
-        """Whether the kernel depends on differences of rows only."""
+        """True if the kernel depends on differences of rows only."""
         return self.name in _RADIAL
 
     @property
     def euclidean(self) -> bool:
-        """Whether pairs come from a matrix product."""
+        """True if the pairs are computed by a matrix product."""
         return not self.radial or self.norm == 2.0
 
     def pairs(self, u: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
-        """One number for each pair of rows: ``|u - v|_p^p`` or ``u . v``.
+        """Compute one number for each pair of rows: ``|u - v|_p^p`` or ``u . v``.
 
-        Radial kernels expect rows centered beforehand, since the squared distance is a difference of large numbers
-        otherwise. What rounding leaves of a distance of zero is set to zero: the slope of a Laplace kernel is
-        infinite there, and no direction belongs to it.
+        Rows of a radial kernel should be centered: a squared distance is a difference of squared norms, and large norms
+        cancel. A distance within rounding of zero is set to zero, because the slope of the Laplace kernel is infinite
+        at zero and has no direction there.
 
         Args:
-            u: ``(n, d)``, transformed by the root of M.
-            v: ``(m, d)``.
-            out: Where to put the result, ``(n, m)``.
+            u: Rows transformed by the root of M, shape ``(n, d)``.
+            v: Rows transformed by the root of M, shape ``(m, d)``.
+            out: Tensor for the result, shape ``(n, m)``. None allocates one.
 
-        Time: one product of matrices, ``O(n m d)``; for p other than 2, ``n m d`` powers.
+        Returns:
+            The numbers, shape ``(n, m)``.
+
+        Time: one matrix product, ``O(n m d)``; for p other than 2, ``n m d`` powers.
         """
         out = u.new_empty(len(u), len(v)) if out is None else out
         if not self.euclidean:
@@ -82,12 +84,20 @@ class Kernel:
         left, right = u.square().sum(1), v.square().sum(1)
         norms = left[:, None] + right
         out.addmm_(u, v.mT, beta=0.0, alpha=-2.0).add_(norms)
-        # By the norms of the pair's own rows: one far row must not make all others equal.
+        # The tolerance depends on the norms of the two rows: one far row must not make all others equal.
         rounding = norms.mul_((4.0 + math.sqrt(u.shape[1])) * torch.finfo(u.dtype).eps)
         return out.masked_fill_(out <= rounding, 0.0)
 
     def values_(self, pairs: Tensor, bandwidth: float) -> Tensor:
-        """The kernel of each pair, in place of the pairs."""
+        """Compute the kernel of each pair in place.
+
+        Args:
+            pairs: Numbers from `pairs`, any shape. Overwritten.
+            bandwidth: Bandwidth L, positive.
+
+        Returns:
+            The kernel values, in the memory of ``pairs``.
+        """
         if self.radial:
             power = self.exponent / self.norm
             if power == 0.5:
@@ -101,10 +111,18 @@ class Kernel:
         return pairs.square_() if self.name == "quadratic" else pairs.add_(self.offset).pow_(self.degree)
 
     def slopes_(self, pairs: Tensor, bandwidth: float) -> Tensor:
-        """The factor T of the gradient, in place of the pairs.
+        """Compute the factor T of the gradient of each pair in place.
 
-        Radial: ``T = -(q / L^q) K r^(q - p)``, and 0 where r = 0, so that ``grad_u k = T |u - v|^(p-1) sign(u - v)``;
-        for p = 2 that is ``T (u - v)``. Otherwise ``T = k'(t) / L^2``, so that ``grad_u k = T v``.
+        Radial kernels: ``T = -(q / L^q) K r^(q - p)``, and 0 where r = 0, so that
+        ``grad_u k = T |u - v|^(p-1) sign(u - v)``; for p = 2 this is ``T (u - v)``. Other kernels:
+        ``T = k'(t) / L^2``, so that ``grad_u k = T v``.
+
+        Args:
+            pairs: Numbers from `pairs`, any shape. Overwritten.
+            bandwidth: Bandwidth L, positive.
+
+        Returns:
+            The slopes T, in the memory of ``pairs``.
         """
         if not self.radial:
             pairs.mul_(bandwidth**-2)
@@ -117,7 +135,7 @@ class Kernel:
             return pairs.mul_(bandwidth**-2)
         q, p = self.exponent, self.norm
         factor = -q * bandwidth**-q
-        if q == p:  # the Gaussian: the slope is the kernel, up to a factor, and finite at zero
+        if q == p:  # Gaussian: the slope is the kernel times a factor, finite at zero
             return pairs.mul_(-(bandwidth**-q)).exp_().mul_(factor)
         # exp(-(r/L)^q + (q - p) log r + log|factor|): one logarithm and two exponentials; -inf at zero becomes 0
         logs = torch.log_(pairs)
@@ -126,9 +144,18 @@ class Kernel:
         return logs.masked_fill_(powers == 0, 0.0)
 
     def matrix(self, u: Tensor, v: Tensor, bandwidth: float, out: Tensor | None = None) -> Tensor:
-        """The kernel between the rows of u and those of v, ``(n, m)``.
+        """Compute the kernel between the rows of u and the rows of v.
 
-        Time: `pairs`. Memory: the result.
+        Args:
+            u: Rows transformed by the root of M, shape ``(n, d)``.
+            v: Rows transformed by the root of M, shape ``(m, d)``.
+            bandwidth: Bandwidth L, positive.
+            out: Tensor for the result, shape ``(n, m)``. None allocates one.
+
+        Returns:
+            Kernel matrix, shape ``(n, m)``.
+
+        Time: the same as `pairs`. Memory: the result.
         """
         out = u.new_empty(len(u), len(v)) if out is None else out
         # Elementwise steps run over blocks that stay in the cache.
@@ -138,49 +165,50 @@ class Kernel:
 
 
 def rounding_of(u: Tensor) -> float:
-    """Size of the rounding in a coordinate of transformed rows."""
+    """Return the size of the rounding error in a coordinate of transformed rows."""
     return (4.0 + math.sqrt(u.shape[1])) * torch.finfo(u.dtype).eps * float(u.abs().max())
 
 
 def row_blocks(n: int, width: int, entries: int = _BLOCK) -> list[slice]:
-    """Slices over n rows of this width, of about ``entries`` numbers each."""
+    """Return slices that cover n rows of the given width, with about ``entries`` numbers per slice."""
     step = max(1, entries // max(1, width))
     return [slice(first, min(first + step, n)) for first in range(0, n, step)]
 
 
 def make_kernel(name: str, *, exponent: float = 1.0, norm: float = 2.0, degree: int = 2, offset: float = 1.0) -> Kernel:
-    """A kernel by name, with arguments checked.
+    """Create a kernel by name, after a check of the arguments.
 
     Args:
-        name: "laplace" ``exp(-r/L)``, "gaussian" ``exp(-(r/L)^2)``, "exponential" ``exp(-(r/L)^q)``,
-            "lpq" ``exp(-(|u - v|_p / L)^q)``, "quadratic" ``t^2``, "polynomial" ``(offset + t)^degree``
-            or "exp" ``exp(t)``, with ``t = u . v / L^2``.
-        exponent: q, of "exponential" and "lpq"; at most `norm`, or the kernel is not positive definite.
-        norm: p, of "lpq", from 1 to 2.
-        degree: Of "polynomial".
-        offset: Of "polynomial", not negative.
+        name: Name of the kernel: "laplace" ``exp(-r/L)``, "gaussian" ``exp(-(r/L)^2)``, "exponential"
+            ``exp(-(r/L)^q)``, "lpq" ``exp(-(|u - v|_p / L)^q)``, "quadratic" ``t^2``, "polynomial"
+            ``(offset + t)^degree`` or "exp" ``exp(t)``, with ``t = u . v / L^2``.
+        exponent: Exponent q of "exponential" and "lpq", above 0 and at most ``norm``; a larger one gives a kernel that
+            is not positive definite. Must be 1 for "laplace", 1 (the default) or 2 for "gaussian".
+        norm: Order p of the norm of "lpq", from 1 to 2. Ignored by other kernels.
+        degree: Degree of the polynomial kernel, an integer of at least 1. Ignored by other kernels.
+        offset: Offset of the polynomial kernel, not negative. Ignored by other kernels.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        InputError: An argument is not allowed for this kernel.
     """
-    if name not in KERNELS:
-        raise InputError(f"kernel must be one of {', '.join(KERNELS)}, got {name!r}")
-    given: dict[str, Any] = {"exponent": exponent, "norm": norm, "degree": degree, "offset": offset}
-    for key, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise InputError(f"{key} must be a finite number, got {value!r}")
-    if name == "laplace" and exponent != 1.0:
-        raise InputError(f'kernel="laplace" has exponent 1, got {exponent}: kernel="exponential" takes others')
-    if name == "laplace":
-        return Kernel(name)
-    if name == "gaussian":
-        if exponent not in (1.0, 2.0):  # 1 is what the estimators' argument is left at
-            raise InputError(f'kernel="gaussian" has exponent 2, got {exponent}: kernel="exponential" takes others')
-        return Kernel(name, exponent=2.0)
+    check_option("kernel", name, KERNELS)
+    for key, value in {"exponent": exponent, "norm": norm, "degree": degree, "offset": offset}.items():
+        check_number(key, value)
+    if name in ("laplace", "gaussian"):
+        fixed = 1.0 if name == "laplace" else 2.0
+        if exponent not in (1.0, fixed):  # 1 is the default of the estimators
+            raise InputError(f"exponent must be {fixed:g} for {name!r}, got {exponent}. Pass kernel='exponential'.")
+        return Kernel(name, exponent=fixed)
     if name in ("exponential", "lpq"):
         p = float(norm) if name == "lpq" else 2.0
         if not 1.0 <= p <= 2.0:
-            raise InputError(f"norm must be from 1 to 2, got {norm}: other norms give no positive definite kernel")
+            raise InputError(f"norm must be from 1 to 2, got {norm}. Other norms give no positive definite kernel.")
         if not 0.0 < exponent <= p:
             raise InputError(f"exponent must be above 0 and at most {p:g} for this kernel, got {exponent}")
         return Kernel(name, exponent=float(exponent), norm=p)
     if name == "polynomial" and (degree != int(degree) or degree < 1 or offset < 0):
-        raise InputError(f"a polynomial kernel needs degree >= 1 and offset >= 0, got {degree} and {offset}")
+        raise InputError(f"degree must be an integer of at least 1 and offset at least 0, got {degree} and {offset}")
     return Kernel(name, degree=int(degree), offset=float(offset))

@@ -1,4 +1,8 @@
-"""Recursive feature machine (FACT paper, algorithm 1): solve, update the feature matrix, keep the best iterate."""
+"""Recursive feature machine: solve, update the feature matrix, keep the best iteration.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, algorithm 1 (FACT paper).
+"""
 
 from __future__ import annotations
 
@@ -17,30 +21,30 @@ from featlearn.errors import SingularKernelError
 from featlearn.rfm._hyperparameters import Hyperparameters, LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
 from featlearn.rfm.feature_updates import root_of, transform
-from featlearn.rfm.iteration import Coefficients, Settings, average_metrics, first_metric, fit_rows, update_metric
+from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
 from featlearn.rfm.training_rows import TrainingRows
 from featlearn.spectra import effective_rank
 
 WINDOWS = 2
-"""Windows of rows that an iteration averages M over, if it does not see all rows at once."""
+"""Number of windows of rows over which an iteration averages M, if it does not use all rows."""
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One line of the history.
+    """Record of one iteration.
 
     Attributes:
-        iteration: 0 is plain kernel regression.
-        error: Mean squared error of rows left out, under an M that has not seen them, or of held-out rows; in the
-            user's units, summed over outputs.
-        ridge: lambda.
-        bandwidth: L.
-        effective_rank: Of M: the exponential of its spectrum's entropy.
+        iteration: Number of the iteration; 0 is plain kernel regression.
+        error: Mean squared error of rows left out, under an M that was learned without them, or of held-out rows; in
+            the user's units, summed over outputs.
+        ridge: Ridge lambda of the solve.
+        bandwidth: Bandwidth L of the kernel.
+        effective_rank: Effective rank of M: the exponential of the entropy of its spectrum.
         condition: Estimated condition number of the solve.
-        rows: Distinct rows of the solve.
-        seconds: What the iteration took.
-        standardized_error: The same error with each output in units of its standard deviation: the iteration with the
-            least is kept. NaN in files of earlier versions.
+        rows: Number of distinct rows of the solve.
+        seconds: Duration of the iteration in seconds.
+        standardized_error: Error with each output in units of its standard deviation. The iteration with the least
+            one is kept. NaN in files of earlier versions.
     """
 
     iteration: int
@@ -59,9 +63,9 @@ class HeldOutResiduals:
     """Residuals of rows left out of the fit, or of held-out rows.
 
     Attributes:
-        targets: Targets, ``(m, c)``.
-        residuals: Targets less predictions, ``(m, c)``.
-        weights: Weight of each row, ``(m,)``.
+        targets: Targets, shape ``(m, c)``.
+        residuals: Targets minus predictions, shape ``(m, c)``.
+        weights: Weight of each row, shape ``(m,)``.
     """
 
     targets: Tensor
@@ -74,15 +78,15 @@ class FittedRFM:
     """Fitted model, ``f(x) = mean + k(M^{1/2} x, M^{1/2} centers) alpha``.
 
     Attributes:
-        metric: M, ``(d, d)``, or its diagonal ``(d,)``.
-        centers: Rows of the kernel part, ``(n, d)``.
+        metric: Feature matrix M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        centers: Rows of the kernel expansion, shape ``(n, d)``.
         fit: Coefficients and bandwidth.
-        mean: ``(c,)``.
-        ridge: lambda.
-        best: Number of the iterate.
-        error: Its error, in the user's units.
-        unseen: Residuals behind that error; None without validation.
-        history: One line per iteration.
+        mean: Constant term, shape ``(c,)``.
+        ridge: Ridge lambda of the last solve.
+        best: Number of the iteration that was kept.
+        error: Validation error of that iteration, in the user's units.
+        unseen: Residuals of the validated rows; None without validation.
+        history: Records of all iterations.
     """
 
     metric: Tensor
@@ -110,38 +114,41 @@ def learn(
     Args:
         problem: Rows and targets.
         settings: Settings of the estimator.
-        advance: Called with each iteration's line.
-        refit: Rows of the last solve, if not the problem's: those held out may come back for it.
+        advance: Function that is called with the record of each iteration. None calls nothing.
+        refit: Rows of the last solve, such as training and held-out rows together. None uses the rows of ``problem``.
 
-    Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.feature_updates`. Judging costs as
-    much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), as 6 for 5,000 (one M,
-    three ridges). Memory: one n x n matrix; while judging, one for each M that judges: five up to 1,000 rows.
+    Returns:
+        The fitted model.
+
+    Raises:
+        SingularKernelError: The first solve fails.
+
+    Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.feature_updates`. Validation costs
+    as much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), and as 6 for 5,000
+    rows (one M, three ridges). Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
     """
-    x = problem.x
-    metric = first_metric(x, settings.kernel, settings.diagonal)
+    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Hyperparameters, int, Tensor, Coefficients, Tensor | None] | None = None
+    best: tuple[Hyperparameters, int, Tensor, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
-        # Without validation the last solve can take all rows at once.
+        # Without validation the last solve can use all rows at once.
         window = settings.subset if settings.judge or not last or settings.centers is not None else None
-        windows = _windows(len(problem), window, iteration)
-        rows = windows[0]  # the first is validated
-        parts = [problem if chosen is None else problem.subset(chosen.to(x.device)) for chosen in windows]
-        part = parts[0]
+        windows = _windows(problem, window, iteration)
+        part, rows = windows[0]  # the window that is validated
         try:
             choice = validator.select(part, rows, metric)
             fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
             if best is None or not settings.judge or choice.error < best[0].error:
-                best = choice, iteration, metric, fit, rows
+                best = choice, iteration, metric, fit, part
             late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
             new = None if last or late else update_metric(part, settings, metric, fit, slopes)
-            del slopes  # and its n x n matrix, before the next one is made
+            del slopes  # frees its n x n matrix before the next one is allocated
             if new is not None:
-                others = [_learned(other, settings, metric, choice, part) for other in parts[1:]]
-                new = average_metrics([new, *others], settings, metric)
+                others = [(other, choice.shift / part.total * other.total) for other, _ in windows[1:]]
+                new = learn_metric(others, settings, metric, choice.bandwidth, new)
         except SingularKernelError:
             if best is None:
                 raise
@@ -149,13 +156,15 @@ def learn(
             break
         try:
             if new is not None:
-                validator.update(list(zip(parts, windows, strict=True)), choice)
-        except SingularKernelError:  # of a fold: the next iteration could not be validated
+                validator.update(windows, choice)
+        except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
+        values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
+        rank = effective_rank(values.clamp_min(0))
         line = Iteration(
-            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, _rank(metric),
-            fit.condition, len(part), time.perf_counter() - began, choice.error,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
+            len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
         if advance is not None:
@@ -164,24 +173,28 @@ def learn(
             break
         metric = new
     assert best is not None
-    choice, number, metric, fit, rows = best
-    part = problem if rows is None else problem.subset(rows.to(x.device))
-    unseen = _unseen(part, choice)
+    choice, number, metric, fit, part = best
     full = problem if refit is None else refit
     centers = full.x
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
         fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
-    elif rows is not None or refit is not None:
+    elif part is not full:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
-    return FittedRFM(
-        metric, centers, fit, full.mean, fit.shift / full.total, number, _user_error(part, choice), unseen,
-        tuple(history),
-    )  # fmt: skip
+    ridge, error, unseen = fit.shift / full.total, _user_error(part, choice), _unseen(part, choice)
+    return FittedRFM(metric, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
 
 
 def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
-    """Yield M and the coefficients of each iteration, without validation; bandwidth and ridge must be given."""
+    """Yield M and the coefficients of each iteration, without validation.
+
+    Args:
+        problem: Rows and targets.
+        settings: Settings of the estimator; bandwidth and ridge must be given.
+
+    Yields:
+        M and the coefficients fitted with it.
+    """
     assert settings.bandwidth is not None and settings.ridge is not None
     metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     for iteration in range(settings.n_iter + 1):
@@ -212,11 +225,8 @@ def _fit_centers(
 
 
 def _warn_singular(iteration: int) -> None:
-    warnings.warn(
-        f"iteration {iteration} failed (the kernel matrix is singular): the best one before is kept",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
+    message = f"iteration {iteration} failed (singular kernel matrix): the best earlier iteration is kept"
+    warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
 def _unseen(part: TrainingRows, choice: Hyperparameters) -> HeldOutResiduals | None:
@@ -229,28 +239,16 @@ def _unseen(part: TrainingRows, choice: Hyperparameters) -> HeldOutResiduals | N
 
 
 def _user_error(part: TrainingRows, choice: Hyperparameters) -> float:
-    """Return the error of a choice in the user's units; NaN without validation."""
+    """Return the error of the hyperparameters in the user's units; NaN without validation."""
     if part.scales is None or choice.residuals is None:
         return choice.error
     return part.error(choice.residuals, choice.judged, part.scales)
 
 
-def _rank(metric: Tensor) -> float:
-    values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
-    return effective_rank(values.clamp_min(0))
-
-
-def _learned(
-    part: TrainingRows, settings: Settings, metric: Tensor, choice: Hyperparameters, judged: TrainingRows
-) -> Tensor | None:
-    """Compute the next M from another window than the validated one, with the same bandwidth and ridge."""
-    shift = choice.shift / judged.total * part.total
-    fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, shift)
-    return update_metric(part, settings, metric, fit, slopes)
-
-
-def _windows(n: int, subset: int | None, iteration: int) -> list[Tensor | None]:
-    """Return the row numbers of each window of an iteration, None for all: windows of a circle, to cover all rows."""
-    if subset is None or subset >= n:
-        return [None]
-    return [(torch.arange(subset) + (WINDOWS * iteration + k) * subset) % n for k in range(WINDOWS)]
+def _windows(problem: TrainingRows, size: int | None, iteration: int) -> list[tuple[TrainingRows, Tensor | None]]:
+    """Return the windows of an iteration with their row numbers, None for all; successive windows cover all rows."""
+    n = len(problem)
+    if size is None or size >= n:
+        return [(problem, None)]
+    windows = [(torch.arange(size) + (WINDOWS * iteration + k) * size) % n for k in range(WINDOWS)]
+    return [(problem.subset(rows.to(problem.x.device)), rows) for rows in windows]

@@ -1,9 +1,9 @@
-"""Distinct weighted training rows in an order that depends on their values alone, and their errors."""
+"""Distinct weighted training rows in an order that depends on their values only, and their validation errors."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[np.float64]
+Folds = NDArray[np.int64] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +19,9 @@ class HeldOut:
     """Rows for validation that are left out of the fit.
 
     Attributes:
-        x: ``(m, d)``, centered as the training rows are.
-        targets: ``(m, c)``.
-        weights: ``(m,)``.
+        x: Rows, shape ``(m, d)``, centered as the training rows.
+        targets: Targets, shape ``(m, c)``.
+        weights: Weight of each row, shape ``(m,)``.
     """
 
     x: Tensor
@@ -30,18 +31,18 @@ class HeldOut:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Weighted rows and targets.
+    """Weighted rows and targets of a fit.
 
     Attributes:
-        x: Distinct rows, ``(n, d)``.
-        targets: Weighted mean target of each, ``(n, c)``.
-        weights: ``(n,)``, all positive.
-        folds: Number of the fold of each row, for errors of leaving folds out; None leaves single rows out.
-        held_out: Rows for validation; None validates by leaving out rows.
-        intercept: Whether the weighted mean target is taken off before a solve.
-        spread: Weighted squared distances of the targets that were merged into a row from their mean, ``(n, c)``: the
-            part of the error that no function of x can mend. None stands for zeros.
-        scales: The user's unit of each output in units of the targets, ``(c,)``, in float64. None stands for ones.
+        x: Distinct rows, shape ``(n, d)``.
+        targets: Weighted mean target of each row, shape ``(n, c)``.
+        weights: Weight of each row, shape ``(n,)``, all positive.
+        folds: Fold number of each row, shape ``(n,)``. None leaves out single rows.
+        held_out: Rows for validation. None validates by leaving out training rows.
+        intercept: Whether the weighted mean target is subtracted before a solve.
+        spread: Weighted sum of squared deviations of the targets merged into each row, shape ``(n, c)``: the part of
+            the error that no function of x can reduce. None stands for zeros.
+        scales: Standard deviation of each output in the user's units, shape ``(c,)``, in float64. None stands for ones.
     """
 
     x: Tensor
@@ -63,7 +64,7 @@ class TrainingRows:
 
     @property
     def mean(self) -> Tensor:
-        """Constant that is added to the kernel part, ``(c,)``."""
+        """Constant term of the model, shape ``(c,)``."""
         if not self.intercept:
             return torch.zeros_like(self.targets[0])
         mean: Tensor = (self.weights[:, None] * self.targets).sum(0) / self.weights.sum()
@@ -71,28 +72,31 @@ class TrainingRows:
 
     def subset(self, rows: Tensor) -> TrainingRows:
         """Return some of the rows, with the same settings."""
-        folds, spread = (None if of_rows is None else of_rows[rows] for of_rows in (self.folds, self.spread))
+        folds, spread = (None if values is None else values[rows] for values in (self.folds, self.spread))
         x, targets, weights = self.x[rows], self.targets[rows], self.weights[rows]
-        return TrainingRows(x, targets, weights, folds, self.held_out, self.intercept, spread, self.scales)
+        return replace(self, x=x, targets=targets, weights=weights, folds=folds, spread=spread)
 
     def right_sides(self) -> Tensor:
-        """Return targets and a column of ones, ``(n, c + 1)``: the right sides that `residuals` needs solved."""
+        """Return targets and a column of ones, shape ``(n, c + 1)``: the right-hand sides of a solve for residuals."""
         return torch.cat([self.targets, torch.ones_like(self.targets[:, :1])], dim=1)
 
     def residuals(self, solved: Tensor) -> Tensor:
-        r"""Return errors ``y_i - f(x_i)`` of the model fitted without row i, or without its fold.
+        r"""Return residuals ``y_i - f(x_i)`` of the model fitted without row i, or without its fold.
 
-        A fit without intercept is linear in the targets and misses the rows F left out by
-        ``e_F(Y) = ([A^{-1}]_FF)^{-1} [A^{-1} Y]_F``, for A of all rows; the penalty ``n lambda`` stays that of all
-        rows. With the mean m of the other targets taken off it misses them by ``e_F(Y) - m e_F(1)``.
+        A fit without intercept is linear in the targets; the residuals of the rows F left out are
+        ``e_F(Y) = ([A^{-1}]_FF)^{-1} [A^{-1} Y]_F`` with the matrix A of all rows. The penalty stays the ``n lambda``
+        of all rows. With an intercept, the mean m of the other targets, the residuals are ``e_F(Y) - m e_F(1)``.
 
         Args:
-            solved: ``e`` of `right_sides`, ``(n, c + 1)``.
+            solved: ``e`` of `right_sides`, shape ``(n, c + 1)``.
+
+        Returns:
+            Residuals, shape ``(n, c)``.
         """
         errors = solved[:, :-1]
         if not self.intercept:
             return errors
-        weighted = self.weights[:, None] * self.right_sides()  # the last column: the weights themselves
+        weighted = self.weights[:, None] * self.right_sides()  # the last column holds the weights
         left_out = weighted
         if self.folds is not None:
             sums = weighted.new_zeros(int(self.folds.max()) + 1, weighted.shape[1]).index_add_(0, self.folds, weighted)
@@ -101,12 +105,12 @@ class TrainingRows:
         return errors - others[:, :-1] / others[:, -1:] * solved[:, -1:]
 
     def error(self, residuals: Tensor, judged: Tensor | None = None, scales: Tensor | None = None) -> float:
-        """Return the mean squared error of rows, merged ones counted one by one, summed over outputs.
+        """Return the mean squared error over the rows before merging, summed over outputs.
 
         Args:
-            residuals: Residuals of all rows, or of the held-out ones.
-            judged: Rows that count, ``(n,)`` of booleans; None is all.
-            scales: Factor of each output's residuals, ``(c,)``, such as `scales`; None is 1.
+            residuals: Residuals of all rows, or of the held-out rows if there are any, shape ``(rows, c)``.
+            judged: Mask of the rows to validate, shape ``(n,)``. None validates all rows.
+            scales: Factor of the residuals of each output, shape ``(c,)``. None does not scale them.
         """
         held = self.held_out
         weights = self.weights if held is None else held.weights
@@ -119,27 +123,34 @@ class TrainingRows:
             squares, weights = squares * judged[:, None], weights * judged
         return float(squares.sum() / weights.sum())
 
-    def coefficients(self, solved: Tensor) -> Tensor:
-        """Return the coefficients from the solved right sides: ``A^{-1} (Y - mean)``."""
-        return solved[:, :-1] - self.mean * solved[:, -1:]
+    def held_out_residuals(self, kernel_rows: Tensor, solved: Tensor) -> Tensor:
+        """Return the residuals of the held-out rows, shape ``(m, c)``.
+
+        Args:
+            kernel_rows: Kernel of the held-out rows with the training rows, shape ``(m, n)``.
+            solved: ``A^{-1}`` times `right_sides`, shape ``(n, c + 1)``.
+        """
+        assert self.held_out is not None
+        coefficients = solved[:, :-1] - self.mean * solved[:, -1:]  # A^{-1} (Y - mean)
+        return self.held_out.targets - (kernel_rows @ coefficients + self.mean)
 
 
-def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return an order of rows that depends on their values alone, and which of them are equal.
+def distinct_rows(rows: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return an order of rows that depends on their values only, and the groups of equal rows.
 
-    Rows are sorted by a hash of their ranks, column by column. So the order of a table changes nothing, not even
-    rounding, nor do units, origins and constant columns; and the first m distinct rows are as good as drawn at random.
+    Rows are sorted by a hash of the ranks of their values, so the result does not depend on the order of the table, on
+    units, origins or constant columns. The first m distinct rows serve as a random sample.
 
     Args:
-        rows: ``(n, d)``.
+        rows: Rows, shape ``(n, d)``.
 
     Returns:
-        Order, ``(n,)``, and the group of each ordered row, ``(n,)``, from 0 in steps of at most one.
+        The order, shape ``(n,)``, and the group number of each ordered row, shape ``(n,)``, ascending from 0.
 
     Time: ``O(d n log n)``.
     """
     hashes = np.zeros(len(rows), dtype=np.uint64)
-    for column in rows.T:  # the finisher of splitmix64 over the hash so far and the next rank
+    for column in rows.T:  # the finalizer of splitmix64, of the previous hash and the next rank
         values, ranks = np.unique(column, return_inverse=True)
         if len(values) == 1:
             continue
@@ -154,12 +165,15 @@ def distinct_rows(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[
 
 
 def some_rows(rows: Array, share: float, rng: np.random.RandomState | None) -> NDArray[np.bool_]:
-    """Select a share of the rows, ``(n,)`` of booleans, equal ones together, whatever their order in the table.
+    """Select a share of the rows, independent of their order; equal rows are selected together.
 
     Args:
-        rows: ``(n, d)``.
-        share: Between 0 and 1.
-        rng: Source of the selection; None takes the first in the order of `distinct_rows`.
+        rows: Rows, shape ``(n, d)``.
+        share: Share of the rows, between 0 and 1.
+        rng: Random state of the selection. None selects the first rows in the order of `distinct_rows`.
+
+    Returns:
+        Mask of the selected rows, shape ``(n,)``.
     """
     order, groups = distinct_rows(rows)
     sizes = np.bincount(groups)
@@ -170,28 +184,22 @@ def some_rows(rows: Array, share: float, rng: np.random.RandomState | None) -> N
     return selected
 
 
-@dataclass(frozen=True, eq=False)
-class Merged:
-    """Distinct rows of a table as arrays; see `TrainingRows` for the attributes."""
-
-    x: Array
-    targets: Array
-    weights: Array
-    folds: NDArray[np.int64] | None
-    spread: Array
-
-
-def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64] | None = None) -> Merged:
+def merge_rows(
+    x: Array, targets: Array, weights: Array, folds: Folds = None
+) -> tuple[Array, Array, Array, Folds, Array]:
     """Merge equal rows into one, with the sum of their weights and the weighted mean of their targets.
 
-    A copy of a row would stay in the fit when the row is left out, with its target. Merged, the minimizer is the
-    same: ``K + n lambda W^{-1}`` on distinct rows. Equal rows of different folds stay apart, as their folds are.
+    Otherwise a copy of a row that is left out would stay in the fit, with its target. The minimizer of the merged
+    problem, ``K + n lambda W^{-1}`` on distinct rows, is the same. Equal rows of different folds are not merged.
 
     Args:
-        x: ``(n, d)``.
-        targets: ``(n, c)``.
-        weights: ``(n,)``, positive.
-        folds: The fold of each row.
+        x: Rows, shape ``(n, d)``.
+        targets: Targets, shape ``(n, c)``.
+        weights: Weight of each row, shape ``(n,)``, all positive.
+        folds: Fold number of each row, shape ``(n,)``. None for single rows.
+
+    Returns:
+        Distinct rows, targets, weights, folds and spread, as in `TrainingRows`.
     """
     order, groups = distinct_rows(x if folds is None else np.column_stack([x, folds]))
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
@@ -200,12 +208,12 @@ def merge_rows(x: Array, targets: Array, weights: Array, folds: NDArray[np.int64
     means = np.add.reduceat(w[:, None] * y, starts, axis=0) / sums[:, None]
     spread = np.add.reduceat(w[:, None] * (y - means[groups]) ** 2, starts, axis=0)
     first = order[starts]
-    return Merged(x[first], means, sums, None if folds is None else folds[first], spread)
+    return x[first], means, sums, None if folds is None else folds[first], spread
 
 
 @dataclass(frozen=True, eq=False)
 class TargetUnits:
-    """Offset and scale of each output, in float64: ``y = offset + scale * standardized``.
+    """Offset and scale of each output in float64: ``y = offset + scale * standardized``.
 
     Attributes:
         offset: Mean of each output, shape ``(c,)``; 0 for a fit without intercept and for class codes.
@@ -219,7 +227,7 @@ class TargetUnits:
 
     @staticmethod
     def none(outputs: int) -> TargetUnits:
-        """Return units that change nothing."""
+        """Return units with offset 0 and scale 1."""
         return TargetUnits(np.zeros(outputs), np.ones(outputs), np.zeros(outputs, dtype=bool))
 
     def standardize(self, targets: Array) -> Array:
@@ -236,7 +244,7 @@ class TargetUnits:
 def target_units(targets: Array, weights: Array, centered: bool = True) -> TargetUnits:
     """Return the weighted mean and standard deviation of each output.
 
-    Sums are correctly rounded (`math.fsum`): the order of rows does not change them.
+    Sums are correctly rounded (`math.fsum`), so they do not depend on the order of rows.
 
     Args:
         targets: Finite targets, shape ``(n, c)``.
@@ -254,7 +262,7 @@ def target_units(targets: Array, weights: Array, centered: bool = True) -> Targe
         mean = math.fsum(weights * shares) / total if centered else 0.0
         spread = math.sqrt(math.fsum(weights * (shares - mean) ** 2) / total)
         units.offset[place] = mean * largest
-        if spread <= 8 * np.finfo(np.float64).eps:  # what rounding leaves of a constant
+        if spread <= 8 * np.finfo(np.float64).eps:  # constant up to rounding
             units.constant[place] = True
         else:
             units.scale[place] = spread * largest
