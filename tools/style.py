@@ -120,6 +120,11 @@ def is_property(node: Documented) -> bool:
     return bool(decorators_of(node) & {"property", "cached_property", "setter", "fixture"})
 
 
+def is_overload(node: Documented) -> bool:
+    """Return whether a function is a signature for type checkers only."""
+    return "overload" in decorators_of(node)
+
+
 def summary_of(node: Documented) -> str:
     """Return the first line of a docstring, or nothing."""
     return (ast.get_docstring(node) or "").split("\n")[0]
@@ -225,7 +230,7 @@ def find_definition(name: str, trees: dict[str, tuple[Path, ast.Module]]) -> tup
             return None
         file, tree = trees[module]
         for node in ast.iter_child_nodes(tree):
-            if isinstance(node, Function | ast.ClassDef) and node.name == attribute:
+            if isinstance(node, Function | ast.ClassDef) and node.name == attribute and not is_overload(node):
                 return file, node
         target = _imported_from(tree, attribute, module, trees)
         if target is None:
@@ -327,6 +332,8 @@ def phrases(file: Path) -> Iterator[Fault]:
 def names(file: Path, tree: ast.Module) -> Iterator[Fault]:
     """Find British spelling in names of functions, classes, arguments and variables."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.keyword):  # names of others, and old names of arguments
+            continue
         name = getattr(node, "name", None) or getattr(node, "arg", None) or getattr(node, "id", None)
         if isinstance(name, str) and BRITISH.search(name.replace("_", " ")):
             yield Fault(file, getattr(node, "lineno", 1), f"write the name the American way: {name!r}")

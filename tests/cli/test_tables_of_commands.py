@@ -101,11 +101,11 @@ def test_labels_stay_what_they_are_and_what_is_no_target_is_refused() -> None:
     assert labels([Decimal("1.25"), Decimal("2.5")]) == ([1.25, 2.5], "regression")
     for values, task, told in (
         (pd.date_range("2020", periods=4), "auto", "moments"),
-        ([[1], [2]], "auto", "several values a row"),
-        ([{"a": 1}, {"a": 2}], "auto", "several values a row"),
+        ([[1], [2]], "auto", "several values in a row"),
+        ([{"a": 1}, {"a": 2}], "auto", "several values in a row"),
         ([1.0, np.inf], "auto", "infinite"),
         ([1.0], "regression", "one row only"),
-        ([0.5, 1.5] * 5, "classification", "no name of a class"),
+        ([0.5, 1.5] * 5, "classification", "must hold whole numbers or texts for classes, got"),
     ):
         with pytest.raises(InputError, match=told):
             labels(values, task)

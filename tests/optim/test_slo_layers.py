@@ -108,13 +108,13 @@ def test_a_step_has_the_speed_of_its_layer() -> None:
 @pytest.mark.parametrize(
     ("speeds", "words"),
     [
-        ({"0": 1.0}, r"gives no value for 2.weight, 4.weight: add a glob"),
-        ({"0": 1.0, "7": 1.0, "*": 1.0}, r"speeds='7' matches no layer and no parameter; .*0, 0.weight, 2, 2.weight"),
-        ({"0.wieght": 1.0, "*": 1.0}, r"did you mean 0.weight"),
-        ({"*": 1.0, "0": 2.0}, r"all that '0' matches is taken by globs before it"),
-        ({}, r"speeds must be \{glob"),
-        ({0: 1.0}, r"speeds must be \{glob"),
-        (["0"], r"speeds must be \{glob"),
+        ({"0": 1.0}, r"2.weight, 4.weight match no pattern. Add a pattern"),
+        ({"0": 1.0, "7": 1.0, "*": 1.0}, r"speeds='7' matches no layer and no parameter. .*0, 0.weight, 2, 2.weight"),
+        ({"0.wieght": 1.0, "*": 1.0}, r"Did you mean 0.weight"),
+        ({"*": 1.0, "0": 2.0}, r"'0' matches only parameters of earlier patterns"),
+        ({}, r"speeds must be a mapping \{glob"),
+        ({0: 1.0}, r"speeds must be a mapping \{glob"),
+        (["0"], r"speeds must be a mapping \{glob"),
         ({"0": -1.0, "*": 1.0}, "speed must be a finite number"),
     ],
 )

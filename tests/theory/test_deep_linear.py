@@ -79,7 +79,7 @@ def test_bad_arguments() -> None:
         balance([matrix(3, 4), matrix(3, 4)])
     with pytest.raises(InputError, match="at least one"):
         linear_alignment([])
-    with pytest.raises(InputError, match="depth must be at least 1"):
+    with pytest.raises(InputError, match="depth must be an integer of at least 1"):
         balanced_layers(matrix(2, 2), 0)
-    with pytest.raises(InputError, match="rank 3 needs hidden layers as wide"):
+    with pytest.raises(InputError, match="width must be at least the rank of product, 3"):
         balanced_layers(matrix(3, 3), 2, width=2)

@@ -81,5 +81,5 @@ def test_a_table_and_bad_input() -> None:
     assert "EarlyAlignment of 1 layers" in repr(found)
     with pytest.raises(KeyError, match="layer must be one of 2, got '0'"):
         found["0"]
-    with pytest.raises(InputError, match="time must be above 0"):
+    with pytest.raises(InputError, match="time must be a finite number above 0"):
         flow_nfc(net(), (X, Y), nn.MSELoss(), 0.0)

@@ -140,15 +140,15 @@ def test_the_infinite_width_is_the_limit_of_the_finite() -> None:
 
 def test_bad_arguments() -> None:
     X, y = torch.randn(5, 3), torch.randn(5)
-    with pytest.raises(InputError, match="activation must be one of 'relu'"):
+    with pytest.raises(InputError, match="one of 'relu'.*got 'swish'"):
         predict_depth(X, y, activation="swish")
-    with pytest.raises(InputError, match="quadratic network of two"):
+    with pytest.raises(InputError, match="with activation='quadratic' and hidden=2"):
         predict_depth(X, y, width=5)
     with pytest.raises(InputError, match="hidden must be"):
         predict_depth(X, y, hidden=0)
-    with pytest.raises(InputError, match="d and n must be"):
+    with pytest.raises(InputError, match="d must be an integer of at least 1"):
         sphere_alignment(0, 5)
-    with pytest.raises(InputError, match=r"the kernel \(n, n\)"):
+    with pytest.raises(InputError, match=r"ptk \(n, n\)"):
         derivative_correlation(X, y, torch.ones(4, 4))
     with pytest.raises(InputError, match="pair"):
         as_activation((1, 2))  # type: ignore[arg-type]

@@ -225,5 +225,5 @@ def test_bad_arguments() -> None:
         readout_moments(3, None)
     with pytest.raises(InputError, match="the same size"):
         matrix_moments([torch.ones(2, 2), torch.ones(3, 3)])
-    with pytest.raises(InputError, match="at least one letter"):
+    with pytest.raises(InputError, match="length must be an integer of at least 1"):
         alternating_trace(lambda w: 1.0, lambda w: 1.0, 0)

@@ -113,7 +113,8 @@ def top_eigenpairs(
             "operator must be symmetric and deterministic: residuals are up to "
             f"{residuals.max():.2g} for eigenvalues up to {np.abs(values).max():.2g}."
         )
-    return Eigenpairs(*(torch.from_numpy(part.copy()) for part in (values, vectors, residuals)), counted.matvecs)
+    first, second, third = (torch.from_numpy(part.copy()) for part in (values, vectors, residuals))
+    return Eigenpairs(first, second, third, counted.matvecs)
 
 
 def hutchpp_trace(operator: Any, samples: int, generator: Seed = None) -> Estimate:

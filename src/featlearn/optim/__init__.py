@@ -1,4 +1,4 @@
-"""Optimizers that set the speed of layers."""
+"""Optimizers with a speed per layer."""
 
 from featlearn.optim._adaptive_slo import AdaptiveSLO
 from featlearn.optim._slo import SLO

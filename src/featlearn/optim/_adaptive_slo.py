@@ -1,4 +1,4 @@
-"""Adaptive SLO: at each step the layer that is least aligned goes fast, the others slowly."""
+"""Adaptive Speed Limited Optimization: the least aligned layer is fast, the others are slow."""
 
 from __future__ import annotations
 
@@ -23,40 +23,45 @@ from featlearn.optim._slo import SLO, evaluated
 
 
 class AdaptiveSLO(SLO):
-    """SLO whose speeds follow the neural feature correlations (NFA paper, appendix K).
+    """SLO whose speeds follow the neural feature correlations of the layers.
 
-    Every ``every`` steps, before the update, the UC-NFC ``cos(W^T W, W^T K W)`` of each layer is measured with
-    `featlearn.probe`; the layer with the smallest gets the speed ``fast`` (s), all other parameters 1/s. Biases
-    follow their layer, parameters of no layer (norms, embeddings) get 1/s. The appendix prints a division by
-    ``eps |g|``; meant is ``eps + |g|``, as in appendix J.
+    Every ``every`` steps, before the update, the NFC ``cos(W^T W, W^T K W)`` of each layer is measured with
+    `featlearn.probe`. The layer with the smallest NFC gets the speed ``fast``, called s; all other parameters get 1/s.
+    Biases follow their layer; parameters without a layer (norms, embeddings) get 1/s. Appendix K of the paper divides
+    by ``eps |g|``, a misprint for ``eps + |g|`` as in appendix J.
 
-    Left out of the contest, at 1/s: layers with a single output, whose NFC is 1 whatever their weights are; those of
-    ``exclude``; those whose parameters are all frozen; and for a round those whose NFC is not defined (a weight of
-    zero, or a layer on which no output depends). Query, key and value of an attention that packs them in one
-    parameter share a speed, which is fast if any of them is the least aligned.
+    Some layers are never fast: those with a single output, whose NFC is always 1; those in ``exclude``; those whose
+    parameters are all frozen; and, for one measurement, those whose NFC is not defined (a zero weight, or a layer that
+    does not affect the output). Query, key and value of an attention that packs them into one parameter share a speed,
+    which is fast if any of them is the least aligned.
 
-    A measurement costs about a forward and, for each output, a backward pass over ``data``, runs the model in eval
-    mode and leaves it, its gradients and the random generators as they were. Speeds, correlations and the number of
-    steps are kept in the parameter groups, and so in ``state_dict()``: a training that is resumed goes on to the same
-    bits.
+    A measurement takes one forward pass and one backward pass per output over ``data``. It runs the model in evaluation
+    mode and restores the model, its gradients and the random generators. Speeds, correlations and the number of steps
+    are stored in the parameter groups and thus in ``state_dict()``: a resumed training continues bit-identically.
 
     Args:
-        model: The model to train, all its parameters.
-        data: The probe batch: inputs, ``(X, y)``, a dict, or what else `featlearn.probe` takes and can be read
-            again and again.
-        lr: Learning rate, of which a step of the fast layer is s times.
-        fast: s, at least 1; the paper has 20.
-        every: Steps from one measurement to the next.
-        exclude: Globs of layers that are to be slow always.
-        eps: Added to the norm of a gradient.
-        momentum: As in `SLO`.
-        weight_decay: As in `SLO`.
-        maximize: As in `SLO`.
-        foreach: As in `SLO`.
-        forward: ``forward(model, batch)``, as in `featlearn.probe`.
-        outputs: As in `featlearn.probe`.
-        batch_size: As in `featlearn.probe`.
-        generator: Seed of the random output vectors, which are the same at each measurement.
+        model: Model to train, with all its parameters.
+        data: Data to measure on: inputs, ``(X, y)``, a dict, a list of batches or a loader. An iterator that can be
+            read only once is refused.
+        lr: Learning rate. A step of the fast layer has the length s times the rate.
+        fast: Speed s of the fast layer, at least 1. The paper uses 20.
+        every: Number of steps between measurements.
+        exclude: Glob pattern or patterns of layers that are never fast.
+        eps: Number added to the norm of a gradient, at least 0.
+        momentum: Coefficient of the running average of gradients, in [0, 1).
+        weight_decay: Weight decay lambda of the penalty ``lambda/2 |W|^2``, at least 0.
+        maximize: Whether to maximize the objective instead of minimizing it.
+        foreach: Whether to compute all norms in one call. Default: if this needs no large temporary.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. Default: the model is
+            called.
+        outputs: "exact" differentiates every output, an integer uses that many random output vectors, "auto" is exact
+            up to 64 outputs and uses 16 vectors beyond.
+        batch_size: Batch size of a measurement for data given as tensors. Default: chosen from the memory of a sample.
+        generator: Seed of the random output vectors, which are the same in each measurement.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        appendix K.
 
     Example:
         >>> import torch
@@ -97,8 +102,8 @@ class AdaptiveSLO(SLO):
         check_int("every", every)
         if isinstance(data, Iterator):
             raise InputError(
-                f"data is measured again and again, but a {type(data).__name__} is used up after once: "
-                "pass a tensor, a tuple (X, y), a dict or a list of batches"
+                f"data must be readable several times, got a {type(data).__name__}. "
+                "Pass a tensor, a tuple (X, y), a dict or a list of batches."
             )
         parameters = parameters_of_layers(model)
         self._model, self._data = unwrap(model), data
@@ -107,51 +112,48 @@ class AdaptiveSLO(SLO):
         self._layers = [layer.name for layer in find_layers(self._model)]
         self._contest = _contest(self._model, exclude)
         members: dict[tuple[str, ...], list[nn.Parameter]] = {}
-        for found in parameters:
-            members.setdefault(found.layers, []).append(found.parameter)
+        for member in parameters:
+            members.setdefault(member.layers, []).append(member.parameter)
         groups = [
-            {"params": own, "name": ", ".join(layers) or "(no layer)", "layers": list(layers)}
+            {"params": chosen, "name": ", ".join(layers) or "(no layer)", "layers": list(layers)}
             | {"speed": 1 / self._fast, "nfc": [None] * len(layers), "steps": 0}
-            for layers, own in members.items()
+            for layers, chosen in members.items()
         ]
-        super().__init__(
-            groups,
-            lr,
-            eps=eps,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            maximize=maximize,
-            foreach=foreach,
-        )
+        options = {"eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(groups, lr, **options, maximize=maximize, foreach=foreach)
 
     @property
     def steps(self) -> int:
-        """Updates so far."""
+        """Number of updates so far."""
         return int(self.param_groups[0]["steps"])
 
     @property
     def speeds(self) -> dict[str, float]:
-        """The speed of each layer; 1/s before the first measurement."""
+        """Speed of each layer by name; 1/s before the first measurement."""
         speeds: dict[str, float] = {}
         for group in self.param_groups:
             for layer in group.get("layers", ()):
-                # The first group of a layer has its weight; packed biases may be faster on behalf of another.
+                # The first group of a layer has its weight; packed biases can be fast because of another layer.
                 speeds.setdefault(layer, float(group["speed"]))
         return {layer: speeds[layer] for layer in self._layers if layer in speeds}
 
     @property
     def nfc(self) -> dict[str, float]:
-        """The last UC-NFC of each layer in the contest; empty before the first measurement."""
-        found = {
+        """Last NFC of each compared layer by name; empty before the first measurement."""
+        values = {
             layer: float(value)
             for group in self.param_groups
             for layer, value in zip(group.get("layers", ()), group.get("nfc", ()), strict=True)
             if value is not None
         }
-        return {layer: found[layer] for layer in self._layers if layer in found}
+        return {layer: values[layer] for layer in self._layers if layer in values}
 
     def measure(self) -> dict[str, float]:
-        """Measure the UC-NFC of each layer in the contest now and set the speeds by it; `step` does so by itself."""
+        """Measure the NFC of each compared layer now and set the speeds; `step` calls this automatically.
+
+        Returns:
+            The NFC by layer name.
+        """
         with preserved_rng(), preserved_loader(self._data):  # a loader that shuffles draws from a generator
             report = probe(
                 self._model,
@@ -161,25 +163,25 @@ class AdaptiveSLO(SLO):
                 train_mode="eval",
                 **self._probing,  # type: ignore[arg-type]
             )
-        found = {name: report[name].nfc for name in self._contest if name in report}
-        defined = {name: value for name, value in found.items() if not math.isnan(value)}
+        measured = {name: report[name].nfc for name in self._contest if name in report}
+        defined = {name: value for name, value in measured.items() if not math.isnan(value)}
         slowest = min(defined, key=lambda name: defined[name]) if defined else None
         for group in self.param_groups:
             layers = group.get("layers", ())  # a group that was added later has none
             group["speed"] = self._fast if slowest in layers else 1 / self._fast
-            # A new list: the old one may be in somebody's state_dict.
+            # A new list, since a state_dict may refer to the old one.
             group["nfc"] = [defined.get(name) for name in layers]
         return self.nfc
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Measure, if it is time to, and move every parameter that has a gradient.
+        """Measure if a measurement is due, and update every parameter that has a gradient.
 
         Args:
-            closure: Computes the loss and its gradients again.
+            closure: Function that computes the loss and its gradients again. Default: none.
 
         Returns:
-            What the closure returned.
+            The value of the closure, or None.
         """
         loss = evaluated(closure)
         steps = self.steps
@@ -192,17 +194,17 @@ class AdaptiveSLO(SLO):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch keeps only its own three attributes, and a copy without the model could not measure.
-        own = ("_model", "_data", "_fast", "_every", "_probing", "_layers", "_contest")
-        return super().__getstate__() | {name: getattr(self, name) for name in own}
+        kept = ("_model", "_data", "_fast", "_every", "_probing", "_layers", "_contest")
+        return super().__getstate__() | {name: getattr(self, name) for name in kept}
 
 
 def _contest(model: nn.Module, exclude: str | Iterable[str]) -> list[str]:
-    """The layers among which the least aligned is looked for."""
+    """Return the names of the layers that are compared."""
     layers = select_layers(find_layers(model), None)
     names = [layer.name for layer in layers]
     globs = parse_patterns(exclude, "exclude") if exclude != () else []
     excluded = set(select_matching(globs, names, "exclude", "layer"))
-    trained = {name for found in parameters_of_layers(model) if found.parameter.requires_grad for name in found.layers}
+    trained = {name for one in parameters_of_layers(model) if one.parameter.requires_grad for name in one.layers}
     contest = [
         layer.name
         for layer in layers
@@ -210,7 +212,7 @@ def _contest(model: nn.Module, exclude: str | Iterable[str]) -> list[str]:
     ]
     if not contest:
         raise InputError(
-            f"there is no layer to compare: of {', '.join(names)} all have a single output (their NFC is always 1), "
-            "are frozen or are excluded"
+            "model must have at least one layer to compare that is trained, not excluded and has several outputs "
+            f"(the NFC of a single output is always 1), got {', '.join(names)}."
         )
     return contest

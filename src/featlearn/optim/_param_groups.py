@@ -1,4 +1,4 @@
-"""Which parameters belong to which layer, and which a glob means."""
+"""Parameters by layer, and their selection by glob patterns."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from featlearn._utils.formatting import pick_text
 from featlearn.errors import InputError
 from featlearn.layers import Layer, find_layers, unwrap
 
 
 @dataclass(frozen=True, eq=False)
 class LayerParameter:
-    """A parameter of a model, with the names it goes by.
+    """Parameter of a model with its names.
 
     Attributes:
-        parameter: The parameter itself.
-        name: Its first path in the model, as ``"net.0.weight"``.
-        layers: The layers it belongs to: the one whose weight, bias or factor it is; query, key and value of an
-            attention that packs them in one tensor; several for a tied weight; none for norms and embeddings.
-        aliases: Everything a glob may call it: its layers, the modules that own it and all its paths.
+        parameter: Parameter of the model.
+        name: First path of the parameter in the model, such as ``"net.0.weight"``.
+        layers: Names of the layers that it belongs to: several for a tied weight, or for query, key and value packed
+            into one tensor; none for norms and embeddings.
+        aliases: All names that a pattern can match: its layers, the modules that own it and all its paths.
     """
 
     parameter: nn.Parameter
@@ -32,13 +33,14 @@ class LayerParameter:
 
 
 def parameters_of_layers(model: nn.Module) -> list[LayerParameter]:
-    """Every parameter of a model that can be trained, each once, in the order of the model.
+    """Return every trainable parameter of a model once, in the order of the model.
 
-    A parameter belongs to the layer in whose module it lies: a bias goes with its weight, and so do the factors of
-    a parametrized weight.
+    A parameter belongs to the layer of its module: a bias belongs to the layer of its weight, and so do the factors of
+        a
+    parametrized weight.
     """
     if not isinstance(model, nn.Module):
-        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     model = unwrap(model)
     owners: dict[str, list[Layer]] = {}
     paths = {id(module): path for path, module in model.named_modules()}
@@ -49,10 +51,10 @@ def parameters_of_layers(model: nn.Module) -> list[LayerParameter]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.is_floating_point() or parameter.is_complex():  # integers of quantized models have no gradient
             names.setdefault(parameter, []).append(name)
-    return [_described(parameter, found, owners) for parameter, found in names.items()]
+    return [_describe(parameter, paths_of, owners) for parameter, paths_of in names.items()]
 
 
-def _described(parameter: nn.Parameter, names: Sequence[str], owners: Mapping[str, Sequence[Layer]]) -> LayerParameter:
+def _describe(parameter: nn.Parameter, names: Sequence[str], owners: Mapping[str, Sequence[Layer]]) -> LayerParameter:
     layers: list[str] = []
     modules: list[str] = []
     for name in names:
@@ -64,19 +66,27 @@ def _described(parameter: nn.Parameter, names: Sequence[str], owners: Mapping[st
             path, _, local = name.rpartition(".")
         modules.append(path)
         here = owners.get(path, ())
-        # Where a module has several layers, a weight of one is its own; what is left (biases) is of all.
-        own = [layer for layer in here if layer.parameter.rpartition(".")[2] == local]
-        layers += [layer.name for layer in own or here]
+        # In a module with several layers, a weight belongs to its layer, and other parameters (biases) to all.
+        exact = [layer for layer in here if layer.parameter.rpartition(".")[2] == local]
+        layers += [layer.name for layer in exact or here]
     plain = [".".join(part for part in name.split(".") if part != "_orig_mod") for name in [*modules, *names]]
     aliases = tuple(dict.fromkeys(alias for alias in [*layers, *plain] if alias))
     return LayerParameter(parameter, plain[len(modules)], tuple(dict.fromkeys(layers)), aliases)
 
 
 def choose(globs: Sequence[str], parameters: Sequence[LayerParameter], argument: str) -> dict[str, list[nn.Parameter]]:
-    """The parameters of each glob: the first glob, in the order given, that matches any of a parameter's names.
+    """Assign each parameter to the first glob pattern that matches any of its names.
+
+    Args:
+        globs: Patterns in the order of their priority.
+        parameters: Parameters to assign.
+        argument: Name of the argument, for messages.
+
+    Returns:
+        The parameters of each pattern.
 
     Raises:
-        InputError: A glob matches nothing, or nothing that an earlier one has left; or a parameter is left over.
+        InputError: If a pattern matches nothing, or only parameters of earlier patterns, or a parameter is left over.
     """
     names = list(dict.fromkeys(alias for parameter in parameters for alias in parameter.aliases))
     chosen: dict[str, list[nn.Parameter]] = {glob: [] for glob in globs}
@@ -88,23 +98,22 @@ def choose(globs: Sequence[str], parameters: Sequence[LayerParameter], argument:
             left_over.append(parameter.name)
         else:
             chosen[first].append(parameter.parameter)
-    for glob, found in chosen.items():
-        if found:
+    for glob, members in chosen.items():
+        if members:
             continue
         if any(fnmatchcase(name, glob) for name in names):
             raise InputError(
-                f"{argument}: all that {glob!r} matches is taken by globs before it; the first that matches counts, "
-                "so put the more special one first"
+                f"{argument} must have no unused pattern: {glob!r} matches only parameters of earlier patterns. "
+                "The first matching pattern counts, so put the more specific one first."
             )
         near = difflib.get_close_matches(glob, names, n=3)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
-        raise InputError(f"{argument}={glob!r} matches no layer and no parameter; {hint}there are {_listed(names)}")
+        hint = f"Did you mean {', '.join(near)}? " if near else ""
+        raise InputError(
+            f"{argument}={glob!r} matches no layer and no parameter. {hint}Names are {pick_text(names, 20)}."
+        )
     if left_over:
         raise InputError(
-            f"{argument} gives no value for {_listed(left_over)}: add a glob for them, or '*' as the last for the rest"
+            f"{argument} must cover all parameters, but {pick_text(left_over, 20)} match no pattern. Add a pattern for "
+            "them, or '*' as the last one."
         )
     return chosen
-
-
-def _listed(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

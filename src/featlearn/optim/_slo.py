@@ -1,4 +1,4 @@
-"""Speed Limited Optimization: every tensor moves at a speed of its own, whatever the size of its gradient."""
+"""Speed Limited Optimization: every tensor has its own speed, independent of the size of its gradient."""
 
 from __future__ import annotations
 
@@ -24,36 +24,40 @@ _CHUNK = 2**19  # numbers: 2 MB of float32
 
 
 class SLO(Optimizer):
-    """Speed Limited Optimization (NFA paper, section 5.2, with the epsilon of its appendix J).
+    """Speed Limited Optimization (SLO).
 
-    Each tensor W of parameters moves by
+    Each tensor W of parameters is updated by
 
         W <- W - lr * C * g / (eps + |g|)
 
-    with the Frobenius norm and C the ``speed`` of its group. A step is never longer than ``lr * C``, and exactly so
-    long with ``eps=0``. A gradient that is exactly zero moves nothing, also with ``eps=0``. With ``eps > 0`` the
-    steps shrink once ``|g|`` is below ``eps``, so that training can come to rest in a minimum.
+    with the Frobenius norm and the ``speed`` C of its group. The length of a step is at most ``lr * C``, and exactly
+    this with ``eps=0``. A gradient of exactly zero causes no update, also with ``eps=0``. With ``eps > 0`` the steps
+    shrink once ``|g|`` is below ``eps``, so that training can converge.
 
-    Weight decay and momentum change the direction g alone, so that the bound on the step holds with them as well:
-    first ``g = dL/dW + weight_decay * W``, then the average ``m = momentum * m + (1 - momentum) * g`` (the first m is
-    the first g, and m has the scale of a gradient, which eps is compared with), and m takes g's place above.
+    Weight decay and momentum change only the direction g, so the bound on the step holds with them as well: first
+    ``g = dL/dW + weight_decay * W``, then the average ``m = momentum * m + (1 - momentum) * g`` (the first m is the
+    first g; m has the scale of a gradient, with which eps is compared), and m replaces g above.
 
-    NaN in a gradient makes its tensor NaN, an infinite entry makes that entry NaN; ``torch.amp.GradScaler`` skips
-    such steps as with any optimizer. Norms of float16 and bfloat16 gradients are taken in float32.
+    NaN in a gradient makes its tensor NaN, an infinite entry makes that entry NaN; ``torch.amp.GradScaler`` skips such
+    steps as with any optimizer. Norms of float16 and bfloat16 gradients are computed in float32.
 
-    Time: each gradient is read for its norm and once more for the step, the second time from the cache where it can
-    be. No temporary is larger than one tensor, except with ``foreach=True`` and weight decay without momentum.
+    Time: each gradient is read once for its norm and once for the step, the second time from the cache if possible. No
+    temporary is larger than one tensor, except with ``foreach=True`` and weight decay without momentum.
 
     Args:
-        params: Parameters, or groups of them with an own ``speed``, ``lr``, ``eps`` ...
-        lr: Learning rate; a tensor of one element is read at each step.
-        speed: C.
-        eps: Added to the norm.
-        momentum: Of the average of gradients, in [0, 1).
-        weight_decay: lambda, of the penalty lambda/2 |W|^2.
-        maximize: Go up the gradient of the loss (and still down the penalty).
-        foreach: Whether to take all norms in one call, which on a GPU spares it waiting for each. None: wherever that
-            needs no large temporary. The numbers are the same either way.
+        params: Parameters, or groups of parameters with their own ``speed``, ``lr``, ``eps`` and so on.
+        lr: Learning rate, at least 0; a tensor of one element is read at each step.
+        speed: Speed C, at least 0.
+        eps: Number added to the norm, at least 0.
+        momentum: Coefficient of the running average of gradients, in [0, 1).
+        weight_decay: Weight decay lambda of the penalty ``lambda/2 |W|^2``, at least 0.
+        maximize: Whether to maximize the loss; the penalty is still minimized.
+        foreach: Whether to compute all norms in one call, which avoids synchronizations of a GPU. Default: if this
+            needs no large temporary. The results are the same.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        section 5.2, with the epsilon of appendix J.
 
     Example:
         >>> import torch
@@ -78,40 +82,39 @@ class SLO(Optimizer):
         maximize: bool = False,
         foreach: bool | None = None,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "speed": speed,
-            "eps": eps,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "speed": speed, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "maximize": maximize, "foreach": foreach})
 
     @classmethod
     def for_layers(cls, model: nn.Module, lr: float | Tensor, speeds: Mapping[str, float], **options: Any) -> Self:
-        """An optimizer of a whole model with a speed a layer.
+        """Create an optimizer of a whole model with one speed per layer.
 
         Args:
-            model: Any module.
-            lr: Learning rate.
-            speeds: ``{glob: speed}``, as ``{"net.0": 500.0, "*": 0.002}``. Globs are matched against the names of
-                layers, modules and parameters; the first that matches counts. Biases go with their layer; a tied
-                parameter is taken once. Each glob makes a parameter group, which carries it as ``"name"``.
+            model: Model to train.
+            lr: Learning rate, at least 0.
+            speeds: Speeds by glob pattern, such as ``{"net.0": 500.0, "*": 0.002}``. Patterns are matched against the
+                names of layers, modules and parameters; the first match counts. Biases have the speed of their layer; a
+                tied parameter is included once. Each pattern makes a parameter group, which has it as ``"name"``.
             **options: Further arguments of `SLO`.
 
+        Returns:
+            The optimizer.
+
         Raises:
-            InputError: A parameter that no glob matches, or a glob that matches nothing.
+            InputError: If a parameter matches no pattern, or a pattern matches nothing.
         """
         if not isinstance(speeds, Mapping) or not speeds or not all(isinstance(glob, str) for glob in speeds):
-            raise InputError(f"speeds must be {{glob of layer names: speed}}, got {speeds!r}")
+            raise InputError(f"speeds must be a mapping {{glob pattern of layer names: speed}}, got {speeds!r}.")
         chosen = choose(list(speeds), parameters_of_layers(model), "speeds")
-        groups = [{"params": found, "speed": speeds[glob], "name": glob} for glob, found in chosen.items()]
+        groups = [{"params": members, "speed": speeds[glob], "name": glob} for glob, members in chosen.items()]
         return cls(groups, lr, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, with options of its own or the defaults."""
+        """Add a group of parameters.
+
+        Args:
+            param_group: Dict with the ``"params"`` and the options of the group; missing options have the defaults.
+        """
         super().add_param_group(param_group)
         try:
             _check_group(self.param_groups[-1])
@@ -127,13 +130,13 @@ class SLO(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Move every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Args:
-            closure: Computes the loss and its gradients again.
+            closure: Function that computes the loss and its gradients again. Default: none.
 
         Returns:
-            What the closure returned.
+            The value of the closure, or None.
         """
         loss = evaluated(closure)
         self._update()
@@ -144,11 +147,11 @@ class SLO(Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
-            for g in gradients:  # in all groups before anything moves
+            for g in gradients:  # in all groups before any update
                 if g.layout is not torch.strided:
                     raise InputError(
-                        f"SLO needs dense gradients, got one of layout {g.layout} for a parameter of shape "
-                        f"{tuple(g.shape)}: build embeddings with sparse=False"
+                        f"gradients must be dense, got one of layout {g.layout} for a parameter of shape "
+                        f"{tuple(g.shape)}. Create embeddings with sparse=False."
                     )
             work.append((group, parameters, gradients))
         for group, parameters, gradients in work:
@@ -157,7 +160,7 @@ class SLO(Optimizer):
     def _update_group(self, group: Mapping[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         rate, decay = float(group["lr"]) * float(group["speed"]), float(group["weight_decay"])
         momentum, eps, foreach = float(group["momentum"]), float(group["eps"]), group["foreach"]
-        # Up instead of down: g turns round, the penalty does not. Seen from g it is the penalty that does.
+        # To maximize, g changes its sign and the penalty does not. Relative to g, the penalty changes its sign.
         if group["maximize"]:
             rate, decay = -rate, -decay
         directions = gradients
@@ -170,7 +173,7 @@ class SLO(Optimizer):
             _move_one_by_one(parameters, directions, rate, eps, decay)
 
     def _average(self, p: Tensor, gradient: Tensor, momentum: float, decay: float) -> Tensor:
-        """The running average of ``g + decay W``, without a temporary."""
+        """Update and return the running average of ``g + decay W``, without a temporary."""
         state = self.state[p]
         buffer: Tensor | None = state.get("momentum_buffer")
         if buffer is None:
@@ -183,7 +186,7 @@ class SLO(Optimizer):
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
-    """What a closure returns; a step runs without gradients, which the closure needs."""
+    """Return the value of a closure, with gradients enabled; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -195,12 +198,12 @@ def _check_group(group: Mapping[str, Any]) -> None:
         if not p.is_floating_point():
             kind = "complex" if p.is_complex() else str(p.dtype)
             raise InputError(
-                f"SLO trains real floating-point parameters, got a {kind} one of shape {tuple(p.shape)}: "
-                "leave it to another optimizer, or hold its real and imaginary parts (torch.view_as_real)"
+                f"params must be real floating-point tensors, got a {kind} one of shape {tuple(p.shape)}. "
+                "Use another optimizer for it, or train its real and imaginary parts (torch.view_as_real)."
             )
     lr = group["lr"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
-        raise InputError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}")
+        raise InputError(f"lr must be a number or a tensor of one element, got shape {tuple(lr.shape)}.")
     for option in ("lr", "speed", "eps", "weight_decay"):
         value = float(group[option]) if isinstance(group[option], Tensor) else group[option]
         check_number(option, value, 0)
@@ -221,7 +224,7 @@ def _move_one_by_one(
 def _move_together(
     parameters: Sequence[Tensor], directions: Sequence[Tensor], rate: float, eps: float, decay: float
 ) -> None:
-    """By few calls for each device and dtype."""
+    """Update all parameters with few calls per device and dtype."""
     alike: dict[tuple[torch.device, torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for p, d in zip(parameters, directions, strict=True):
         ps, ds = alike.setdefault((d.device, d.dtype, p.dtype), ([], []))
@@ -238,7 +241,7 @@ def _move_together(
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
-    """Ranges of tensors that are still in the cache when the step reads them after the norm."""
+    """Yield ranges of tensors that are still in the cache when the step reads them after the norm."""
     start, numbers = 0, 0
     for i, t in enumerate(tensors):
         numbers += t.numel()
@@ -250,10 +253,10 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[tuple[int, int]]:
 
 
 def _move_chunk(ps: list[Tensor], ds: list[Tensor], rate: float, eps: float) -> None:
-    """All norms by one call, all steps by another.
+    """Compute all norms in one call and all steps in another.
 
-    Of the foreach functions only addcmul takes a factor a tensor without a product as large as the tensors (for 100
-    of 256 x 256, `_foreach_div` and `_foreach_add_` took 27 ms, this 4, an `add_` for each 4.6 and SGD 3).
+    Of the foreach functions, only addcmul takes one factor per tensor without a temporary as large as the tensors (for
+    100 tensors of 256 x 256, `_foreach_div` and `_foreach_add_` took 27 ms, this 4, one `add_` each 4.6, and SGD 3).
     """
     sizes: list[float] = torch.stack(torch._foreach_norm(ds, 2, _norm_dtype(ds[0]))).tolist()
     if ps[0].dtype not in _HALVES and all(_SMALL < size < math.inf for size in sizes):
@@ -268,13 +271,13 @@ def _move(p: Tensor, d: Tensor, size: float, rate: float, eps: float) -> None:
     if _SMALL < size < math.inf:
         factor = -rate / (eps + size)
         if p.dtype != torch.float16 or abs(factor) <= _LARGEST_HALF:
-            # Not add_ with alpha, which rounds otherwise: one way of computing, whatever foreach is.
+            # Not add_ with alpha, which rounds differently: results must not depend on foreach.
             p.addcmul_(d, _one(p.dtype), value=factor)
             return
-    # Squares, or the factor, may have left the range of the dtype: take the largest entry out of both.
+    # Squares, or the factor, may be out of range of the dtype: divide both by the largest entry.
     largest = float(d.abs().amax()) if d.numel() else 0.0
     if largest == 0:
-        return  # nowhere to go, and 0/0 without eps
+        return  # no direction, and 0/0 without eps
     if not math.isfinite(largest):
         p.add_(d, alpha=-rate / (eps + largest))
         return
@@ -284,16 +287,16 @@ def _move(p: Tensor, d: Tensor, size: float, rate: float, eps: float) -> None:
 
 @cache
 def _one(dtype: torch.dtype) -> Tensor:
-    # On the CPU: a tensor of dimension 0 there goes with those of any device.
+    # On the CPU: a tensor of dimension 0 there can be combined with tensors of any device.
     return torch.ones((), dtype=dtype, device="cpu")
 
 
 def _move_on_device(ps: Sequence[Tensor], ds: Sequence[Tensor], norms: Tensor, rate: float, eps: float) -> None:
-    """The same without reading a number back, for which a GPU would have to be waited for."""
+    """Update parameters without reading a number back, which would synchronize a GPU."""
     factors = torch.where(norms == 0, 0.0, -rate / (eps + norms))
     for p, d, factor in zip(ps, ds, factors.unbind(), strict=True):
         if p.dtype in _HALVES:
-            # A factor of dimension 0 would be rounded to the half, or leave its range.
+            # A factor of dimension 0 would be rounded to half precision, or be out of its range.
             p.copy_(p.float().addcmul_(d.float(), factor))
         else:
             p.addcmul_(d, factor)

@@ -91,9 +91,8 @@ def as_activation(activation: str | tuple[Function, Function]) -> Activation:
     """Return the kernels of an activation by its name, or of a function and its derivative by quadrature."""
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
-            raise InputError(
-                f"activation must be one of {', '.join(map(repr, ACTIVATIONS))} or (phi, derivative), got {activation!r}."
-            )
+            names = ", ".join(map(repr, ACTIVATIONS))
+            raise InputError(f"activation must be (phi, derivative) or one of {names}; got {activation!r}.")
         return ACTIVATIONS[activation]
     if not isinstance(activation, tuple) or len(activation) != 2 or not all(callable(f) for f in activation):
         raise InputError(f"activation must be a name or a pair (phi, derivative) of functions, got {activation!r}.")
