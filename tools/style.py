@@ -25,10 +25,10 @@ _VERBS = """
 Accumulate Adapt Add Adjust Align Allow Append Apply Approximate Ask Assemble Assign Attach Average Bind Bound Bring
 Build Cache Call Cancel Cast Center Change Check Choose Classify Clear Close Collect Combine Compare Compile Complete
 Compute Concatenate Conclude Configure Confirm Connect Contract Convert Copy Correct Corrupt Count Cover Create Cut
-Deal Decide Decode Decorate Decrease Define Delete Describe Detach Detect Determine Diagnose Differentiate Disable
-Disarm Discard Display Divide Do Download Draw Drop Dump Embed Enable Encode End Ensure Enter Enumerate Escape Estimate
-Evaluate Evict Exclude Execute Exit Expand Explain Export Extend Extract Factor Fetch Fill Filter Find Finish Fit
-Flatten Flip Fold Follow Forget Format Freeze Gather Generate Get Give Go Group Guard Guess Halve Handle Hash Hide
+Deal Decide Decode Decompose Decorate Decrease Define Delete Describe Detach Detect Determine Diagnose Differentiate
+Disable Disarm Discard Display Divide Do Download Draw Drop Dump Embed Enable Encode End Ensure Enter Enumerate Escape
+Estimate Evaluate Evict Exclude Execute Exit Expand Explain Export Extend Extract Factor Fetch Fill Filter Find Finish
+Fit Flatten Flip Fold Follow Forget Format Freeze Gather Generate Get Give Go Group Guard Guess Halve Handle Hash Hide
 Hold Identify Ignore Import Include Increase Index Infer Initialize Insert Install Integrate Interpolate Interpret
 Invert Iterate Join Keep Label Launch Lay Learn Leave Let Limit Line Link List Listen Load Locate Lock Log Look Loosen
 Lower Make Map Mark Mask Match Measure Merge Minimize Mirror Modify Monitor Mount Move Multiply Name Narrow Normalize

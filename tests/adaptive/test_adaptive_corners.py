@@ -131,17 +131,17 @@ def test_last_is_a_name_or_names_of_matrices_that_are_there() -> None:
     one, several = (adapt({"head": a}, r, last=last) for last in ("head", ["head"]))
     assert (one.transforms["head"].out_factors == 1).all()
     assert one.objective == several.objective
-    with pytest.raises(fl.InputError, match="last= names 'tail', which is none of 'head'"):
+    with pytest.raises(fl.InputError, match="last must be one of 'head', got 'tail'"):
         adapt({"head": a}, r, last=["tail"])
 
 
 def test_what_adapt_refuses() -> None:
     a, r = draw(5, 3, 4), draw(5, seed=1)
     for features, residual, message in (
-        ([[1.0, 2.0], [3.0, 4.0]], [1.0, 2.0, 3.0], r"has shape \(2, 2\) for residuals of shape \(3, 1\)"),
-        (a, r, r"has shape \(5, 3, 4\)"),
-        ({"w": a[:0]}, r[:0], "residual is empty"),
-        ({"w": a[:, :, :0]}, r, r"has shape \(5, 3, 0\)"),
+        ([[1.0, 2.0], [3.0, 4.0]], [1.0, 2.0, 3.0], r"got \(2, 2\) for residuals of shape \(3, 1\)"),
+        (a, r, r"got \(5, 3, 4\)"),
+        ({"w": a[:0]}, r[:0], "residual must .* not be empty"),
+        ({"w": a[:, :, :0]}, r, r"got \(5, 3, 0\)"),
         ("abc", r, "must be an array of numbers, got str"),
         ({"w": a}, None, "must be an array of numbers, got NoneType"),
     ):
@@ -154,7 +154,7 @@ def test_what_adapt_refuses() -> None:
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
     found = AdaptiveTangentRegressor(network(), scale=0.1, ridge=1e-3).fit(X, y)
     before = found.predict(X)
-    with pytest.raises(fl.InputError, match="3 outputs and the labels 1 columns"):
+    with pytest.raises(fl.InputError, match="one column per output of the network, 3, got 1"):
         found.set_params(model=network(3)).fit(X[:, :4] + 1, y)
     with pytest.raises(ValueError, match="inconsistent"):
         found.fit(X[:, :2], y[1:])
@@ -200,7 +200,7 @@ def test_blocks_of_a_diagonal_m_fit_into_the_memory() -> None:
 def test_a_network_that_is_too_large_is_not_differentiated(monkeypatch) -> None:
     model = mlp([4, 300, 300, 1], generator=1)
     monkeypatch.setattr("featlearn.adaptive._tangent_features.owned", lambda *_: pytest.fail("it was"))
-    with pytest.raises(fl.InputError, match=r"91,500 adapted weights.*at most 10,922 fit"):
+    with pytest.raises(fl.InputError, match=r"at most 10,922 adapted weights.*got 91,500"):
         AdaptiveTangentRegressor(model, max_memory="1 MB").fit(X, y)
 
 

@@ -171,23 +171,23 @@ def test_shapes_and_pickles() -> None:
 
 def test_what_is_refused() -> None:
     for penalty, message in (
-        ("cube", "no penalty is called 'cube'"),
-        ("power", "which power"),
-        ("power:x", "a power is given as"),
-        (3, "a penalty must be a name"),
-        ("norm", "is least at 0, not at 1.*allow_unanchored"),
-        (lambda z: (z - 2) ** 2, "is least at 2"),
-        (lambda z: (z - 1) ** 2 + 1, "must be 0 there"),
+        ("cube", "penalty must be one of .* got 'cube'"),
+        ("power", "must state the power"),
+        ("power:x", "must have the form"),
+        (3, "penalty must be a name"),
+        ("norm", "minimum at 1, but .* has it at 0.*allow_unanchored"),
+        (lambda z: (z - 2) ** 2, "has it at 2"),
+        (lambda z: (z - 1) ** 2 + 1, "must be 0 at 1"),
         (lambda z: np.minimum((z - 1) ** 2, np.abs(z - 5) + 1e-3), "does not grow away from 1"),
-        (lambda z: z[:2], "gave shape"),
-        (lambda z: np.nan * z, "is NaN"),
-        (lambda z: 1 / 0, "it raised"),
+        (lambda z: z[:2], "must keep the shape"),
+        (lambda z: np.nan * z, "got NaN"),
+        (lambda z: 1 / 0, "but raised"),
     ):
         with pytest.raises(fl.InputError, match=message):
             effective_penalty(penalty, 1.0)
     with pytest.raises(fl.InputError, match="finite number above 0"):
         power(-1)
-    with pytest.raises(fl.InputError, match="for v >= 1"):
+    with pytest.raises(fl.InputError, match="v must be at least 1"):
         joint_penalty("square", "square", 0.5)
     with pytest.raises(fl.InputError, match="NaN"):
         effective_penalty("square", np.nan)

@@ -140,7 +140,7 @@ def test_the_infinite_width_is_the_limit_of_the_finite() -> None:
 
 def test_bad_arguments() -> None:
     X, y = torch.randn(5, 3), torch.randn(5)
-    with pytest.raises(InputError, match="one of 'relu'.*got 'swish'"):
+    with pytest.raises(InputError, match=r"one of 'relu'.*got 'swish'"):
         predict_depth(X, y, activation="swish")
     with pytest.raises(InputError, match="with activation='quadratic' and hidden=2"):
         predict_depth(X, y, width=5)

@@ -1,4 +1,9 @@
-"""Adaptive tangent features: a network's gradients at its start, transformed as the labels ask for."""
+"""Adaptive tangent features: the gradients of a network at initialization, transformed to fit the labels.
+
+References:
+    LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+    https://arxiv.org/abs/2308.15478.
+"""
 
 from featlearn.adaptive._effective_penalty import (
     effective_joint_penalty,

@@ -1,4 +1,10 @@
-"""Compute effective penalties by minimizing over one or two positive scalars, for many such problems at once."""
+"""Effective penalties: minima over one or two positive scalars, for many problems at once.
+
+References:
+    LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+    https://arxiv.org/abs/2308.15478,
+    section 3.2.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +19,24 @@ from featlearn.errors import InputError
 
 
 def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
-    """``w~(v) = min_{z >= 1} w(z) + v^2 / z^2`` (tangent features paper, section 3.2).
+    """Compute the effective penalty ``w~(v) = min_{z >= 1} w(z) + v^2 / z^2``.
 
-    ``(z-1)^2`` gives ``(z-1)(2z-1)`` with ``z^4 - z^3 = v^2``; ``|z-1|`` gives ``v^2``, and from ``2 v^2 = 1`` on
-    ``1.5 (2 v^2)^{1/3} - 1``; ``z^2`` (not anchored, minimized over all z > 0) gives ``2 |v|``. In ``v^2`` it is
-    increasing and concave, and ``v^2 + o(v^2)`` at zero (Proposition 3).
+    ``(z-1)^2`` gives ``(z-1)(2z-1)`` with ``z^4 - z^3 = v^2``; ``|z-1|`` gives ``v^2``, and ``1.5 (2 v^2)^{1/3} - 1``
+    from ``2 v^2 = 1`` on; ``z^2`` (not anchored, minimized over all z > 0) gives ``2 |v|``. As a function of ``v^2`` it
+    is increasing and concave, and it is ``v^2 + o(v^2)`` at zero (proposition 3).
+
+    Args:
+        penalty: Penalty w: a name such as "square", "absolute" or "power:1.5", a `Penalty`, or a function of an array.
+        v: Singular values, an array of any shape; the sign is ignored.
+        allow_unanchored: Whether the penalty can have its minimum elsewhere than at 1.
+
+    Returns:
+        The effective penalty of each entry.
+
+    References:
+        LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+        https://arxiv.org/abs/2308.15478,
+        section 3.2.
     """
     return effective_joint_penalty(penalty, "indicator", v, allow_unanchored=allow_unanchored)
 
@@ -25,10 +44,19 @@ def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = 
 def effective_joint_penalty(
     first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unanchored: bool = False
 ) -> Array:
-    """``min_{s1, s2 >= 1} w1(s1) + w2(s2) + v^2 / (s1 s2)^2``: the effective form of the joint penalty.
+    """Compute the effective joint penalty ``min_{s1, s2 >= 1} w1(s1) + w2(s2) + v^2 / (s1 s2)^2``.
 
-    Two squares: ``(s-1)(3s-2)`` with ``s^5 (s-1) = v^2``. A square and an absolute value (figure 2's third curve):
-    that of the square alone up to ``v = (1 + sqrt 3)/(2 sqrt 2)``, then ``s(4s-5)`` with ``4 s^5 (s-1)^3 = v^2``.
+    Two squares give ``(s-1)(3s-2)`` with ``s^5 (s-1) = v^2``. A square and an absolute value (third curve of figure 2)
+    give that of the square alone up to ``v = (1 + sqrt 3)/(2 sqrt 2)``, then ``s(4s-5)`` with ``4 s^5 (s-1)^3 = v^2``.
+
+    Args:
+        first: Penalty w1 of the inputs: a name, a `Penalty`, or a function of an array.
+        second: Penalty w2 of the outputs, given like the first.
+        v: Singular values, an array of any shape; the sign is ignored.
+        allow_unanchored: Whether the penalties can have their minimum elsewhere than at 1.
+
+    Returns:
+        The effective penalty of each entry.
     """
     w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
     v = _sizes(v)
@@ -37,16 +65,28 @@ def effective_joint_penalty(
 
 
 def joint_penalty(first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unanchored: bool = False) -> Array:
-    """``(w1 + w2)(v) = min_{1 <= z <= v} w1(z) + w2(v / z)`` for v >= 1 (section 3.2, "independent optimization").
+    """Compute the joint penalty ``(w1 + w2)(v) = min_{1 <= z <= v} w1(z) + w2(v / z)`` for v >= 1.
 
-    A square and an absolute value: ``(v-1)^2`` up to ``v = (1 + sqrt 3)/2``, then ``z(3z-4)`` with
-    ``2 z^2 (z-1) = v``. Two powers p >= 1: ``2 (sqrt v - 1)^p``, for ``(e^y - 1)^p`` is convex in y.
+    A square and an absolute value give ``(v-1)^2`` up to ``v = (1 + sqrt 3)/2``, then ``z(3z-4)`` with
+    ``2 z^2 (z-1) = v``. Two powers p >= 1 give ``2 (sqrt v - 1)^p``, because ``(e^y - 1)^p`` is convex in y.
+
+    Args:
+        first: Penalty w1: a name, a `Penalty`, or a function of an array.
+        second: Penalty w2, given like the first.
+        v: Products of two factors, an array of numbers of at least 1.
+        allow_unanchored: Whether the penalties can have their minimum elsewhere than at 1.
+
+    Returns:
+        The joint penalty of each entry.
+
+    Raises:
+        InputError: If an entry is below 1 and both penalties are anchored.
     """
     w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
     v = _sizes(v)
     anchored = w1.anchored and w2.anchored
     if anchored and (v < 1).any():
-        raise InputError(f"a joint penalty is defined for v >= 1, got {float(v.min()):.6g}")
+        raise InputError(f"v must be at least 1, got {float(v.min()):.6g}.")
     if w1.fixed or w2.fixed:
         return w1(v) if w2.fixed else w2(v)
     z = _joint_share(w1, w2, v)
@@ -55,10 +95,10 @@ def joint_penalty(first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unan
 
 
 def minimizers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
-    """``s1, s2`` of `effective_joint_penalty`, entry by entry; with them ``sigma = v / (s1 s2)`` (Lemma 5, eq. 3).
+    """Return the minimizers ``s1, s2`` of `effective_joint_penalty` for each entry (lemma 5, equation 3).
 
-    By closed forms for powers p >= 1 (of which squares and absolute values are two) with the indicator or the same
-    power, for a square with an absolute value, and for ``z^2``; otherwise by searching a grid and refining it.
+    Closed forms are used for powers p >= 1 (squares, absolute values) with the indicator or the same power, for a
+    square with an absolute value, and for ``z^2``; otherwise a grid is searched and refined.
     """
     v = _sizes(v)
     ones = np.ones_like(v)
@@ -84,7 +124,19 @@ def minimizers(w1: Penalty, w2: Penalty, v: Any) -> tuple[Array, Array]:
 
 
 def penalty_curves(v: Any) -> dict[str, Array]:
-    """The curves of figure 2 at points v: three effective penalties, and ``v^2``, which they stay below."""
+    """Compute the curves of figure 2: three effective penalties, and ``v^2``, which bounds them.
+
+    Args:
+        v: Singular values, shape ``(k,)``.
+
+    Returns:
+        The curves by name, each of shape ``(k,)``.
+
+    References:
+        LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+        https://arxiv.org/abs/2308.15478,
+        figure 2.
+    """
     v = _sizes(v)
     return {
         "v^2": v**2,
@@ -101,7 +153,7 @@ def _square_and_absolute(v: Array) -> tuple[Array, Array]:
 
 
 def _joint_share(w1: Penalty, w2: Penalty, v: Array) -> Array:
-    """The z of `joint_penalty`."""
+    """Return the minimizer z of `joint_penalty`."""
     p, q = w1.exponent or 0.0, w2.exponent or 0.0
     if (p >= 1 and p == q) or (w1 == w2 == PENALTIES["norm"]):
         return np.sqrt(v)
@@ -119,7 +171,7 @@ def _searched(w1: Penalty, w2: Penalty, v: Array) -> tuple[Array, Array]:
     zeros = np.zeros_like(v)
     rest = (w1.rest, 1.0 if w2.fixed else w2.rest)
     low1 = zeros if w1.anchored else np.full_like(v, np.log(NEAR_ZERO))
-    # What the other side costs at 1, where it may stay.
+    # Cost of the other side at 1, where it can stay.
     other1, other2 = (0.0 if w.anchored else float(w(1.0)) - w.least for w in (w2, w1))
     high1 = np.log(reach(lambda z: w1(z) - w1.least, v, other1, w1.name))
     if w2.fixed:
@@ -134,15 +186,15 @@ def _searched(w1: Penalty, w2: Penalty, v: Array) -> tuple[Array, Array]:
 
 
 def _quotient(v: Array, s: Array) -> Array:
-    """``v^2 / s^2``, and 0 where v is."""
+    """Return ``v^2 / s^2``, and 0 where v is 0."""
     return np.where(v > 0, (v / np.where(v > 0, s, 1.0)) ** 2, 0.0)
 
 
 def _sizes(v: Any) -> Array:
-    found = np.abs(np.asarray(v, dtype=np.float64))
-    if not np.isfinite(found).all():
-        raise InputError("effective penalties are of finite numbers, got NaN or infinite ones")
-    return found
+    sizes = np.abs(np.asarray(v, dtype=np.float64))
+    if not np.isfinite(sizes).all():
+        raise InputError("v must be finite, got NaN or infinite entries.")
+    return sizes
 
 
 _ONE, _TWO = 257, 41
@@ -152,10 +204,10 @@ _FARTHEST = 2.0**80
 
 
 def convex_root(a: float, b: float, q: Array) -> Array:
-    """The t >= 0 with ``t^a (1 + t)^b = q``; for a = 0 zero where q <= 1.
+    """Solve ``t^a (1 + t)^b = q`` for t >= 0; for a = 0 the result is zero where q <= 1.
 
-    ``a u + b log(1 + e^u) = log q`` with ``u = log t`` is increasing and convex, so that Newton's steps come down
-    to the root from the right, after the first one, from wherever they start.
+    ``a u + b log(1 + e^u) = log q`` with ``u = log t`` is increasing and convex, so Newton steps approach the root from
+    the right after the first one, from any start.
     """
     q = np.asarray(q, dtype=np.float64)
     if a == 0:
@@ -173,16 +225,16 @@ def convex_root(a: float, b: float, q: Array) -> Array:
 
 
 def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) -> Array:
-    """A number z >= 2 for each v, beyond which ``w(z) + v^2 / z^2`` is not least.
+    """Return a number z >= 2 for each v such that ``w(z) + v^2 / z^2`` has its minimum below z.
 
-    There the penalty alone is more than the whole at some smaller number; ``v^2``, the whole at 1, would be no bound to
-    search within: a slow penalty reaches it far beyond all numbers.
+    At z the penalty alone exceeds the objective at a smaller number. ``v^2``, the objective at 1, would not be a usable
+    bound: a slowly growing penalty reaches it beyond the range of numbers.
 
     Args:
-        penalty: w, with 0 for its least value.
-        v: Sizes.
-        other: What else there is to pay, for a second factor that stays at 1.
-        name: How to call the penalty.
+        penalty: Penalty w with minimum 0.
+        v: Singular values.
+        other: Cost of a second factor that stays at 1.
+        name: Name of the penalty, for the message.
     """
     z = np.full(v.shape, 2.0)
     least = penalty(np.ones_like(v)) + v**2
@@ -194,8 +246,7 @@ def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) 
             return z
         if z.max() > _FARTHEST:
             raise InputError(
-                f"the penalty {name!r} stays below {float((least + other)[short].max()):.3g} however far features "
-                "move, so that nothing is least: it must grow without bound"
+                f"penalty must grow without bound, but {name!r} stays below {float((least + other)[short].max()):.3g}."
             )
         z = np.where(short, 2 * z, z)
 
@@ -203,32 +254,28 @@ def reach(penalty: Callable[[Array], Array], v: Array, other: float, name: str) 
 def least_of_one(function: Callable[[Array, Array], Array], v: Array, low: Array, high: Array) -> Array:
     """Return the y in [low, high] with the least value of an elementwise function of (y, v), for each entry of v.
 
-    A grid finds the deepest valley, and a bracketing search its ground.
+    A grid locates the minimum, and a bracketing search refines it.
     """
     grid = np.linspace(low, high, _ONE, axis=1)
     best: Array = grid[np.arange(len(low)), np.argmin(function(grid, v[:, None]), axis=1)]
     width = (high - low) / (_ONE - 1)
 
     def folded(y: Array, low: Array, high: Array) -> Array:
-        return high - np.abs(
-            high - low - np.abs(y - low)
-        )  # mirrored at both ends, so that a minimum there is bracketed
+        # Mirrored at both ends, so that a minimum there is bracketed.
+        return high - np.abs(high - low - np.abs(y - low))
 
     tolerances = {"xatol": _WIDTH, "xrtol": 0.0, "fatol": 0.0, "frtol": 0.0}
-    search = find_minimum(
-        lambda y, v, low, high: function(folded(y, low, high), v),
-        (best - width, best, best + width),
-        args=(v, low, high),
-        tolerances=tolerances,
-    )
-    converged = np.isin(search.status, (0, -2))  # -2: the function is flat to rounding; where it is constant, stay
+    bracket = best - width, best, best + width
+    objective = lambda y, v, low, high: function(folded(y, low, high), v)  # noqa: E731
+    search = find_minimum(objective, bracket, args=(v, low, high), tolerances=tolerances)
+    converged = np.isin(search.status, (0, -2))  # -2: the function is flat to rounding
     return folded(np.where(converged, search.x, best), low, high)
 
 
 def least_of_two(
     function: Callable[[Array, Array], Array], low: tuple[Array, Array], high: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    """As `least_of_one` in two variables, for functions of two (m, points) arrays."""
+    """Return the minimizers of a function of two variables, for functions of two ``(m, points)`` arrays."""
     rows = np.arange(len(low[0]))
     unit = np.linspace(0.0, 1.0, _TWO)
     first, second = (part.ravel() for part in np.meshgrid(unit, unit))

@@ -1,4 +1,9 @@
-"""Regression with the adaptive tangent features of a network."""
+"""Regression with the adaptive tangent features of a network.
+
+References:
+    LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+    https://arxiv.org/abs/2308.15478.
+"""
 
 from __future__ import annotations
 
@@ -35,55 +40,73 @@ _ROWS = 2048
 
 
 class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    r"""Regression with the tangent features of a network, which adapt to the labels.
+    r"""Regression with tangent features of a network that adapt to the labels.
 
-    ``min |theta|^2 + mu sum_l (Omega_in(M_in) + Omega_out(M_out))`` over changes of features and coefficients together,
-    where the network's change is ``f(x) - f_0(x) = sum_l <A_l(x), M_out W_l M_in>`` and ``A_l`` its gradient in weight
-    l as it is initialized (tangent features paper, equation 1 and Theorem 2). Lazy training is the limit of a large
-    mu. Where labels need few directions of a layer, these are amplified, on all inputs that share them.
+    Minimizes ``|theta|^2 + mu sum_l (Omega_in(M_in) + Omega_out(M_out))`` over transformations of features and
+    coefficients, where the change of the network is ``f(x) - f_0(x) = sum_l <A_l(x), M_out W_l M_in>`` and ``A_l`` is
+    its gradient with respect to weight l at initialization. Lazy training is the limit of a large mu. If labels need
+    few directions of a layer, these are amplified, for all inputs that share them.
 
-    Every weight matrix of a linear layer, a convolution (a matrix a group) or an attention is adapted on both sides,
-    but the last one on its input side only. Biases, gains of norms, embeddings and tied weights are features too, and
-    stay as they are.
+    Every weight matrix of a linear layer, a convolution (one matrix per group) or an attention is adapted on both
+    sides; the last one on its input side only. Biases, gains of norms, embeddings and tied weights are features that
+    are not transformed.
+
+    Time per step: a kernel and a Cholesky factorization of ``n c`` rows, and one singular value decomposition per
+        layer.
+    Memory: five matrices of ``n c`` rows, six numbers per parameter, and the inputs and gradients of the samples at
+        every
+    layer, ``n (k_in + c k_out)``, in blocks if necessary; never n times the number of parameters.
 
     Args:
-        model: As in `featlearn.LazyRegressor`: a module, a factory ``(n_features, n_outputs, generator) -> Module``, or
-            None for a hidden layer of 512 ReLUs.
-        penalty: w of singular values, minimized at 1: ``"square"``, ``"absolute"``, ``"power:1.5"``, ``"indicator"``, a
+        model: Network, or factory ``(n_features, n_outputs, generator) -> Module``. Default: one hidden layer of 512
+            ReLUs.
+        penalty: Penalty w of singular values with its minimum at 1: "square", "absolute", "power:1.5", "indicator", a
             function, or a pair for the input and the output side.
-        structure: ``"layers"``, or ``"diagonal"``: every parameter's feature by itself, which favors few of them; its
-            time grows with n^2 times the parameters.
-        scale: mu, a number (the paper has 1; infinite is lazy training), or ``"loo"``: chosen by exact leave-one-out
-            errors among lazy training and ``1, 0.1, 0.01, 0.001`` times its ``|theta|^2``, on 1000 samples at the most;
-            lazy training where nothing is better by more than its standard error, or there are fewer than 10 samples.
-        ridge: lambda of ``K + n lambda I``, 0 to interpolate, or ``"loo"``: that of the least leave-one-out error of
+        structure: "layers", or "diagonal" to transform the feature of every parameter separately, which favors few of
+            them; its time grows like n^2 times the number of parameters.
+        scale: Weight mu of the penalties (the paper uses 1; infinity is lazy training), or "loo" to select it by exact
+            leave-one-out errors among lazy training and 1, 0.1, 0.01, 0.001 times its ``|theta|^2``, on at most 1,000
+            samples. Lazy training is kept if nothing is better by more than its standard error, or with fewer than 10
+            samples.
+        ridge: Ridge lambda of ``K + n lambda I``, 0 to interpolate, or "loo" to minimize the leave-one-out error of
             lazy training.
-        n_iter: Steps of a descent at the most.
-        tolerance: A descent ends once a step lowers the objective by less than this share.
-        restarts: Random starts of the last descent besides M = I; joint penalties are not convex.
-        allow_unanchored: Whether penalties may be least elsewhere than at 1.
-        dtype: Precision of network and gradients, ``"float64"`` or ``"float32"``.
-        batch_size: Rows at a time; by default as many as are fast within the memory.
-        max_memory: Bytes, or text as ``"4 GB"``; half of the machine's by default.
-        random_state: Seed of the factory's generator, of folds and of random starts.
+        n_iter: Maximum number of steps per start.
+        tolerance: Relative decrease of the objective below which the iteration stops.
+        restarts: Number of random starts of the final solution in addition to M = I; joint penalties are not convex.
+        allow_unanchored: Whether penalties can have their minimum elsewhere than at 1.
+        dtype: Precision of network and gradients, "float64" or "float32".
+        batch_size: Number of rows per batch. Default: chosen from the memory.
+        max_memory: Memory limit, in bytes or as text such as "4 GB". Default: half of the memory of the machine.
+        random_state: Seed of the generator of the factory, of folds and of random starts.
 
     Attributes:
-        model_: The network.
-        objective_: ``|theta|^2 + mu Omega(M)``, with a ridge also ``|f(X) - y|^2 / (n lambda)``.
-        history_: The objective at every step.
-        n_iter_: How many steps there were.
-        scale_: mu.
-        ridge_: lambda.
-        loo_errors_: Mean squared leave-one-out error of each scale, in units of lazy training's ``|theta|^2``.
-        singular_values_: Of the change ``B_l`` of each weight, (k,), or (groups, k).
-        factors_: ``(s_in, s_out)`` by which M amplifies its directions, each (groups, k); of a diagonal M its entries.
-        coefficients_: ``B_l`` itself, (groups, k_out, k_in).
-        dual_coef_: ``(K_M + n lambda I)^{-1} (y - f_0(X))``, (n, c).
-        X_fit_: The training inputs, on the device of the network, where all is computed.
+        model_: Network.
+        objective_: ``|theta|^2 + mu Omega(M)``; with a ridge also ``|f(X) - y|^2 / (n lambda)``.
+        history_: Objective at every step.
+        n_iter_: Number of steps.
+        scale_: Weight mu of the penalties.
+        ridge_: Ridge lambda.
+        loo_errors_: Mean squared leave-one-out error of each scale, in units of ``|theta|^2`` of lazy training.
+        singular_values_: Singular values of the change ``B_l`` of each weight, shape ``(k,)`` or ``(groups, k)``.
+        factors_: Factors ``(s_in, s_out)`` of the directions, each of shape ``(groups, k)``; for a diagonal M its
+            entries.
+        coefficients_: Change ``B_l`` of each weight, shape ``(groups, k_out, k_in)``.
+        dual_coef_: ``(K_M + n lambda I)^{-1} (y - f_0(X))``, shape ``(n, c)``.
+        X_fit_: Training inputs on the device of the network.
 
-    Time: a step takes a kernel and a Cholesky factor of ``n c`` rows, and a singular value decomposition a layer.
-    Memory: five matrices of ``n c`` rows, six numbers a parameter, and the samples' inputs and gradients at every
-    layer, ``n (k_in + c k_out)``, in blocks if need be; never n times the number of parameters.
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.adaptive import AdaptiveTangentRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.standard_normal((60, 4))
+        >>> model = AdaptiveTangentRegressor(random_state=0).fit(X, X[:, 0] * X[:, 1])
+        >>> model.predict(X[:2]).shape
+        (2,)
+
+    References:
+        LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+        https://arxiv.org/abs/2308.15478,
+        equation 1 and theorem 2.
     """
 
     def __init__(
@@ -118,11 +141,14 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Find features and coefficients; where that fails, the estimator stays as it was.
+        """Fit transformations and coefficients. If an error occurs, the estimator is left unchanged.
 
         Args:
-            X: (n, features).
-            y: (n,) or (n, outputs).
+            X: Inputs, shape ``(n, features)``.
+            y: Labels, shape ``(n,)`` or ``(n, outputs)``.
+
+        Returns:
+            The estimator.
         """
         before = dict(self.__dict__)
         try:
@@ -156,7 +182,14 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self
 
     def predict(self, X: Any) -> Array:
-        """``f_0(x) + sum_l <A_l(x), B_l>`` and the part of the plain features."""
+        """Predict ``f_0(x) + sum_l <A_l(x), B_l>`` plus the contribution of the plain features.
+
+        Args:
+            X: Inputs, shape ``(n, features)``.
+
+        Returns:
+            Predictions, shape ``(n,)`` or ``(n, outputs)``.
+        """
         check_is_fitted(self, "dual_coef_")
         points = self._points(X)
         rows = [self._predict(part) for part in torch.split(points, _ROWS)]
@@ -164,7 +197,15 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return values[:, 0] if self._flat else values
 
     def adapted_kernel(self, X: Any, Z: Any = None) -> Array:
-        """``K(x, z) = grad f_0(x) M^2 grad f_0(z)^T``, (n, m), or (n, m, c, c) of several outputs; Z = None is X."""
+        """Compute the adapted kernel ``K(x, z) = grad f_0(x) M^2 grad f_0(z)^T``.
+
+        Args:
+            X: Inputs, shape ``(n, features)``.
+            Z: Inputs of the second side, shape ``(m, features)``. Default: X.
+
+        Returns:
+            The kernel, shape ``(n, m)``, or ``(n, m, c, c)`` for several outputs.
+        """
         check_is_fitted(self, "dual_coef_")
         left = self._points(X)
         right = None if Z is None else self._points(Z)
@@ -174,22 +215,32 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return np.asarray((shaped[..., 0, 0] if c == 1 else shaped).contiguous().cpu().numpy())
 
     def decomposition(self, name: str) -> tuple[Array, Array]:
-        """The change of a weight as an adapted part of nearly low rank and the initial kernel's part (section 3.2)."""
+        """Decompose the change of a weight into an adapted part of low rank and the part of the initial kernel.
+
+        Args:
+            name: Name of the layer.
+
+        Returns:
+            Both parts, each of shape ``(groups, k_out, k_in)``.
+
+        Raises:
+            InputError: If there is no adapted layer of this name.
+        """
         check_is_fitted(self, "dual_coef_")
         if name not in self.coefficients_:
-            raise InputError(f"no adapted layer is called {name!r}: choose from {', '.join(self.coefficients_)}")
+            raise InputError(f"name must be one of {', '.join(map(repr, self.coefficients_))}, got {name!r}.")
         low, rest = self._solution.decomposition(name)
         return low.cpu().numpy(), rest.cpu().numpy()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
-        tags.regressor_tags.poor_score = True  # as LazyRegressor: a few samples are not what a network is for
+        tags.regressor_tags.poor_score = True  # as for LazyRegressor: a network needs more samples
         return tags
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        state.pop("_space_", None)  # holds hooks' functions, which cannot be pickled; the network tells it again
+        state.pop("_space_", None)  # contains hooks, which cannot be pickled; it is made again from the network
         return state
 
     @property
@@ -201,21 +252,21 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
     def _solve(self, problem: AdaptiveProblem, generator: torch.Generator) -> None:
         choice = select_ridge_and_scale(problem, self.ridge, self.scale, self.n_iter, generator)
         self.ridge_, self.scale_, self.loo_errors_ = float(choice.ridge), float(choice.weight), choice.errors
-        found = solve(
+        solution = solve(
             replace(problem, ridge=self.ridge_), self.scale_, n_iter=self.n_iter, tolerance=self.tolerance,
             restarts=self.restarts, generator=generator, system=choice.system,
         )  # fmt: skip
-        self._solution = found
-        self.objective_, self.history_, self.n_iter_ = found.objective, found.history, len(found.history)
-        self.dual_coef_ = found.coefficients.cpu().numpy()
-        self.coefficients_ = {name: matrix.cpu().numpy() for name, matrix in found.matrices.items()}
+        self._solution = solution
+        self.objective_, self.history_, self.n_iter_ = solution.objective, solution.history, len(solution.history)
+        self.dual_coef_ = solution.coefficients.cpu().numpy()
+        self.coefficients_ = {name: matrix.cpu().numpy() for name, matrix in solution.matrices.items()}
         values = {name: np.linalg.svd(b, compute_uv=False) for name, b in self.coefficients_.items()}
         self.singular_values_ = {name: d[0] if len(d) == 1 else d for name, d in values.items()}
         self.factors_ = {
             name: (m.in_factors.cpu().numpy(), m.out_factors.cpu().numpy())
             if isinstance(m, Kronecker)
             else m.factors.cpu().numpy()
-            for name, m in found.transforms.items()
+            for name, m in solution.transforms.items()
         }
 
     def _features(self, X: Tensor) -> NetworkFeatures:
@@ -225,7 +276,7 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return self._on_device(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _on_device(self, X: Array) -> Tensor:
-        """Samples in the precision and on the device of the network."""
+        """Return samples in the precision and on the device of the network."""
         return torch.tensor(X, dtype=self._precision, device=device_of(self.model_))
 
     def _predict(self, points: Tensor) -> Tensor:
@@ -244,29 +295,29 @@ class AdaptiveTangentRegressor(RegressorMixin, BaseEstimator):  # type: ignore[m
         return kernel if plain is None else kernel.add_(plain)
 
     def _start(self, X: Tensor, outputs: int) -> Tensor:
-        """The network's own outputs, (n, c) in float64."""
+        """Return the outputs of the network, shape ``(n, c)``, in float64."""
         subject = self._space.subject
         rows = [subject.outputs(subject.batch(raw)) for raw in batches(X, self.batch_size or _ROWS)]
         values = torch.cat(rows).double()
         values = values.reshape(values.shape[0], -1)
         if values.shape[1] != outputs:
-            raise InputError(f"the network has {values.shape[1]} outputs and the labels {outputs} columns")
+            raise InputError(f"y must have one column per output of the network, {values.shape[1]}, got {outputs}.")
         return values
 
     def _checked(self) -> tuple[Penalty, Penalty]:
-        """The arguments, refused if they make no sense."""
+        """Validate the parameters, and return the penalties."""
         for name in ("scale", "ridge"):
             value = getattr(self, name)
             if isinstance(value, str) and value != "loo":
-                raise InputError(f'{name} must be a number or "loo", got {value!r}')
+                raise InputError(f'{name} must be a number or "loo", got {value!r}.')
         check_numbers(
             scale=1.0 if isinstance(self.scale, str) else self.scale,
             ridge=0.0 if isinstance(self.ridge, str) else self.ridge,
             n_iter=self.n_iter, tolerance=self.tolerance, restarts=self.restarts,
         )  # fmt: skip
         check_option("structure", self.structure, STRUCTURES)
-        found = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
-        if found not in (torch.float32, torch.float64):
-            raise InputError(f'dtype must be "float32" or "float64", got {self.dtype!r}')
-        self._precision = found
+        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f'dtype must be "float32" or "float64", got {self.dtype!r}.')
+        self._precision = dtype
         return as_pair(self.penalty, self.allow_unanchored)

@@ -1,4 +1,4 @@
-"""Linear systems of kernels: with a ridge, or as constraints, which may contradict each other."""
+"""Linear systems of kernels, with a ridge or as constraints, which can contradict each other."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _EXACT = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class System:
-    """How ``(K + shift I) c = r`` is to be solved for kernels with one range.
+    """Linear system ``(K + shift I) c = r`` for kernels with the same range.
 
-    Every invertible M leaves the range of the kernel as it is, so that what the features can fit is known from the
-    first kernel: labels are projected onto it once, and the constraints hold together from then on.
+    An invertible M does not change the range of the kernel, so the first kernel determines what the features can fit:
+    labels are projected onto its range once, and the constraints are consistent afterwards.
 
     Attributes:
-        residual: r, flat, or what of it can be fitted.
+        residual: Flat residual r, projected onto the range of the kernel if necessary.
         shift: ``n ridge``.
-        basis: Orthonormal basis of the kernel's range, if that is not everything; None otherwise.
+        basis: Orthonormal basis of the range of the kernel. None if the kernel has full rank.
         misfit: Share of r that no features can fit.
     """
 
@@ -37,19 +37,19 @@ class System:
 
     @staticmethod
     def of(kernel: Tensor, residual: Tensor, ridge: float, precision: float = _EXACT, warn: bool = True) -> System:
-        """The system of the initial kernel.
+        """Return the system of the initial kernel.
 
         Args:
-            kernel: ``K_0``, (n c, n c).
-            residual: r, (n, c).
-            ridge: lambda.
-            precision: To which the kernel is known.
-            warn: Whether to warn of labels that cannot be fitted.
+            kernel: Initial kernel ``K_0``, shape ``(n c, n c)``.
+            residual: Residual r, shape ``(n, c)``.
+            ridge: Ridge lambda.
+            precision: Relative precision of the kernel.
+            warn: Whether to warn about labels that cannot be fitted.
         """
         flat, shift = residual.reshape(-1), len(residual) * ridge
         top = float(kernel.diagonal().max())
         if not top > 0:
-            raise InputError("the tangent kernel is zero on these samples: no parameter has a gradient (dead units?)")
+            raise InputError("X must have a nonzero tangent kernel, but no parameter has a gradient (dead units?).")
         floor = len(flat) * precision
         if shift > floor * top:
             return System(flat, shift)
@@ -65,9 +65,9 @@ class System:
         misfit = float((flat - fitted).norm() / flat.norm()) if flat.any() else 0.0
         if misfit > _CONTRADICTION and warn:
             warnings.warn(
-                f"the labels cannot be fitted: {len(flat)} of them depend on {int(kept.sum())} independent features "
-                f"(equal samples with different labels, or more labels than parameters), and {misfit:.1%} of them is "
-                "left; the nearest labels that can be are taken; set ridge= to choose otherwise",
+                f"the labels cannot be fitted: {len(flat)} labels depend on {int(kept.sum())} independent features "
+                f"(equal samples with different labels, or more labels than parameters), which leaves {misfit:.1%}. "
+                "The nearest labels that can be fitted are used. Set ridge= to fit approximately.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -75,7 +75,7 @@ class System:
 
 
 def solved(kernel: Tensor, system: System) -> Tensor:
-    """c, flat."""
+    """Return the flat coefficients c of a system."""
     if system.basis is not None:
         q = system.basis
         return q @ _solved(q.mT @ kernel @ q, q.mT @ system.residual)
@@ -86,45 +86,45 @@ def solved(kernel: Tensor, system: System) -> Tensor:
 
 
 def leave_one_out(kernel: Tensor, residual: Tensor, shifts: Sequence[float], precision: float = _EXACT) -> Tensor:
-    """What is missed of each sample's labels if it is left out of the solve, (shifts, n, c), exactly.
+    """Compute the exact leave-one-out residuals of each sample, shape ``(shifts, n, c)``.
 
-    ``e_i = [G_ii]^{-1} c_i`` with ``G = (K + shift I)^{-1}`` and its c x c blocks on the diagonal, which are those of
-    all the outputs of a sample. A shift below rounding stands for the limit of none.
+    ``e_i = [G_ii]^{-1} c_i`` with ``G = (K + shift I)^{-1}`` and its c x c diagonal blocks, one per sample. A shift
+    below rounding stands for the limit of zero.
     """
     n, c = residual.shape
     least = 10 * len(kernel) * precision * float(kernel.diagonal().max())
-    found = []
+    residuals = []
     if len(shifts) == 1:
         shifted = kernel.clone()
         shifted.diagonal().add_(max(shifts[0], least))
         factor, info = torch.linalg.cholesky_ex(shifted)
         if not int(info):
             inverse = torch.cholesky_inverse(factor)
-            own = torch.arange(n, device=kernel.device)
-            blocks = inverse.reshape(n, c, n, c)[own, :, own]
+            samples = torch.arange(n, device=kernel.device)
+            blocks = inverse.reshape(n, c, n, c)[samples, :, samples]
             solution = (inverse @ residual.reshape(-1)).reshape(n, c, 1)
-            missed: Tensor = torch.linalg.solve(blocks, solution)
-            return missed.squeeze(2).unsqueeze(0)
+            single: Tensor = torch.linalg.solve(blocks, solution)
+            return single.squeeze(2).unsqueeze(0)
     values, vectors = torch.linalg.eigh(kernel)
-    turned = vectors.mT @ residual.reshape(-1)
+    rotated = vectors.mT @ residual.reshape(-1)
     by_sample = vectors.reshape(n, c, -1)
     for shift in shifts:
         inverse = 1 / (values.clamp_min(0) + max(shift, least))
         blocks = (by_sample * inverse) @ by_sample.mT
-        solution = (vectors @ (inverse * turned)).reshape(n, c, 1)
-        found.append(torch.linalg.solve(blocks, solution).squeeze(2))
-    return torch.stack(found)
+        solution = (vectors @ (inverse * rotated)).reshape(n, c, 1)
+        residuals.append(torch.linalg.solve(blocks, solution).squeeze(2))
+    return torch.stack(residuals)
 
 
 def _solved(kernel: Tensor, right: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(kernel)
-    found: Tensor
+    solution: Tensor
     if not int(info):
-        found = torch.cholesky_solve(right[:, None], factor)[:, 0]
-        if torch.isfinite(found).all():
-            return found
-    # Only penalties that let features vanish bring a kernel here.
+        solution = torch.cholesky_solve(right[:, None], factor)[:, 0]
+        if torch.isfinite(solution).all():
+            return solution
+    # Reached only with penalties under which features can vanish.
     values, vectors = torch.linalg.eigh(kernel)
     kept = values > len(values) * _EXACT * values[-1]
-    found = vectors[:, kept] @ ((vectors[:, kept].mT @ right) / values[kept])
-    return found
+    solution = vectors[:, kept] @ ((vectors[:, kept].mT @ right) / values[kept])
+    return solution

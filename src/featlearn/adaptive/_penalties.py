@@ -1,4 +1,10 @@
-"""Penalties on the singular values of a change of features, which hold the features near where they start."""
+"""Penalties on the singular values of a transformation of features.
+
+References:
+    LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+    https://arxiv.org/abs/2308.15478,
+    section 3.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +22,19 @@ Array = NDArray[np.float64]
 _CHECKED = np.unique(np.concatenate([np.geomspace(1e-3, 1e6, 400), 1 + np.geomspace(1e-6, 1.0, 40), [1.0]]))
 _ROUNDING = 1e-9
 NEAR_ZERO = 1e-12
-"""Stands for 0, where a penalty may have no value."""
+"""Replacement of 0, where a penalty need not be defined."""
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """A penalty ``w`` on one singular value (tangent features paper, section 3).
+    """Penalty ``w`` on a singular value.
 
     Attributes:
-        name: How to call it.
-        function: ``w(z)`` for an array of ``z > 0``, entry by entry.
-        exponent: p, if ``w(z) = |z - 1|^p``, for which there are closed forms.
+        name: Name of the penalty.
+        function: Elementwise function ``w(z)`` of an array of ``z > 0``.
+        exponent: Exponent p if ``w(z) = |z - 1|^p``, for which there are closed forms. None for other penalties.
         fixed: Whether only ``z = 1`` is allowed.
-        rest: Where w is least: 1 for what the paper asks for ("anchored"), elsewhere for others.
+        rest: Minimizer of w: 1 for an anchored penalty, as the paper requires.
     """
 
     name: str
@@ -38,19 +44,19 @@ class Penalty:
     rest: float = 1.0
 
     def __call__(self, z: Any) -> Array:
-        """``w(z)``, entry by entry."""
-        # A copy, and flat as it was checked: a user's function may write into it, or know one dimension only.
+        """Return ``w(z)`` for each entry of an array."""
+        # A flat copy: a function of the user can write into it, or support one dimension only.
         z = np.array(z, dtype=np.float64)
         return np.asarray(self.function(z.reshape(-1)), dtype=np.float64).reshape(z.shape)
 
     @property
     def least(self) -> float:
-        """The penalty where it is least, or next to it where that is 0."""
+        """Minimum of the penalty, or its value next to the minimizer if that is 0."""
         return 0.0 if self.anchored else float(self(max(self.rest, NEAR_ZERO)))
 
     @property
     def anchored(self) -> bool:
-        """Whether w is least at 1, as Theorems 1 and 2 need."""
+        """True if w has its minimum at 1, as theorems 1 and 2 require."""
         return self.rest == 1.0
 
 
@@ -58,14 +64,21 @@ PenaltyLike = str | Penalty | Callable[[Array], Array]
 
 
 def power(p: float) -> Penalty:
-    """``w(z) = |z - 1|^p``, p > 0; below 1 the singular values that move at all move far."""
-    check_number("the power of a penalty", p, above=0)
+    """Return the penalty ``w(z) = |z - 1|^p``.
+
+    Args:
+        p: Exponent, above 0. Below 1, few singular values change, and by much.
+
+    Returns:
+        The penalty.
+    """
+    check_number("p", p, above=0)
     return Penalty(f"power:{p:g}", _Power(float(p)), float(p))
 
 
 @dataclass(frozen=True)
 class _Power:
-    """A function that can be pickled."""
+    """Power function that can be pickled."""
 
     p: float
 
@@ -87,45 +100,45 @@ PENALTIES: dict[str, Penalty] = {
     "indicator": Penalty("indicator", _indicator, fixed=True),
     "norm": Penalty("norm", _norm, rest=0.0),
 }
-"""By name; ``"power:p"`` gives `power`. ``"norm"`` is ``z^2`` of appendix A.1, which is not anchored."""
+"""Penalties by name; ``"power:p"`` is `power`. ``"norm"`` is ``z^2`` of appendix A.1, which is not anchored."""
 
 
 def as_penalty(penalty: PenaltyLike, allow_unanchored: bool = False) -> Penalty:
-    """A penalty from its name, a `Penalty`, or a function of an array.
+    """Return a penalty from its name, a `Penalty`, or a function of an array.
 
     Args:
-        penalty: ``"square"``, ``"absolute"``, ``"power:1.5"``, ``"indicator"``, ``"norm"``, or a function ``w`` that
-            takes arrays, is zero at 1 and grows away from it on both sides.
-        allow_unanchored: Whether w may be least elsewhere than at 1. The features are then no longer held where they
-            start, and directions that the labels do not need may vanish (appendix A.1: ``z^2`` gives ``2 |beta|_1``).
+        penalty: "square", "absolute", "power:1.5", "indicator", "norm", or a function ``w`` of an array that is zero at
+            1 and grows away from it on both sides.
+        allow_unanchored: Whether w can have its minimum elsewhere than at 1. The features are then not held at their
+            start, and directions that the labels do not need can vanish (appendix A.1: ``z^2`` gives ``2 |beta|_1``).
     """
     if isinstance(penalty, str):
-        found = _named(penalty)
+        result = _named(penalty)
     elif isinstance(penalty, Penalty):
-        found = penalty
+        result = penalty
     elif callable(penalty):
-        found = _from_function(penalty)
+        result = _from_function(penalty)
     else:
         raise InputError(
-            f"a penalty must be a name ({', '.join(PENALTIES)}, power:p) or a function of an array, "
-            f"got {type(penalty).__name__}"
+            f"penalty must be a name ({', '.join(PENALTIES)}, power:p) or a function of an array, "
+            f"got {type(penalty).__name__}."
         )
-    if not found.anchored and not allow_unanchored:
+    if not result.anchored and not allow_unanchored:
         raise InputError(
-            f"the penalty {found.name!r} is least at {found.rest:.3g}, not at 1, so that it does not hold the features "
-            "near where they start: pass allow_unanchored=True if that is meant"
+            f"penalty must have its minimum at 1, but {result.name!r} has it at {result.rest:.3g}. "
+            "Pass allow_unanchored=True if this is intended."
         )
-    return found
+    return result
 
 
 def as_pair(penalty: Any, allow_unanchored: bool = False) -> tuple[Penalty, Penalty]:
-    """Penalties of the input side and the output side of a weight matrix, from one for both or from a pair."""
+    """Return the penalties of the inputs and of the outputs of a weight matrix, from one for both or from a pair."""
     if isinstance(penalty, tuple | list):
         if len(penalty) != 2:
-            raise InputError(f"penalty must be one, or a pair (inputs, outputs), got {len(penalty)} of them")
+            raise InputError(f"penalty must be one penalty or a pair (inputs, outputs), got {len(penalty)} of them.")
         return as_penalty(penalty[0], allow_unanchored), as_penalty(penalty[1], allow_unanchored)
-    found = as_penalty(penalty, allow_unanchored)
-    return found, found
+    both = as_penalty(penalty, allow_unanchored)
+    return both, both
 
 
 def _named(name: str) -> Penalty:
@@ -136,24 +149,24 @@ def _named(name: str) -> Penalty:
         try:
             return power(float(number))
         except ValueError as error:
-            raise InputError(f'a power is given as "power:1.5", got {name!r}') from error
+            raise InputError(f'penalty must have the form "power:1.5" for a power, got {name!r}.') from error
     if kind == "power":
-        raise InputError('which power? Write "power:1.5", or featlearn.adaptive.power(1.5)')
-    raise InputError(f"no penalty is called {name!r}: choose from {', '.join(PENALTIES)}, power:p")
+        raise InputError('penalty must state the power, such as "power:1.5" or featlearn.adaptive.power(1.5).')
+    raise InputError(f"penalty must be one of {', '.join(map(repr, PENALTIES))}, 'power:p'; got {name!r}.")
 
 
 def _from_function(function: Callable[[Array], Array]) -> Penalty:
-    """Look at a user's function, and find where it is least."""
+    """Check a function of the user, and find its minimizer."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
         values = np.asarray(function(_CHECKED.copy()), dtype=np.float64)
     except Exception as error:
-        raise InputError(f"the penalty {name!r} must take an array of positive numbers; it raised {error!r}") from error
+        raise InputError(f"penalty {name!r} must accept an array of positive numbers, but raised {error!r}.") from error
     if values.shape != _CHECKED.shape:
-        raise InputError(f"the penalty {name!r} gave shape {values.shape} for an array of shape {_CHECKED.shape}")
+        raise InputError(f"penalty {name!r} must keep the shape of an array, got {values.shape} for {_CHECKED.shape}.")
     if np.isnan(values).any() or not (values > -np.inf).all():
         where = _CHECKED[np.isnan(values) | (values == -np.inf)][0]
-        raise InputError(f"the penalty {name!r} is NaN or minus infinity at {where:.6g}")
+        raise InputError(f"penalty {name!r} must be a number or infinity everywhere, got NaN or -inf at {where:.6g}.")
     at_one = float(values[_CHECKED == 1][0])
     if np.isclose(at_one, 0.0, atol=_ROUNDING) and (np.delete(values, np.flatnonzero(_CHECKED == 1)) > at_one).all():
         with np.errstate(invalid="ignore"):  # infinite at several places
@@ -161,13 +174,10 @@ def _from_function(function: Callable[[Array], Array]) -> Penalty:
         wrong = np.where(_CHECKED[1:] <= 1, steps > _ROUNDING, steps < -_ROUNDING)
         if wrong.any():
             place = _CHECKED[1:][wrong][0]
-            raise InputError(
-                f"the penalty {name!r} does not grow away from 1 everywhere: it turns near {place:.4g}, and the "
-                "theorems need a quasi-convex one"
-            )
+            raise InputError(f"penalty {name!r} must be quasi-convex: it does not grow away from 1 near {place:.4g}.")
         return Penalty(name, function)
     least = int(np.argmin(values))
     if abs(_CHECKED[least] - 1) < 1e-12:
-        raise InputError(f"the penalty {name!r} is {at_one:.6g} at 1, and must be 0 there: subtract the constant")
-    # At the edge of what was looked at, it is taken to fall on to zero.
+        raise InputError(f"penalty {name!r} must be 0 at 1, got {at_one:.6g}. Subtract the constant.")
+    # A minimum at the edge of the grid counts as a minimum at zero.
     return Penalty(name, function, rest=0.0 if least == 0 else float(_CHECKED[least]))

@@ -1,4 +1,10 @@
-"""The best change of features and the best coefficients together, by majorizing and minimizing (Theorems 1 and 2)."""
+"""Joint minimization over transformations of features and coefficients, by alternating minimization.
+
+References:
+    LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+    https://arxiv.org/abs/2308.15478,
+    theorems 1 and 2.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +27,21 @@ _FARTHEST = 30.0  # times the last step
 
 @dataclass(frozen=True)
 class AdaptiveProblem:
-    r"""``min_{M, theta} |theta|^2 + weight Omega(M)``, so that ``A_n M theta = r_n`` (equation 1), or with a ridge.
+    r"""Problem ``min_{M, theta} |theta|^2 + weight Omega(M)`` subject to ``A_n M theta = r_n``, or with a ridge.
 
-    With a ridge the constraints become ``|A M theta - r|^2 / (n ridge)`` in the objective. For a given M the best theta
-    leaves ``r^T (K_M + n ridge I)^{-1} r + weight Omega(M)``.
+    With a ridge the constraints become the term ``|A M theta - r|^2 / (n ridge)`` of the objective. Given M, the
+    minimum over theta is ``r^T (K_M + n ridge I)^{-1} r + weight Omega(M)``.
 
     Attributes:
-        features: The gradients A.
-        residual: r, (n, c) in float64.
-        penalties: Of the input and the output side of each matrix.
-        plain: Kernel of further features that stay as they are, (n c, n c); None if there are none.
-        ridge: lambda; 0 interpolates.
-        diagonal: Whether M is diagonal rather than a Kronecker product.
-        last: Matrices whose output side stays as it is (Model A, item 4).
-        memory: Bytes for transformed gradients.
-        precision: Relative, of the gradients.
+        features: Gradients A.
+        residual: Residual r, shape ``(n, c)``, in float64.
+        penalties: Penalties of the input and the output side of each matrix.
+        plain: Kernel of further features that are not transformed, shape ``(n c, n c)``. None if there are none.
+        ridge: Ridge lambda; 0 interpolates.
+        diagonal: Whether M is diagonal instead of a Kronecker product.
+        last: Names of matrices whose output side is not transformed (model A, item 4).
+        memory: Memory for transformed gradients in bytes.
+        precision: Relative precision of the gradients.
     """
 
     features: TangentFeatures
@@ -49,36 +55,36 @@ class AdaptiveProblem:
     precision: float = torch.finfo(torch.float64).eps
 
     def penalties_of(self, name: str) -> tuple[Penalty, Penalty]:
-        """Those of one matrix."""
+        """Return the penalties of a matrix."""
         return (self.penalties[0], PENALTIES["indicator"]) if name in self.last else self.penalties
 
     def kernel(self, transforms: Mapping[str, Transform]) -> Tensor:
-        """``K_M`` with the part of the plain features."""
+        """Return ``K_M`` including the kernel of the plain features."""
         kernel = adapted_kernel(self.features, None, transforms, self.memory)
         return kernel if self.plain is None else kernel.add_(self.plain)
 
     def system(self, warn: bool = True) -> System:
-        """How its constraints are solved."""
+        """Return the linear system of the constraints."""
         return System.of(self.kernel(self.start()), self.residual, self.ridge, self.precision, warn)
 
     def start(self) -> dict[str, Transform]:
-        """M = I."""
+        """Return the transformations M = I."""
         device = self.features.device
         return {name: untouched(*shape, self.diagonal, device) for name, shape in self.features.shapes.items()}
 
 
 @dataclass(frozen=True)
 class AdaptiveSolution:
-    """Features and coefficients.
+    """Transformations and coefficients at the minimum.
 
     Attributes:
-        transforms: M of each matrix.
-        coefficients: ``c = (K_M + n ridge I)^{-1} r``, (n, c).
-        sums: ``sum_n c_n A_n`` for each matrix: what the initial kernel contributes.
-        objective: What was minimized, at the end.
-        history: The same at every step, never rising.
-        converged: Whether the last step changed it by less than the tolerance.
-        weight: What the penalties were multiplied by.
+        transforms: Transformation M of each matrix by name.
+        coefficients: ``c = (K_M + n ridge I)^{-1} r``, shape ``(n, c)``.
+        sums: ``sum_n c_n A_n`` of each matrix: the contribution of the initial kernel.
+        objective: Final value of the objective.
+        history: Values of the objective at every step, which never increase.
+        converged: Whether the last step changed the objective by less than the tolerance.
+        weight: Weight mu of the penalties.
     """
 
     transforms: dict[str, Transform]
@@ -91,13 +97,20 @@ class AdaptiveSolution:
 
     @property
     def matrices(self) -> dict[str, Tensor]:
-        """``B_l = M_out^2 (sum_n c_n A_n) M_in^2``, the change of each weight (equation 2)."""
+        """Change of each weight, ``B_l = M_out^2 (sum_n c_n A_n) M_in^2`` (equation 2)."""
         return {name: m.matrix(m.matrix(self.sums[name])) for name, m in self.transforms.items()}
 
     def decomposition(self, name: str) -> tuple[Tensor, Tensor]:
-        """``B = B_LO + B_NTK`` (section 3.2), exactly: ``B_NTK = sum_n c_n A_n``, which the initial kernel contributes.
+        """Return the decomposition ``B = B_LO + B_NTK`` of the change of a weight (section 3.2).
 
-        Both have the singular vectors of B, and ``d (1 - (s1 s2)^-2)`` and ``d (s1 s2)^-2`` for singular values.
+        ``B_NTK = sum_n c_n A_n`` is the contribution of the initial kernel. Both parts have the singular vectors of B,
+        and the singular values ``d (1 - (s1 s2)^-2)`` and ``d (s1 s2)^-2``.
+
+        Args:
+            name: Name of the matrix.
+
+        Returns:
+            The low-rank part and the part of the initial kernel, each of shape ``(groups, k_out, k_in)``.
         """
         return self.matrices[name] - self.sums[name], self.sums[name]
 
@@ -112,18 +125,18 @@ def solve(
     generator: torch.Generator | None = None,
     system: System | None = None,
 ) -> AdaptiveSolution:
-    """The best of several descents: from M = I, and from random M, for joint penalties are not convex.
+    """Solve a problem from M = I and from random starts, and return the best solution; joint penalties are not convex.
+
+    Time per step: a kernel, a Cholesky factorization of ``n c`` rows and one singular value decomposition per matrix.
 
     Args:
-        problem: What to solve.
-        weight: mu, what Omega is multiplied by; infinite keeps M = I (lazy training).
-        n_iter: Steps of a descent at the most.
-        tolerance: A descent ends once a step changes the objective by less than this share.
-        restarts: Random starts besides M = I.
-        generator: Of the random starts; seeded by 0 if None.
-        system: How the constraints are solved, if known.
-
-    Time: a step takes a kernel, a Cholesky factor of ``n c`` rows and a singular value decomposition a matrix.
+        problem: Problem to solve.
+        weight: Weight mu of the penalties; infinity keeps M = I (lazy training).
+        n_iter: Maximum number of steps per start.
+        tolerance: Relative change of the objective below which the iteration stops.
+        restarts: Number of random starts in addition to M = I.
+        generator: Generator of the random starts. Default: seed 0.
+        system: Linear system of the constraints. Default: that of the problem.
     """
     start = problem.start()
     system = system or problem.system()
@@ -135,7 +148,7 @@ def solve(
             best = other
     if not best.converged and n_iter > 1:
         warnings.warn(
-            f"the objective still fell by more than {tolerance:g} of itself after {n_iter} steps: raise n_iter",
+            f"the objective still decreased by more than {tolerance:g} of itself after {n_iter} steps. Raise n_iter.",
             ConvergenceWarning,
             stacklevel=2,
         )
@@ -150,15 +163,15 @@ def solve_from(
     n_iter: int,
     tolerance: float,
 ) -> AdaptiveSolution:
-    """One descent.
+    """Solve a problem from one start.
 
-    For a given M, the best theta is that of kernel regression with ``K_M``; for the given ``B = M theta``, the best M
-    has B's singular vectors (Lemma 5). Each step is best in its own variable, so that the objective never rises. The
-    M of a B further along the way of the last step is tried first, and dropped where it does not lower the objective:
-    near the minimum this takes a third of the steps or fewer.
+    Given M, the best theta is that of kernel regression with ``K_M``; given ``B = M theta``, the best M has the
+    singular vectors of B (lemma 5). Each step minimizes over one variable, so the objective never increases. The M of a
+    B extrapolated along the last step is tried first, and rejected if it does not lower the objective; near the minimum
+    this takes at most a third of the steps.
     """
     penalty = 0.0
-    if math.isfinite(weight):  # otherwise M stays, at no cost, also under a penalty that is not 0 at 1
+    if math.isfinite(weight):  # otherwise M = I costs nothing, also under a penalty that is not 0 at 1
         penalty = sum(_penalty(m, problem.penalties_of(name), weight) for name, m in transforms.items())
     history: list[float] = []
     current = dict(transforms)
@@ -176,7 +189,7 @@ def solve_from(
             best = AdaptiveSolution(current, shaped, sums(problem.features, shaped), objective, history, True, weight)
         if math.isinf(weight) or not abs(objective) > 0 or (not ahead and fallen <= tolerance * abs(best.objective)):
             return best
-        # A step too far says nothing about convergence: the next one is a plain one.
+        # A rejected extrapolation does not indicate convergence: the next step is a plain one.
         ahead = 0.0 if not before or fallen <= tolerance * abs(best.objective) else min(_FARTHEST, 1.5 * ahead + 0.5)
         penalty, current = 0.0, {}
         for name, matrix in best.matrices.items():
@@ -188,7 +201,7 @@ def solve_from(
 
 
 def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: float) -> float:
-    """Omega of an M, times the weight."""
+    """Return Omega of a transformation times the weight."""
     if not isinstance(transform, Kronecker):
         cost = float(penalties[0](transform.factors.cpu().numpy()).sum())
     else:
@@ -206,18 +219,16 @@ def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: f
 def _random_start(
     problem: AdaptiveProblem, weight: float, like: AdaptiveSolution, generator: torch.Generator
 ) -> dict[str, Transform]:
-    """The best M for a random change of the weights, of the size of the one that was found."""
-    found = {}
+    """Return the best M for a random change of the weights with the norm of a given solution."""
+    transforms = {}
     size = math.sqrt(sum(float(b.square().sum()) for b in like.matrices.values()))
     draw = torch.randn(problem.residual.shape, generator=generator, dtype=torch.float64)
     drawn = sums(problem.features, draw.to(problem.residual.device))
     total = math.sqrt(sum(float(b.square().sum()) for b in drawn.values()))
     for name, matrix in drawn.items():
-        # Few directions, or all would be moved alike.
+        # Half of the directions, since all would be transformed alike otherwise.
         u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
         d = d * (torch.rand(d.shape, generator=generator, dtype=torch.float64) < 0.5).to(d.device)
-        given = (u * d.unsqueeze(-2)) @ vh if not problem.diagonal else matrix
-        found[name], _ = refreshed(
-            given * (2 * size / (total or 1.0)), problem.penalties_of(name), weight, problem.diagonal
-        )
-    return found
+        scaled = (matrix if problem.diagonal else (u * d.unsqueeze(-2)) @ vh) * (2 * size / (total or 1.0))
+        transforms[name], _ = refreshed(scaled, problem.penalties_of(name), weight, problem.diagonal)
+    return transforms

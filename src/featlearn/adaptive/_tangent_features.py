@@ -24,16 +24,16 @@ _COPIES_OF_KERNEL, _COPIES_OF_NETWORK, _COPIES_OF_PROBE = 5, 6, 3
 
 @dataclass(frozen=True)
 class TangentSpace:
-    """A network's tangent features, sorted.
+    """Parameters of a network, grouped by the treatment of their tangent features.
 
     Attributes:
-        subject: The network.
-        layers: Weight matrices whose gradient is ``sum_p J_p x_p^T``: these are adapted.
-        last: Names of those that give the outputs themselves, ``J = a(x) I_C``, whose output side stays as it is (Model
-            A, item 4).
+        subject: Session of the network.
+        layers: Layers whose gradient is ``sum_p J_p x_p^T``; their features are adapted.
+        last: Names of layers that compute the outputs, ``J = a(x) I_C``; their output side is not transformed (model A,
+            item 4).
         plain: Names of the other parameters: biases, gains, embeddings, tied and parametrized weights. Their gradients
-            are features as well, but are not transformed.
-        outputs: C.
+            are features that are not transformed.
+        outputs: Number C of outputs.
     """
 
     subject: ModelSession
@@ -44,15 +44,15 @@ class TangentSpace:
 
     @property
     def size(self) -> int:
-        """How many adapted features there are."""
+        """Number of adapted features."""
         return sum(layer.groups * layer.k_out * layer.k_in for layer in self.layers)
 
 
 def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> TangentSpace:
-    """Sort a network's parameters by a look at the first samples, unless that takes more than the memory.
+    """Group the parameters of a network by probing the first samples, unless this exceeds the memory.
 
-    A weight matrix is adapted if the gradient put together from its layer's ``x`` and ``J`` is its whole gradient; one
-    that is also used elsewhere, as tied embeddings are, is no single matrix of Model A.
+    A weight matrix is adapted if ``x`` and ``J`` of its layer give its whole gradient. A matrix that is also used
+    elsewhere, such as a tied embedding, is not a single matrix of model A.
     """
     subject = ModelSession(model, train_mode="eval")
     weights = {id(w): w.numel() for w in (layer.weight() for layer in subject.layers)}
@@ -62,14 +62,14 @@ def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> Tangent
     named = {name: p for name, p in subject.model.named_parameters() if p.is_floating_point()}
     with subject.open(inputs=True, weight_gradients=True):
         trace = subject.trace(batch)
-        own = owned(subject.layers, trace, list(named.values())).weights
-        layers = [layer for layer in subject.layers if layer.name in own]
+        complete = owned(subject.layers, trace, list(named.values())).weights
+        layers = [layer for layer in subject.layers if layer.name in complete]
         last = frozenset(layer.name for layer in layers if _gives_the_outputs(layer, trace))
         outputs = trace.output[0].numel()
     if not layers:
         raise InputError(
-            "the network has no weight matrix to adapt: it needs a linear layer, a convolution or an attention whose "
-            "weight is used once, and samples in the first dimension of its inputs"
+            "model must have a weight matrix to adapt: a linear layer, a convolution or an attention whose weight is "
+            "used once, with samples in the first dimension of its inputs."
         )
     adapted = {id(layer.weight()) for layer in layers}
     plain = tuple(name for name, p in named.items() if id(p) not in adapted)
@@ -77,17 +77,17 @@ def tangent_space(model: nn.Module, X: Any, memory: float = math.inf) -> Tangent
 
 
 def output_selectors(output: Tensor) -> list[Tensor]:
-    """One for each output of a sample."""
-    found = []
+    """Return one selecting vector per output of a sample."""
+    selectors = []
     for c in range(output[0].numel()):
         v = torch.zeros_like(output, memory_format=torch.contiguous_format)
         v.view(len(output), -1)[:, c] = 1
-        found.append(v)
-    return found
+        selectors.append(v)
+    return selectors
 
 
 def check_size(n: int, space: TangentSpace, memory: int) -> None:
-    """Refuse what cannot fit, and say what would."""
+    """Raise an error with the largest possible size if a problem does not fit into memory."""
     c, size = space.outputs, space.size
     of_network, of_kernel = _COPIES_OF_NETWORK * 8 * size, _COPIES_OF_KERNEL * 8 * (n * c) ** 2
     if of_network + of_kernel <= memory:
@@ -96,23 +96,23 @@ def check_size(n: int, space: TangentSpace, memory: int) -> None:
         raise _too_large(size, memory)
     most = int(math.sqrt((memory - of_network) / (8 * _COPIES_OF_KERNEL)) / c)
     raise InputError(
-        f"{n:,} samples of {c} outputs make a kernel of {n * c:,} rows, whose solution takes "
-        f"{of_kernel / 2**30:.1f} GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} samples fit; "
-        "take fewer, or raise max_memory"
+        f"X must have at most {most:,} samples to fit into max_memory, got {n:,}: with {c} outputs the kernel has "
+        f"{n * c:,} rows, whose solution takes {of_kernel / 2**30:.1f} GiB of {memory / 2**30:.1f} GiB. "
+        "Use fewer samples, or raise max_memory."
     )
 
 
 def _too_large(size: int, memory: float) -> InputError:
     most = int(memory) // (16 * _COPIES_OF_NETWORK)
     return InputError(
-        f"the network has {size:,} adapted weights, whose changes take {_COPIES_OF_NETWORK * 8 * size / 2**30:.1f} "
-        f"GiB of the {memory / 2**30:.1f} GiB allowed: at most {most:,} fit; take a smaller network, or raise "
-        "max_memory"
+        f"model must have at most {most:,} adapted weights to fit into max_memory, got {size:,}, which take "
+        f"{_COPIES_OF_NETWORK * 8 * size / 2**30:.1f} GiB of {memory / 2**30:.1f} GiB. Use a smaller network, or raise "
+        "max_memory."
     )
 
 
 def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:
-    """Whether the gradient of output c is a multiple of the unit vector c, the same for all c (Model A, item 4)."""
+    """Return whether the gradient of output c is the same multiple of the unit vector c for all c (model A, item 4)."""
     if layer.k_out != trace.output[0].numel() or layer.groups != 1:
         return False
     rows = [trace.gradients(trace.output, v)[layer.name] for v in output_selectors(trace.output)]
@@ -125,18 +125,18 @@ def _gives_the_outputs(layer: Layer, trace: Trace) -> bool:
 
 Block = tuple[slice, dict[str, Share]]
 _MOST_ROWS = 4096
-_TYPICAL = 1024  # rows for which the form of a layer's gradients is chosen: both sides of a kernel must have one form
-_BLOCK = 2**28  # bytes of gradients in a block: larger ones only take more time to be joined
+_TYPICAL = 1024  # rows for which the form of the gradients is chosen, since both sides of a kernel need the same
+_BLOCK = 2**28  # bytes of gradients per block; larger blocks only take more time to concatenate
 
 
 class TangentFeatures(Protocol):
-    """Gradients ``A_nc`` of n samples and c outputs in some weight matrices, block after block.
+    """Gradients ``A_nc`` of n samples and c outputs with respect to some weight matrices, in blocks.
 
     Attributes:
-        shapes: (groups, k_out, k_in) of each matrix.
-        rows: n.
-        outputs: c.
-        device: Where the gradients are.
+        shapes: Shape ``(groups, k_out, k_in)`` of each matrix.
+        rows: Number n of samples.
+        outputs: Number c of outputs.
+        device: Device of the gradients.
     """
 
     shapes: dict[str, tuple[int, int, int]]
@@ -145,16 +145,17 @@ class TangentFeatures(Protocol):
     device: torch.device
 
     def blocks(self) -> Iterator[Block]:
-        """The rows of a block, and each matrix' gradients for them."""
+        """Yield the rows of each block, and the gradients of each matrix for them."""
         ...
 
 
 class GivenFeatures:
-    """Gradients that are given, (n, c, k_out, k_in) for each matrix; a table of features is one matrix, (n, 1, 1, P).
+    """Gradients given as tensors.
 
     Args:
-        gradients: By name.
-        block: Rows at a time.
+        gradients: Gradients of each matrix by name, shape ``(n, c, k_out, k_in)``; a table is one matrix, ``(n, 1, 1,
+            P)``.
+        block: Number of rows per block.
     """
 
     def __init__(self, gradients: Mapping[str, Tensor], block: int = _MOST_ROWS) -> None:
@@ -165,23 +166,23 @@ class GivenFeatures:
         self.device = first.device
 
     def blocks(self) -> Iterator[Block]:
-        """As of `TangentFeatures`."""
+        """Yield the rows of each block, and the gradients of each matrix for them."""
         for start in range(0, self.rows, self._block):
             rows = slice(start, min(start + self._block, self.rows))
             yield rows, {name: Gradients((a[rows].flatten(2),)) for name, a in self._gradients.items()}
 
 
 class NetworkFeatures:
-    """Gradients of a network's outputs in its adapted weights, kept as ``x`` and ``J`` where that is cheaper.
+    """Gradients of the outputs of a network with respect to its adapted weights, stored as ``x`` and ``J`` if cheaper.
 
-    Blocks are kept while they fit into half of the memory, and computed again at each round otherwise.
+    Blocks are kept while they fit into half of the memory, and recomputed otherwise.
 
     Args:
-        space: The network.
-        X: Samples.
-        memory: Bytes.
-        batch_size: Rows at a time; as many as are fast within the memory if None.
-        entries: Whether a diagonal M will be applied, which forms the gradients in the weights, a block at a time.
+        space: Parameters of the network.
+        X: Samples, shape ``(n, features)``.
+        memory: Memory in bytes.
+        batch_size: Number of rows per block. Default: chosen from the memory.
+        entries: Whether a diagonal M will be applied, which needs the gradients of all weights, one block at a time.
     """
 
     def __init__(
@@ -201,34 +202,34 @@ class NetworkFeatures:
         self._free = memory / 2
 
     def blocks(self) -> Iterator[Block]:
-        """As of `TangentFeatures`."""
+        """Yield the rows of each block, and the gradients of each matrix for them."""
         start = 0
         for i, batch in enumerate(self._batches):
-            found = self._kept.get(i)
-            if found is None:
-                found = self._features(batch)
-                size = sum(bytes_of(share) for share in found.values())
+            shares = self._kept.get(i)
+            if shares is None:
+                shares = self._features(batch)
+                size = sum(bytes_of(share) for share in shares.values())
                 if size <= self._free:
-                    self._kept[i], self._free = found, self._free - size
+                    self._kept[i], self._free = shares, self._free - size
             rows = slice(start, start + (batch.size or 0))
             start = rows.stop
-            yield rows, found
+            yield rows, shares
 
     def part(self, rows: Tensor) -> NetworkFeatures:
-        """The same of some samples."""
+        """Return the features of some samples."""
         return NetworkFeatures(self._space, self._X[rows], self._memory, self._batch_size, self._entries)
 
     def plain_kernel(self, X: Tensor, Z: Tensor | None = None) -> Tensor | None:
-        """The kernel of the parameters that are not adapted, (n c, m c); None if there are none."""
+        """Return the kernel of the parameters that are not adapted, shape ``(n c, m c)``; None if there are none."""
         if not self._space.plain:
             return None
-        found = ntk(
+        kernels = ntk(
             self._space.subject.model, X, Z, "full", by_layer=True, parameters=list(self._space.plain),
             max_memory=self._memory // 2, train_mode="eval",
         )  # fmt: skip
-        assert isinstance(found, dict)
+        assert isinstance(kernels, dict)
         total: Tensor | None = None
-        for part in found.values():
+        for part in kernels.values():
             total = part if total is None else total.add_(part)
         return None if total is None else _as_matrix(total)
 
@@ -237,20 +238,21 @@ class NetworkFeatures:
         with subject.open(inputs=True, weight_gradients=True):
             trace = subject.trace(batch)
             rows = [trace.gradients(trace.output, v) for v in output_selectors(trace.output)]
-            found = {}
+            shares = {}
             for layer in self._space.layers:
                 if layer.name not in trace.calls:
-                    raise InputError(f"layer {layer.name!r} is called for some samples and not for others")
+                    raise InputError(f"model must call layer {layer.name!r} for all samples or none, not for some.")
                 zeros = [torch.zeros_like(part) for part in next((r[layer.name] for r in rows if r[layer.name]), [])]
-                # An output that does not depend on a layer gives no gradient in it.
-                mine = [row[layer.name] or zeros for row in rows]
-                found[layer.name] = share_of(
-                    layer, trace.calls[layer.name], mine, weight=True, bias=False, pairs=layer.name in self._pairs
+                # An output that does not depend on a layer has no gradient there.
+                gradients = [row[layer.name] or zeros for row in rows]
+                pairs = layer.name in self._pairs
+                shares[layer.name] = share_of(
+                    layer, trace.calls[layer.name], gradients, weight=True, bias=False, pairs=pairs
                 )
-        return found
+        return shares
 
     def _bytes_of_a_row(self, X: Tensor) -> float:
-        """How much a sample's gradients take, and in which form each layer's are kept."""
+        """Return the size of the gradients of a sample, and choose the form in which those of each layer are stored."""
         subject = self._space.subject
         numbers, c = 0, self.outputs
         with subject.open(inputs=True, weight_gradients=True):
@@ -272,10 +274,15 @@ class NetworkFeatures:
 def adapted_kernel(
     left: TangentFeatures, right: TangentFeatures | None, transforms: Mapping[str, Transform], memory: float = 2**30
 ) -> Tensor:
-    r"""``sum_l <M A_nc, M A'_md>`` over the adapted matrices, (n c, m d) in float64.
+    r"""Compute the kernel ``sum_l <M A_nc, M A'_md>`` over the adapted matrices, shape ``(n c, m d)``, in float64.
 
-    Written out it is ``K_0 + sum_{i,j} ((s1_i s2_j)^2 - 1) <A, u_i v_j^T> <A', u_i v_j^T>`` over **all** i and j: M is
-    a Kronecker product, and moves every pair of directions. Theorem 2 prints the sum over i = j alone.
+    It is ``K_0 + sum_{i,j} ((s1_i s2_j)^2 - 1) <A, u_i v_j^T> <A', u_i v_j^T>`` over **all** i and j: M is a Kronecker
+    product and transforms every pair of directions. Theorem 2 prints the sum over i = j only.
+
+    References:
+        LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+        https://arxiv.org/abs/2308.15478,
+        theorem 2, corrected.
     """
     other = left if right is None else right
     c, d = left.outputs, other.outputs
@@ -309,7 +316,7 @@ def adapted_kernel(
 
 
 def sums(features: TangentFeatures, coefficients: Tensor) -> dict[str, Tensor]:
-    """``sum_{n,c} coefficients_nc A_nc`` for each matrix, (groups, k_out, k_in) in float64."""
+    """Return ``sum_{n,c} coefficients_nc A_nc`` of each matrix, shape ``(groups, k_out, k_in)``, in float64."""
     totals: dict[str, Tensor] = {
         name: torch.zeros(shape, dtype=torch.float64, device=features.device) for name, shape in features.shapes.items()
     }
@@ -320,7 +327,7 @@ def sums(features: TangentFeatures, coefficients: Tensor) -> dict[str, Tensor]:
 
 
 def derivatives(features: TangentFeatures, matrices: Mapping[str, Tensor]) -> Tensor:
-    """``sum_l <A_nc, B_l>``, (n, c) in float64: how the outputs change."""
+    """Return the change of the outputs, ``sum_l <A_nc, B_l>``, shape ``(n, c)``, in float64."""
     values = torch.zeros(features.rows, features.outputs, dtype=torch.float64, device=features.device)
     for rows, shares in features.blocks():
         for name, share in shares.items():
@@ -333,6 +340,6 @@ def _applied(transforms: Mapping[str, Transform], block: Block) -> Block:
 
 
 def _as_matrix(kernel: Tensor) -> Tensor:
-    """(n, m, c, d) as (n c, m d)."""
+    """Reshape a kernel from ``(n, m, c, d)`` to ``(n c, m d)``."""
     n, m, c, d = kernel.shape
     return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

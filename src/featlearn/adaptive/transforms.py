@@ -1,6 +1,6 @@
-"""Changes M of a layer's tangent features, and what they do to gradients ``A_n = sum_p J_p x_p^T``.
+"""Transformations M of the tangent features of a layer, and their action on gradients ``A_n = sum_p J_p x_p^T``.
 
-Gradients are kept as inputs and gradients at positions, or as matrices, see `featlearn.kernels.contractions`.
+Gradients are stored as inputs and gradients at positions, or as matrices, see `featlearn.kernels.contractions`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ _UNMOVED = 1e-14
 
 @dataclass(frozen=True)
 class Kronecker:
-    """``A -> M_out A M_in``, the factors of Theorem 2, ``M = rest (I - U U^T) + U diag(s) U^T``.
+    """Transformation ``A -> M_out A M_in`` of theorem 2, with ``M = rest (I - U U^T) + U diag(s) U^T``.
 
-    The paper's ``M^(1)`` acts on its matrix' rows, which are a layer's inputs, and ``M^(2)`` on its columns.
+    ``M^(1)`` of the paper acts on the rows of its matrix, which are the inputs of a layer, and ``M^(2)`` on its
+    columns.
 
     Attributes:
-        out_vectors: U of the output side, (groups, k_out, k).
-        in_vectors: U of the input side, (groups, k_in, k).
-        out_factors: s of the output side, (groups, k).
-        in_factors: s of the input side, (groups, k).
-        rest: What both sides' other directions are multiplied by, (outputs, inputs); 1 for anchored penalties.
+        out_vectors: Directions U of the outputs, shape ``(groups, k_out, k)``.
+        in_vectors: Directions U of the inputs, shape ``(groups, k_in, k)``.
+        out_factors: Factors s of the outputs, shape ``(groups, k)``.
+        in_factors: Factors s of the inputs, shape ``(groups, k)``.
+        rest: Factors of all other directions, (outputs, inputs); 1 for anchored penalties.
+
+    References:
+        LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
+        https://arxiv.org/abs/2308.15478,
+        theorem 2.
     """
 
     out_vectors: Tensor
@@ -39,7 +45,7 @@ class Kronecker:
     rest: tuple[float, float] = (1.0, 1.0)
 
     def apply(self, share: Share) -> Share:
-        """Transformed gradients."""
+        """Return the transformed gradients."""
         if isinstance(share, Pairs):
             return Pairs(self._inputs(share.x), self._outputs(share.j), share.bias)
         a = _matrices(share, self.out_vectors.shape[1], self.in_vectors.shape[1])
@@ -47,38 +53,38 @@ class Kronecker:
         return Gradients((self.matrix(a.flatten(0, 1)).reshape(n, c, -1),))
 
     def matrix(self, a: Tensor) -> Tensor:
-        """``M_out a M_in`` for (..., groups, k_out, k_in)."""
+        """Return ``M_out a M_in`` for a tensor of shape ``(..., groups, k_out, k_in)``."""
         u, v = self.out_vectors.to(a.dtype), self.in_vectors.to(a.dtype)
         gains = [(s - rest).to(a.dtype) for s, rest in zip((self.out_factors, self.in_factors), self.rest, strict=True)]
         a = self.rest[1] * a + ((a @ v) * gains[1].unsqueeze(-2)) @ v.mT
         return self.rest[0] * a + u @ ((u.mT @ a) * gains[0].unsqueeze(-1))
 
     def _inputs(self, x: Tensor) -> Tensor:
-        """``M_in x`` for (..., groups, k_in)."""
+        """Return ``M_in x`` for a tensor of shape ``(..., groups, k_in)``."""
         return _moved(x, self.in_vectors, self.in_factors, self.rest[1])
 
     def _outputs(self, j: Tensor) -> Tensor:
-        """``M_out j`` for (..., groups, k_out)."""
+        """Return ``M_out j`` for a tensor of shape ``(..., groups, k_out)``."""
         return _moved(j, self.out_vectors, self.out_factors, self.rest[0])
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """``A -> m * A``, entry by entry (appendix A.1).
+    """Elementwise transformation ``A -> m * A`` (appendix A.1).
 
     Attributes:
-        factors: m, (groups, k_out, k_in).
+        factors: Factors m, shape ``(groups, k_out, k_in)``.
     """
 
     factors: Tensor
 
     def apply(self, share: Share) -> Share:
-        """Transformed gradients, as matrices."""
+        """Return the transformed gradients as matrices."""
         a = _matrices(share, *self.factors.shape[1:])
         return Gradients(((a * self.factors.to(a.dtype)).flatten(2),))
 
     def matrix(self, a: Tensor) -> Tensor:
-        """``m * a`` for (..., groups, k_out, k_in)."""
+        """Return ``m * a`` for a tensor of shape ``(..., groups, k_out, k_in)``."""
         return a * self.factors.to(a.dtype)
 
 
@@ -88,7 +94,7 @@ Transform = Kronecker | Diagonal
 def untouched(
     groups: int, k_out: int, k_in: int, diagonal: bool, device: torch.device | str | None = None
 ) -> Transform:
-    """M = I, on a device."""
+    """Return M = I on a device."""
     if diagonal:
         return Diagonal(torch.ones(groups, k_out, k_in, dtype=torch.float64, device=device))
     none = torch.ones(groups, 0, dtype=torch.float64, device=device)
@@ -98,15 +104,15 @@ def untouched(
 def refreshed(
     matrix: Tensor, penalties: tuple[Penalty, Penalty], weight: float, diagonal: bool
 ) -> tuple[Transform, float]:
-    """The best M for a given change ``B = M_out W M_in`` of a weight, and its penalty.
+    """Return the best M for a given change ``B = M_out W M_in`` of a weight, and its penalty.
 
-    By Lemma 5, M shares the singular vectors of B, and its singular values minimize ``weight (w_in(s1) + w_out(s2)) +
+    By lemma 5, M has the singular vectors of B, and its singular values minimize ``weight (w_in(s1) + w_out(s2)) +
     (d / (s1 s2))^2`` for each singular value d of B; for a diagonal M, for each entry.
 
     Args:
-        matrix: B, (groups, k_out, k_in), float64.
-        penalties: Of the input and the output side.
-        weight: What the penalties are multiplied by.
+        matrix: Change B, shape ``(groups, k_out, k_in)``, in float64.
+        penalties: Penalties of the inputs and of the outputs.
+        weight: Weight of the penalties.
         diagonal: Whether M is diagonal; the first penalty is then that of its entries.
     """
     root = math.sqrt(weight)
@@ -117,7 +123,7 @@ def refreshed(
     s_in, s_out = minimizers(penalties[0], penalties[1], (d / root).cpu().numpy())
     penalty = weight * float(penalties[0](s_in).sum() + penalties[1](s_out).sum())
     for w, short in ((penalties[0], matrix.shape[2]), (penalties[1], matrix.shape[1])):
-        # Directions that have no singular value rest where they cost least.
+        # Directions without a singular value have the factor of least cost.
         penalty += weight * (short - d.shape[1]) * len(d) * w.least
     rest = penalties[1].rest, penalties[0].rest
     moved = ((abs(s_in - rest[1]) > _UNMOVED) | (abs(s_out - rest[0]) > _UNMOVED)).any(0)
@@ -127,7 +133,7 @@ def refreshed(
 
 
 def pulled(share: Share, coefficients: Tensor) -> Tensor:
-    """``sum_{n,c} coefficients_nc A_nc``, flat or (groups, k_out, k_in), for coefficients (n, c)."""
+    """Return ``sum_{n,c} coefficients_nc A_nc``, flat or of shape ``(groups, k_out, k_in)``."""
     if isinstance(share, Pairs):
         coefficients = coefficients.to(share.j.dtype)
         return torch.einsum("npgo,npgi->goi", torch.einsum("nc,ncpgo->npgo", coefficients, share.j), share.x)
@@ -136,7 +142,7 @@ def pulled(share: Share, coefficients: Tensor) -> Tensor:
 
 
 def along(share: Share, matrix: Tensor) -> Tensor:
-    """``<A_nc, matrix>``, (n, c)."""
+    """Return ``<A_nc, matrix>``, shape ``(n, c)``."""
     if isinstance(share, Pairs):
         images = torch.einsum("npgi,goi->npgo", share.x, matrix.to(share.x.dtype))
         return torch.einsum("ncpgo,npgo->nc", share.j, images)
@@ -153,7 +159,7 @@ def _moved(x: Tensor, vectors: Tensor, factors: Tensor, rest: float) -> Tensor:
 
 
 def _matrices(share: Share, k_out: int, k_in: int) -> Tensor:
-    """Gradients as (n, c, groups, k_out, k_in)."""
+    """Return gradients as a tensor of shape ``(n, c, groups, k_out, k_in)``."""
     if isinstance(share, Pairs):
         return torch.einsum("ncpgo,npgi->ncgoi", share.j, share.x)
     assert isinstance(share, Gradients)
