@@ -6,9 +6,9 @@ import re
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="notebooks need the extra 'docs'")
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
+
+from mathml import to_mathml  # noqa: E402
+
 ARXIV = ("2507.05644", "2308.15478", "2211.06506")
 LINKS = ("openreview.net/forum?id=JXCe2ZcUXr", *(f"arxiv.org/abs/{number}" for number in ARXIV))
 
 
 def test_formulas_become_mathml_and_code_stays() -> None:
-    pytest.importorskip("latex2mathml", reason="the site needs the extra 'docs'")
-    from mathml import to_mathml
-
     page = "The $x_0$ costs `$5$`.\n\n```bash\necho $HOME $PATH\n```\n\n$$W^\\top W$$\n\nIt is 3$ and 4$.\n"
     made = to_mathml(page)
     assert made.count("<math") == 2
@@ -31,13 +33,41 @@ def test_formulas_become_mathml_and_code_stays() -> None:
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_every_formula_of_a_page_can_be_converted(page: Path) -> None:
-    pytest.importorskip("latex2mathml", reason="the site needs the extra 'docs'")
-    from mathml import to_mathml
-
     made = to_mathml(page.read_text(encoding="utf-8"))
     without_code = re.sub(r"```.*?```|`[^`]*`", "", made, flags=re.DOTALL)
     assert "$" not in re.sub(r"<math.*?</math>", "", without_code, flags=re.DOTALL)
     assert not re.search(r"<mi>\\|<mtext>\\", made), "a command that latex2mathml does not know"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; warnings of mkdocs are errors."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_takes_nothing_from_another_host(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?://[^>]*>", text) == [], page
+        assert "api.github.com" not in text
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(\"?https?://|@import", style.read_text(encoding="utf-8")), style
+
+
+def test_formulas_tables_and_notebooks_are_in_the_site(site: Path) -> None:
+    concepts = (site / "concepts" / "index.html").read_text(encoding="utf-8")
+    assert concepts.count("<math") > 20
+    assert "$" not in re.sub(r"<(script|style).*?</\1>", "", concepts, flags=re.DOTALL)
+    notebook = (site / "notebooks" / "probe-a-transformer.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64" in notebook
+    assert (site / "fonts" / "stix-two-math.woff2").stat().st_size > 100_000
 
 
 def test_the_walks_name_code_that_exists() -> None:
