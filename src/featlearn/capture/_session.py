@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ class ModelSession:
         """Where the model is, and the data must go."""
         return next(self.model.parameters()).device
 
-    @property
+    @cached_property
     def sharded(self) -> bool:
         """Whether weights are spread over processes (FSDP2), which must then all make the same passes."""
         return any(hasattr(p, "full_tensor") for p in self.model.parameters())

@@ -5,7 +5,7 @@ Every feature matrix of a layer is ``M = L^T C R`` with thin factors: the NFM is
 small Gram matrices of the factors.
 
 Sketched outputs are kept in a few independent groups. ``F`` is a neural feature matrix, ``G_i`` the estimate of its
-partner from group i. Whatever groups are left out, correlations follow from a handful of inner products.
+partner from group i. Correlations, also without some of the groups, follow from a few inner products.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featlearn.errors import InputError
 from featlearn.linalg.matrices import psd_power
 
 
 class Factor:
-    """A thin factor (blocks, r, k), which remembers its products with other factors."""
+    """Thin factor of shape (blocks, r, k) with a cache of its products with other factors."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self._grams: dict[int, tuple[Factor, Tensor]] = {}
 
     def gram(self, other: Factor) -> Tensor:
-        """``self other^T``, (blocks, r, r'); computed once a pair."""
+        """Return ``self other^T``, shape (blocks, r, r'), computed once per pair."""
         if id(other) not in self._grams:
             product = self.tensor @ other.tensor.mT
-            # The other factor is kept beside the product: its id must not be taken by a new object.
+            # The other factor is kept with the product: a new object must not reuse its id.
             self._grams[id(other)] = (other, product)
             if other is not self:
                 other._grams[id(self)] = (self, product.mT)
@@ -40,12 +39,12 @@ class Factor:
 
 
 class Factored:
-    """A matrix ``L^T C R``, or the dense matrix ``C`` where both factors are None.
+    """Matrix ``L^T C R``, or the dense matrix ``C`` if both factors are None.
 
     Args:
-        left: Factor L, (blocks, r, k).
-        core: C, (blocks, r, r'), or None for the identity.
-        right: Factor R.
+        left: Factor L, shape (blocks, r, k), or None.
+        core: Core C, shape (blocks, r, r'). None is the identity.
+        right: Factor R, shape (blocks, r', k'), or None.
     """
 
     def __init__(self, left: Factor | None, core: Tensor | None, right: Factor | None) -> None:
@@ -53,14 +52,14 @@ class Factored:
         self._seen: tuple[Factor, Tensor] | None = None
 
     def dense(self) -> Tensor:
-        """The matrix itself, (blocks, k, k')."""
+        """Return the matrix as a tensor, shape (blocks, k, k')."""
         if self.left is None or self.right is None:
             assert self.core is not None
             return self.core
         return self.left.tensor.mT @ _times(self.core, self.right.tensor)
 
     def inner(self, other: Factored) -> float:
-        """``<M, N> = tr(M^T N)``, summed over the blocks."""
+        """Return the inner product ``<M, N> = tr(M^T N)``, summed over the blocks."""
         if self.left is None and other.left is None:
             assert self.core is not None and other.core is not None
             return float((self.core * other.core).sum())
@@ -71,7 +70,7 @@ class Factored:
             return float((seen * thin.core).sum() if thin.core is not None else _trace(seen))
         assert self.right is not None and other.right is not None
         if self.left is self.right is other.left is other.right:
-            # Symmetric both: tr(C A D A) = <A C, (A D)^T> with A = L L^T, one product for each core.
+            # Both are symmetric: tr(C A D A) = <A C, (A D)^T> with A = L L^T, one product per core.
             return float((self._from(self.left) * other._from(self.left).mT).sum())
         lefts, rights = other._from(self.left), self.right.gram(other.right)
         if self.core is not None:
@@ -79,7 +78,7 @@ class Factored:
         return float((lefts * rights).sum())
 
     def _from(self, factor: Factor) -> Tensor:
-        """``factor L^T C``, kept for the next question, which is often about the same factor."""
+        """Return ``factor L^T C``; the last result is cached, because the next factor is often the same."""
         assert self.left is not None
         if self.core is None:
             return factor.gram(self.left)
@@ -88,18 +87,18 @@ class Factored:
         return self._seen[1]
 
     def norm(self) -> float:
-        """Frobenius norm."""
+        """Return the Frobenius norm."""
         return math.sqrt(max(self.inner(self), 0.0))
 
     def size(self) -> int:
-        """Number of entries on the block diagonal."""
+        """Return the number of entries of all blocks."""
         if self.left is None or self.right is None:
             assert self.core is not None
             return self.core.numel()
         return self.left.tensor.shape[0] * self.left.tensor.shape[2] * self.right.tensor.shape[2]
 
     def total(self) -> float:
-        """Sum of the entries."""
+        """Return the sum of the entries."""
         if self.left is None or self.right is None:
             assert self.core is not None
             return float(self.core.sum())
@@ -107,24 +106,20 @@ class Factored:
         return float((left * _times(self.core, right)).sum())
 
     def diagonal(self) -> Tensor:
-        """Diagonals of the blocks, (blocks, k)."""
+        """Return the diagonals of the blocks, shape (blocks, k)."""
         if self.left is None or self.right is None:
             assert self.core is not None
             return self.core.diagonal(dim1=-2, dim2=-1)
         return (self.left.tensor * _times(self.core, self.right.tensor)).sum(-2)
 
     def power(self, exponent: float) -> Factored:
-        """Power of a positive semi-definite ``L^T C L``, in the same factors.
+        """Return a power of a positive semi-definite ``L^T C L``, in the same factors.
 
         With ``Q = C^{1/2}`` and ``Q L L^T Q = V t V^T`` the power is ``L^T [Q V t^{p-1} V^T Q] L``.
         """
-        if exponent == 1:
-            return self
         if self.left is None:
             assert self.core is not None
             return Factored(None, psd_power(self.core, exponent), None)
-        if self.left is not self.right:
-            raise InputError("only a symmetric feature matrix has powers: take fact_symmetric for FACT")
         gram = self.left.gram(self.left)
         if self.core is None:
             return Factored(self.left, psd_power(gram, exponent - 1), self.right)
@@ -133,7 +128,7 @@ class Factored:
 
 
 def factored(left: Factor, core: Tensor | None, right: Factor) -> Factored:
-    """The product ``L^T C R``, multiplied out where the factors are not thin."""
+    """Return the product ``L^T C R``, multiplied out if the factors are not thin."""
     product = Factored(left, core, right)
     if left.tensor.shape[1] <= left.tensor.shape[2]:
         return product
@@ -141,7 +136,7 @@ def factored(left: Factor, core: Tensor | None, right: Factor) -> Factored:
 
 
 def correlation(a: Factored, b: Factored, kind: str = "cosine", diagonal: bool = False) -> float:
-    """Cosine or Pearson correlation of two matrices, or of their diagonals; NaN where one has no size."""
+    """Return the cosine or Pearson correlation of two matrices, or of their diagonals; NaN if a norm is zero."""
     if diagonal:
         a, b = (Factored(None, m.diagonal().unsqueeze(-1), None) for m in (a, b))
     inner, first, second = a.inner(b), a.inner(a), b.inner(b)
@@ -154,7 +149,7 @@ def correlation(a: Factored, b: Factored, kind: str = "cosine", diagonal: bool =
 
 
 def ratio(numerator: float, denominator: float) -> float:
-    """The quotient, NaN over zero."""
+    """Return the quotient; NaN if the denominator is zero."""
     return numerator / denominator if denominator != 0 else math.nan
 
 
@@ -168,12 +163,12 @@ def _trace(blocks: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GroupProducts:
-    """Inner products of F and the groups' estimates.
+    """Inner products of F and the estimates of the groups.
 
     Attributes:
-        size: ``|F|``.
-        inner: ``<F, G_i>``.
-        products: ``<G_i, G_j>``.
+        size: Norm ``|F|``.
+        inner: Inner products ``<F, G_i>``, shape (groups,).
+        products: Inner products ``<G_i, G_j>``, shape (groups, groups).
     """
 
     size: float
@@ -181,31 +176,31 @@ class GroupProducts:
     products: Tensor
 
     def without(self, group: int) -> GroupProducts:
-        """The same with one group left out."""
+        """Return the inner products without one group."""
         rest = [i for i in range(len(self.inner)) if i != group]
         return GroupProducts(self.size, self.inner[rest], self.products[rest][:, rest])
 
     def cosine(self) -> float:
-        """Cosine of F and the mean of the groups.
+        """Return the cosine of F and the mean of the groups.
 
-        ``E <G_i, G_j>`` is ``|G|^2`` for i and j apart, but ``|G|^2`` plus the noise for i = j: the mean over pairs
-        estimates the square of the length without bias, where the length of the mean is too long.
+        ``E <G_i, G_j>`` is ``|G|^2`` for different i and j, but ``|G|^2`` plus the noise for i = j: the mean over pairs
+        is an unbiased estimate of the squared norm, while the norm of the mean is too large.
         """
         groups = len(self.inner)
         square = float(self.products.sum()) / groups**2
         if groups > 1:
             pairs = float(self.products.sum() - self.products.diagonal().sum()) / (groups * (groups - 1))
-            # Where noise is all there is, pairs may come out negative: then the plain length stands.
+            # If the noise dominates, the mean over pairs can be negative: use the biased norm then.
             square = pairs if pairs > 0 else square
         return min(ratio(float(self.inner.mean()), self.size * math.sqrt(max(square, 0.0))), 1.0)
 
     def over(self, other: GroupProducts) -> float:
-        """Ratio of the unnormalized ``<F, G>`` to another."""
+        """Return the ratio of the unnormalized ``<F, G>`` to that of other products."""
         return ratio(float(self.inner.sum()), float(other.inner.sum()))
 
 
 def group_products(nfm: Factored, groups: Sequence[Factored]) -> GroupProducts:
-    """All inner products of a neural feature matrix and the groups' estimates of its partner."""
+    """Return all inner products of a neural feature matrix and the estimates of its partner, one per group."""
     return GroupProducts(
         nfm.norm(),
         torch.tensor([nfm.inner(g) for g in groups], dtype=torch.float64),
@@ -214,6 +209,6 @@ def group_products(nfm: Factored, groups: Sequence[Factored]) -> GroupProducts:
 
 
 def jackknife_error(values: Sequence[float]) -> float:
-    """Standard error from the values with one group left out each, ``((m-1)/m sum (v_j - mean)^2)^{1/2}``."""
+    """Return the jackknife standard error ``((m-1)/m sum (v_j - mean)^2)^{1/2}`` from leave-one-out values."""
     v = torch.tensor(values, dtype=torch.float64)
     return float(((len(v) - 1) / len(v) * (v - v.mean()).square().sum()).sqrt())
