@@ -175,7 +175,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "detached output": (lambda: fl.probe(Output(Tensor.detach), X), "no gradient"),
     "three parts": (lambda: fl.probe(PLAIN, [(X, X, Y)]), "3 parts.*forward="),
     "batch_size 0": (lambda: fl.probe(PLAIN, X, batch_size=0), "batch_size.*at least 1, got 0"),
-    "batch_size 2.5": (lambda: fl.probe(PLAIN, X, batch_size=2.5), "whole number"),  # type: ignore[arg-type]
+    "batch_size 2.5": (lambda: fl.probe(PLAIN, X, batch_size=2.5), "batch_size must be an integer.*2.5"),  # type: ignore[arg-type]
     "outputs foo": (lambda: fl.probe(PLAIN, X, outputs="foo"), "outputs must be.*'foo'"),
     "outputs 0": (lambda: fl.probe(PLAIN, X, outputs=0), "outputs must be.*got 0"),
     "max_memory too small": (lambda: fl.probe(PLAIN, X, max_memory=100), "max_memory.*'0'"),

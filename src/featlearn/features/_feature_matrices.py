@@ -15,8 +15,14 @@ from functools import cached_property
 from torch import Tensor
 
 from featlearn._utils.validation import check_option
-from featlearn.features._correlations import correlation, jackknife_error, ratio
-from featlearn.features._layer_matrices import CONJUGATES, PARTNERS, LayerMatrices
+from featlearn.features._factored_matrices import (
+    CONJUGATES,
+    PARTNERS,
+    LayerMatrices,
+    correlation,
+    jackknife_error,
+    ratio,
+)
 
 # Numbers with a standard error due to the sketch: the matrix of <F, G>, and that of the denominator of a ratio.
 _SKETCHED: dict[str, tuple[str, str | None]] = {
