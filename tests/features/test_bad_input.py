@@ -148,8 +148,8 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "no weight of this model",
     ),
-    "unknown quantity": (lambda: fl.probe(PLAIN, X, measure="nfcc"), "'nfcc' is no quantity.*nfc"),
-    "no quantity": (lambda: fl.probe(PLAIN, X, measure=[]), "no quantity"),
+    "unknown quantity": (lambda: fl.probe(PLAIN, X, measure="nfcc"), "measure must be one of.*'nfc'.*got 'nfcc'"),
+    "no quantity": (lambda: fl.probe(PLAIN, X, measure=[]), "measure must name at least one quantity, got none"),
     "centered without initial": (lambda: fl.probe(PLAIN, X, measure="centered_nfc"), "centered_nfc needs initial="),
     "eNFA without loss": (lambda: fl.probe(PLAIN, X, measure="enfa"), "enfa needs loss="),
     "initial of other width": (lambda: fl.probe(PLAIN, X, initial=mlp(width=6)), "another architecture.*5 x 4.*6 x 4"),
@@ -175,14 +175,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "detached output": (lambda: fl.probe(Output(Tensor.detach), X), "no gradient"),
     "three parts": (lambda: fl.probe(PLAIN, [(X, X, Y)]), "3 parts.*forward="),
     "batch_size 0": (lambda: fl.probe(PLAIN, X, batch_size=0), "batch_size.*at least 1, got 0"),
-    "batch_size 2.5": (lambda: fl.probe(PLAIN, X, batch_size=2.5), "whole number"),  # type: ignore[arg-type]
+    "batch_size 2.5": (lambda: fl.probe(PLAIN, X, batch_size=2.5), "batch_size must be an integer.*2.5"),  # type: ignore[arg-type]
     "outputs foo": (lambda: fl.probe(PLAIN, X, outputs="foo"), "outputs must be.*'foo'"),
     "outputs 0": (lambda: fl.probe(PLAIN, X, outputs=0), "outputs must be.*got 0"),
     "max_memory too small": (lambda: fl.probe(PLAIN, X, max_memory=100), "max_memory.*'0'"),
     "max_memory text": (lambda: fl.probe(PLAIN, X, max_memory="lots"), "max_memory.*'lots'"),
     "max_memory 0": (lambda: fl.probe(PLAIN, X, max_memory=0), "max_memory.*positive"),
     "seed": (lambda: fl.probe(PLAIN, X, generator="seed"), "generator must be"),  # type: ignore[arg-type]
-    "compute before update": (lambda: fl.FeatureAccumulator(PLAIN).compute(), r"call update\(batch\)"),
+    "compute before update": (lambda: fl.FeatureAccumulator(PLAIN).compute(), r"Call update\(batch\)"),
     "gradients of size 1e-42": (lambda: fl.probe(Output(lambda h: h * 1e-42), X), "every layer.*dtype=torch.float64"),
     "infinite gradients": (lambda: fl.probe(Output(Infinite.apply), X), "every layer.*infinite"),
     "complex weights": (
@@ -323,7 +323,7 @@ def test_merge_of_different_accumulators_is_refused() -> None:
         (made(model, layers="0"), "same layers"),
         (made(model, weight_decay=0.1), "same layers and quantities"),
         (made(model, loss_reduction="sum"), "same layers"),
-        (made(model, outputs=4), "different ways"),
+        (made(model, outputs=4), "different outputs"),
     ):
         with pytest.raises(fl.InputError, match=words):
             total.merge_state(other)

@@ -186,7 +186,7 @@ def test_a_dataset_of_arrays_and_numbers(model: nn.Module) -> None:
         ([("a", "b")], "must hold a tensor"),
         (5, "data must be a tensor"),
         (None, "data must be a tensor"),
-        ({"x": "text"}, "no tensor"),
+        ({"x": "text"}, "must have a tensor"),
     ],
 )
 def test_what_is_no_data_is_refused(bad: Any, words: str, model: nn.Module) -> None:
@@ -207,5 +207,5 @@ def test_a_target_in_a_python_list_is_refused(model: nn.Module, data: Any) -> No
 
 
 def test_parts_of_different_length_are_refused(model: nn.Module, data: Any) -> None:
-    with pytest.raises(fl.InputError, match="as many rows"):
+    with pytest.raises(fl.InputError, match="same number of rows"):
         probe(model, (data[0], data[1][:-1]))

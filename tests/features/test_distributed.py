@@ -50,7 +50,7 @@ SCENARIOS: dict[str, tuple[list[tuple[int, int]], str]] = {
     "first without data": ([(0, 0), (0, 11)], ""),
     "other weights": ([(0, 6), (6, 11)], "different models"),
     "other layers": ([(0, 6), (6, 11)], "different models"),
-    "other outputs": ([(0, 6), (6, 11)], "different ways"),
+    "other outputs": ([(0, 6), (6, 11)], "different outputs"),
     "no data": ([(0, 0), (0, 0)], "no process has measured"),
 }
 AGREE = [name for name, (_, words) in SCENARIOS.items() if not words]

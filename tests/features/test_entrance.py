@@ -62,7 +62,7 @@ def test_a_model_that_runs_sample_by_sample_is_fine() -> None:
 
 def test_a_collated_list_gets_a_hint() -> None:
     for y in (CLASSES, X[:, 0]):
-        with pytest.raises(fl.InputError, match=r"write the tuple \(X, y\)"):
+        with pytest.raises(fl.InputError, match=r"Pass the tuple \(X, y\)"):
             fl.probe(net(), [X, y])
     assert fl.probe(net(), [X, X]).samples == 120
     assert fl.probe(net(), next(iter(DataLoader([(x, c) for x, c in zip(X, CLASSES, strict=True)])))[0]).samples == 1

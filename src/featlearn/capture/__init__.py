@@ -1,4 +1,8 @@
-"""The hall of the house: only this package calls a model."""
+"""Forward and backward passes of a model, with the inputs and output gradients of each layer.
+
+Only this package calls the model. One forward pass records each layer's inputs ``x`` and the place of its
+pre-activations ``h``; each backward pass then gives ``J = df/dh`` of all layers at once.
+"""
 
 from featlearn._utils.public_names import renamed_names
 from featlearn.capture._data import (
@@ -13,10 +17,12 @@ from featlearn.capture._data import (
     rows_of,
     sliceable,
 )
-from featlearn.capture._hooks import Call, Capture, Trace
+from featlearn.capture._hooks import Capture
+from featlearn.capture._model_copies import copied, initial_model, matching_layers
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
-from featlearn.capture._session import ModelSession, Sizes, copied, initial_model, matching_layers
+from featlearn.capture._session import ModelSession, Sizes
 from featlearn.capture._shared_rows import shared_layers
+from featlearn.capture._trace import Call, Trace
 from featlearn.errors import VectorizationError
 
 __all__ = [

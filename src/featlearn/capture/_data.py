@@ -1,9 +1,9 @@
-"""Data as the user has it, turned into batches and forward calls."""
+"""Conversion of data sets to batches, and forward passes on a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 
 Forward = Callable[[nn.Module, Any], Any]
+"""Function of a model and a batch that returns the output, samples first."""
 
 _TARGETS = ("labels", "label", "targets", "target")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch: what the user handed over, on the right device, and its parts."""
+    """One batch of data on the device of the model.
+
+    Attributes:
+        raw: Batch as it was passed, with its tensors on the device.
+        inputs: Inputs of the model: tensor, tuple or list of arguments, or dict of keyword arguments.
+        target: Target of the loss; None if there is none.
+        size: Number of samples; None if it is unknown.
+    """
 
     raw: Any
     inputs: Any
@@ -28,23 +37,28 @@ class Batch:
     size: int | None
 
     def dtypes(self) -> set[torch.dtype]:
-        """Of the floating-point inputs."""
-        found: set[torch.dtype] = set()
-        map_tensors(self.inputs, lambda t: found.add(t.dtype) if t.is_floating_point() else None)
-        return found
+        """Return the dtypes of the floating-point inputs."""
+        dtypes: set[torch.dtype] = set()
+        map_tensors(self.inputs, lambda t: dtypes.add(t.dtype) if t.is_floating_point() else None)
+        return dtypes
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Some of the samples."""
-        raw, inputs, target = (_slice(part, start, stop) for part in (self.raw, self.inputs, self.target))
+        """Return a range of samples.
+
+        Args:
+            start: Index of the first sample.
+            stop: Index after the last sample.
+        """
+        raw, inputs, target = _slice((self.raw, self.inputs, self.target), start, stop)
         return Batch(raw, inputs, target, stop - start)
 
     def samples(self, which: list[int], n: int, raw: bool) -> Batch | None:
-        """Return some of the n samples, to be run by themselves; None where a tensor has not one row per sample.
+        """Return a batch of some of the n samples; None if a tensor does not have one row per sample.
 
         Args:
-            which: Numbers of the samples.
+            which: Indices of the samples.
             n: Number of samples of the batch.
-            raw: Whether the whole batch is handed to the user's forward function, rather than its inputs to the model.
+            raw: Whether the raw batch is passed to the user's forward function, rather than its inputs to the model.
         """
         part = self.raw if raw else self.inputs
         if set(_sizes(part)) != {n}:
@@ -53,23 +67,31 @@ class Batch:
         return Batch(part, part, None, len(which))
 
     def own_target(self) -> Any:
-        """A copy of the target: a loss may write into it, and the batch is the user's data."""
+        """Return a copy of the target: a loss may write into it, and the batch is the data of the caller."""
         return map_tensors(self.target, Tensor.clone)
 
 
 def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
-    """Raw batches of a data set.
+    """Yield the raw batches of a data set.
 
-    A tensor, a tuple ``(X, y)`` and a dict are one data set, cut into ``batch_size`` rows; anything else that
-    can be iterated, a list or a DataLoader, gives batches by itself.
+    Args:
+        data: Tensor, tuple ``(X, y)`` or dict, which are one data set and are split; Dataset; or an iterable of
+            batches, such as a list or a DataLoader.
+        batch_size: Number of rows per batch. None is one batch, or 64 rows for a Dataset. Ignored for iterables.
+
+    Yields:
+        Batches as `as_batch` accepts them.
+
+    Raises:
+        InputError: The data is empty or of an unknown type, or the batch size is not a positive integer.
     """
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    if batch_size is not None:
+        check_int("batch_size", batch_size)
     if sliceable(data):
         data = as_tensors(data)
         n = rows_of(data)
         if n == 0:
-            raise InputError("the data is empty: it has no samples")
+            raise InputError("the data is empty: it has no samples.")
         step = n if batch_size is None else batch_size
         for start in range(0, n, step):
             yield _slice(data, start, min(start + step, n))
@@ -81,59 +103,65 @@ def batches(data: Any, batch_size: int | None = None) -> Iterator[Any]:
     if not isinstance(data, Iterable):
         raise InputError(
             "data must be a tensor, a tuple (X, y), a dict, a list of batches, a Dataset or a DataLoader, "
-            f"got {type(data).__name__}"
+            f"got {type(data).__name__}."
         )
     empty = True
     for batch in data:
         empty = False
         yield batch
     if empty:
-        raise InputError("the data is empty: it gave no batch")
+        raise InputError("the data is empty: it has no batch.")
 
 
 @contextmanager
 def preserved_loader(data: Any) -> Iterator[None]:
-    """Give a loader its workers, and the generators that it and its samplers own their state, back."""
+    """Restore the workers of a DataLoader and the generators of it and its samplers at the end of a block.
+
+    Args:
+        data: DataLoader; other data is left as it is.
+    """
     batch_sampler = getattr(data, "batch_sampler", None)
     owners = (data, getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
-    states = [(own, own.get_state()) for own in found if isinstance(own, torch.Generator)]
-    # A second iterator would begin persistent workers anew: in the middle of an epoch, or without drawing their seed.
-    workers = vars(data).get("_iterator") if isinstance(data, torch.utils.data.DataLoader) else None
-    if isinstance(data, torch.utils.data.DataLoader):
-        data._iterator = None
-    try:
-        yield
-    finally:
+    with ExitStack() as stack:
+        for generator in (getattr(owner, "generator", None) for owner in owners):
+            if isinstance(generator, torch.Generator):
+                stack.callback(generator.set_state, generator.get_state())
         if isinstance(data, torch.utils.data.DataLoader):
-            data._iterator = workers
-        for own, state in states:
-            own.set_state(state)
+            # A second iterator would restart persistent workers: in mid-epoch, or without drawing their seed.
+            stack.callback(setattr, data, "_iterator", vars(data).get("_iterator"))
+            data._iterator = None
+        yield
 
 
 def _refuse_inputs_and_target(data: list[Any]) -> None:
-    """A list is a list of batches; ``[X, y]``, as a DataLoader collates a batch, is most likely meant as one."""
+    """Refuse a list ``[X, y]``, which is most likely meant as one data set."""
     parts = [as_tensors(part) for part in data]
     if len(parts) != 2 or not all(isinstance(part, Tensor) and part.ndim for part in parts):
         return
     X, y = parts
     if len(X) == len(y) and (X.ndim != y.ndim or X.dtype != y.dtype):
-        raise InputError("a list holds batches, so that [X, y] would be two of them: write the tuple (X, y)")
+        raise InputError("a list is a list of batches, but data looks like [X, y]. Pass the tuple (X, y).")
 
 
 def sliceable(data: Any) -> bool:
-    """Whether the data is one data set whose rows can be cut into batches."""
+    """Return whether the data is one data set whose rows can be split into batches."""
     return isinstance(data, Tensor | np.ndarray | tuple | Mapping)
 
 
 def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, parts: int | None = 2) -> Batch:
-    """A raw batch with its tensors on a device, checked for NaN, and split into inputs and target.
+    """Move a raw batch to a device, check it for NaN, and split it into inputs and target.
 
     Args:
         raw: Tensor, tuple or list ``(inputs, target)``, or dict (labels under ``"labels"``).
-        device: Where the model is.
-        dtype: What floating-point tensors become; None leaves them.
-        parts: How many parts a tuple may have; None for any (the user's forward function reads it).
+        device: Device of the model.
+        dtype: Precision of floating-point tensors. None leaves them unchanged.
+        parts: Maximum number of parts of a tuple. None allows any, for a user's forward function.
+
+    Returns:
+        The batch.
+
+    Raises:
+        InputError: The batch has too many parts, no tensor, or entries that are not finite.
     """
     raw = map_tensors(as_tensors(raw), lambda t: _placed(t, device, dtype))
     if isinstance(raw, Mapping):
@@ -144,28 +172,32 @@ def as_batch(raw: Any, device: torch.device, dtype: torch.dtype | None = None, p
         if parts is not None and not 1 <= len(raw) <= parts:
             raise InputError(
                 f"a batch must be inputs or (inputs, target), got {len(raw)} parts: "
-                "pass forward=lambda model, batch: ... to say how the model is called"
+                "pass forward=lambda model, batch: ... to call the model."
             )
         inputs, target = raw[0], raw[-1] if len(raw) > 1 else None
     else:
         inputs, target = raw, None
-    if parts is not None:  # otherwise the user's forward function knows what a batch is
-        _check_tensors(inputs, "batch")
-    if target is not None:
-        _check_tensors(target, "target")
+    sizes = _sizes(inputs)
+    # A user's forward function may accept inputs without tensors.
+    for part, what, needed in ((inputs, "batch", parts is not None), (target, "target", target is not None)):
+        if needed and not _sizes(part):
+            raise InputError(f"a {what} must hold a tensor or a numpy array, got {type(part).__name__}.")
     map_tensors(inputs, lambda t: _check_finite(t, "inputs"))
     map_tensors(target, lambda t: _check_finite(t, "targets"))
-    return Batch(raw, inputs, target, _rows_or_none(inputs))
+    return Batch(raw, inputs, target, sizes[0] if sizes and sizes[0] >= 0 else None)
 
 
 def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
-    """Call the model on a batch and pick the output tensor.
+    """Call the model on a batch and return the output tensor.
 
-    Without ``forward``: a tensor is the argument, a tuple of tensors the arguments, a dict the keyword
-    arguments; of a structured result, an object or a dict, the ``logits``, else ``last_hidden_state``, else the first
-    tensor count.
+    Args:
+        model: Module to call.
+        batch: Batch to call it on.
+        forward: Function ``forward(model, batch)``. None passes a tensor as the argument, a tuple of tensors as the
+            arguments, a dict as the keyword arguments, and takes from a structured result the ``logits``, else
+            ``last_hidden_state``, else the first tensor.
     """
-    # Copies, because a model may write into its input, and the batch is the user's data.
+    # Copies, because a model may write into its input, and the batch is the data of the caller.
     if forward is not None:
         return forward(model, map_tensors(batch.raw, Tensor.clone))
     inputs = map_tensors(batch.inputs, Tensor.clone)
@@ -185,62 +217,67 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
 
 
 def pick_rows(t: Tensor, which: list[int]) -> Tensor:
-    """Return some rows of a tensor, by slices: no index has to be brought to its device."""
+    """Return some rows of a tensor, by slices, which need no index on its device."""
     return torch.cat([t[i : i + 1] for i in which])
 
 
 def few_rows(batch: Batch) -> Batch:
-    """The first two samples of a batch, where its tensors agree on what a sample is; otherwise the batch."""
+    """Return the first two samples of a batch; the batch itself if its tensors have different numbers of rows."""
     sizes = set(_sizes(batch.raw))
     return batch.rows(0, 2) if len(sizes) == 1 and min(sizes) > 2 else batch
 
 
 def rows_of(data: Any) -> int:
-    """Number of samples: the leading dimension, the same for every tensor in the data."""
+    """Return the number of samples: the leading dimension, which must be the same for every tensor.
+
+    Args:
+        data: Tensor, array, tuple or dict.
+
+    Raises:
+        InputError: The data has no tensor, or tensors of different numbers of rows.
+    """
     sizes = _sizes(as_tensors(data))
     if not sizes:
-        raise InputError("the data holds no tensor")
+        raise InputError("data must have a tensor or an array, got none.")
     if min(sizes) < 0 or len(set(sizes)) > 1:
-        raise InputError(f"the parts of the data must have as many rows, got {sizes}")
+        raise InputError(f"the parts of the data must have the same number of rows, got {sizes}.")
     return sizes[0]
 
 
 def _sizes(data: Any) -> list[int]:
-    """Leading dimension of every tensor, -1 for one without dimensions."""
+    """Return the leading dimension of every tensor, -1 for a scalar."""
     sizes: list[int] = []
     map_tensors(data, lambda t: sizes.append(t.shape[0] if t.ndim else -1))
     return sizes
 
 
-def _rows_or_none(inputs: Any) -> int | None:
-    sizes = _sizes(inputs)
-    return sizes[0] if sizes and sizes[0] >= 0 else None
-
-
-def _check_tensors(part: Any, what: str) -> None:
-    if not _sizes(part):
-        raise InputError(f"a {what} must hold a tensor or a numpy array, got {type(part).__name__}")
-
-
 def as_tensors(data: Any) -> Any:
-    """The data with tensors in the place of its numpy arrays, whose memory they share."""
+    """Replace the numpy arrays in data by tensors, which share their memory."""
     if isinstance(data, np.ndarray):
         return torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
     return _rebuilt(data, as_tensors)
 
 
 def map_tensors(data: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to every tensor in nested tuples, lists and dicts."""
+    """Apply a function to every tensor in nested tuples, lists and dicts.
+
+    Args:
+        data: Nested containers.
+        function: Function of a tensor.
+
+    Returns:
+        The same containers with the results.
+    """
     if isinstance(data, Tensor):
         return function(data)
     return _rebuilt(data, lambda part: map_tensors(part, function))
 
 
 def _rebuilt(data: Any, function: Callable[[Any], Any]) -> Any:
-    """A container of the same kind with the function applied to its parts; anything else as it is."""
+    """Return a container of the same kind with the function applied to its parts; other objects unchanged."""
     if isinstance(data, Mapping):
         return {k: function(v) for k, v in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple takes its parts one by one
+    if isinstance(data, tuple) and hasattr(data, "_fields"):  # a named tuple has one argument per field
         return type(data)(*(function(v) for v in data))
     if type(data) in (tuple, list):
         return type(data)(function(v) for v in data)
@@ -254,12 +291,12 @@ def _slice(data: Any, start: int, stop: int) -> Any:
 def _placed(t: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
     t = t.detach()
     if t.is_inference():
-        t = t.clone()  # a tensor made in inference mode cannot be saved for a backward pass
+        t = t.clone()  # a tensor of inference mode cannot be saved for a backward pass
     return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
 
 
 def _check_finite(t: Tensor, what: str) -> None:
-    # A sum is finite unless an entry is not, or it overflows: a quick look before the thorough one.
+    # A finite sum implies finite entries: a cheap test before the exact one.
     if t.is_floating_point() and not torch.isfinite(t.sum()) and not torch.isfinite(t).all():
         bad = int((~torch.isfinite(t)).sum())
-        raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}: clean the data first")
+        raise InputError(f"the {what} have {bad} NaN or infinite entries of {t.numel()}. Clean the data first.")

@@ -1,4 +1,4 @@
-"""Leaving a model exactly as it was found, whatever happens in between."""
+"""State of a model: restoring it after a measurement, and checks before."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COMPUTED = "_featlearn_computed"
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Give every global random generator (torch, its accelerators, numpy, python) its state back."""
+    """Restore the state of every global random generator (torch, CUDA, numpy, python) at the end of a block."""
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the legacy global generator is meant
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the legacy global generator
     try:
         yield
     finally:
@@ -39,10 +39,10 @@ def preserved_rng() -> Iterator[None]:
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[None]:
-    """Restore training flags, requires_grad and buffers of a model at the end, also after an exception.
+    """Restore training flags, requires_grad and buffers of a model at the end of a block, also after an exception.
 
-    Parameters are taken to be left alone by a forward pass, but for embeddings with ``max_norm``, which
-    renormalize their weight when they are called.
+    A forward pass is assumed not to change parameters, except embeddings with ``max_norm``, which renormalize their
+    weight when they are called.
     """
     modules = list(model.modules())
     training = [(module, module.training) for module in modules]
@@ -67,17 +67,20 @@ def preserved(model: nn.Module) -> Iterator[None]:
             module.__dict__.update(tensors)
         with torch.no_grad():
             for tensor, value in values:
-                # Not by the version: writes through .data leave it as it was.
+                # The values are compared, because writes through .data do not change the version.
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
 
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Let the weights of a model be read as its forward pass has them in evaluation mode.
+    """Switch a model to evaluation mode, with up-to-date weights, while its weights are read.
 
-    Reading a weight may compute it, and change the model: spectral_norm iterates in training mode. Weights that hooks
-    compute are those of the last forward pass, and older than the last update.
+    Reading a weight may compute it and change the model: spectral_norm iterates in training mode. Weights that hooks
+    compute are those of the last forward pass, which may be older than the last update.
+
+    Args:
+        model: Module, which is restored at the end.
     """
     with preserved(model), torch.no_grad():
         model.eval()
@@ -86,7 +89,7 @@ def at_rest(model: nn.Module) -> Iterator[None]:
 
 
 def refresh_hooked_weights(model: nn.Module) -> None:
-    """Compute again the weights that hooks compute before each call: since the last step they may be stale."""
+    """Recompute the weights that hooks compute before each call, which may be older than the last update."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm | SpectralNorm | BasePruningMethod):
@@ -95,10 +98,10 @@ def refresh_hooked_weights(model: nn.Module) -> None:
 
 @contextmanager
 def parametrizations_computed_once(model: nn.Module) -> Iterator[None]:
-    """Give each parametrized tensor of a model one value, so that its gradient can be asked for by identity.
+    """Compute each parametrized tensor of a model once, so that its gradient can be taken by identity.
 
-    Not by `torch.nn.utils.parametrize.cached`, which takes a module and its deep copies for the same, and
-    whose values would be computed inside checkpointed regions, or not, from one pass to the next.
+    `torch.nn.utils.parametrize.cached` is not used: it confuses a module with its deep copies, and whether its values
+    are computed inside checkpointed regions can change from one pass to the next.
     """
     changed: list[tuple[nn.Module, type[nn.Module]]] = []
     try:
@@ -122,13 +125,13 @@ def _computed(name: str) -> property:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Run modules one by one with gradients: no compiled code, fused attention or inference mode.
+    """Run modules one by one with gradients: without compiled code, fused attention and inference mode.
 
-    Hooks added to a compiled model never fire, and the fused attention path calls no module at all.
+    Hooks added to a compiled model are not called, and the fused attention path calls no module.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        # Nothing has been compiled in a process that never loaded the compiler, and loading it takes seconds.
+        # Without the compiler loaded, nothing has been compiled; loading it takes seconds.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(torch.inference_mode(False))
@@ -139,54 +142,79 @@ def eager() -> Iterator[None]:
 
 
 def check_shaped(model: nn.Module, what: str = "the model") -> None:
-    """Refuse parameters of lazy layers that have no shape yet."""
+    """Refuse parameters of lazy layers that have no shape yet.
+
+    Args:
+        model: Module to check.
+        what: Name of the model in messages.
+
+    Raises:
+        InputError: A parameter is not initialized.
+    """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
-            raise InputError(
-                f"{what} has no weights yet in {name!r}: run the model once so that lazy layers take shape"
-            )
+            raise InputError(f"{what} has no weights yet in {name!r}: run the model once to initialize lazy layers.")
 
 
 def check_parameters(model: nn.Module, what: str = "the model") -> None:
-    """Refuse parameters that are not finite, or that lie on several devices."""
+    """Refuse parameters that are not finite, or are on several devices."""
     check_shaped(model, what)
     devices: dict[torch.device, str] = {}
     for name, parameter in model.named_parameters():
         if parameter.is_inference():
             raise UnsupportedModelError(
-                f"{what} was built under torch.inference_mode, so nothing can be differentiated through "
-                f"{name!r}: build it outside"
+                f"{what} was built under torch.inference_mode, so {name!r} cannot be differentiated. Build it outside."
             )
         devices.setdefault(parameter.device, name)
         if parameter.device.type != "meta" and parameter.is_floating_point():
-            # A sum is finite unless an entry is not (or the sum overflows): one cheap pass, then the exact one.
+            # A finite sum implies finite entries: a cheap test before the exact one.
             total = parameter.detach().sum()
             if not torch.isfinite(total) and not torch.isfinite(parameter.detach()).all():
-                raise InputError(f"{what} has NaN or infinite entries in parameter {name!r}")
+                raise InputError(f"{what} has NaN or infinite entries in parameter {name!r}.")
     if len(devices) > 1:
         places = ", ".join(f"{device} ({name!r})" for device, name in devices.items())
-        raise InputError(f"{what} lies on several devices: {places}; move it to one with model.to(device)")
+        raise InputError(f"{what} is on several devices: {places}. Move it to one with model.to(device).")
     if any(device.type == "meta" for device in devices):
-        raise InputError(f"{what} has no values (device meta): load its weights first")
+        raise InputError(f"{what} has no values (device meta). Load its weights first.")
 
 
-def check_batch_statistics(model: nn.Module, what: str = "the model") -> None:
-    """Refuse batch norms that mix samples in evaluation mode as well, for they keep no running statistics."""
+def check_model(model: nn.Module, what: str, train_mode: str) -> None:
+    """Refuse a model whose gradients per sample cannot be measured.
+
+    Args:
+        model: Module to check.
+        what: Name of the model in messages.
+        train_mode: ``"error"`` refuses modules that act differently in training mode.
+    """
+    check_parameters(model, what)
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
             raise UnsupportedModelError(
-                f"{name or 'model'} ({type(module).__name__}) of {what} keeps no running statistics, so that it mixes "
-                "samples in evaluation mode as well and gradients per sample have no meaning: build it with "
-                "track_running_stats=True"
+                f"{name or 'model'} ({type(module).__name__}) of {what} has no running statistics, so it mixes samples "
+                "in evaluation mode too and gradients per sample are not defined. Build it with "
+                "track_running_stats=True."
             )
+    if train_mode == "error":
+        check_training_mode(model, what)
 
 
 def check_training_mode(model: nn.Module, what: str = "the model") -> None:
-    """Refuse modules whose training mode mixes samples, draws random numbers or changes their own state."""
-    named = [(f"{name or 'model'} ({type(module).__name__})", module) for name, module in model.named_modules()]
-    found = [name for name, module in named if module.training and _acts_in_training(module)]
-    if found:
-        shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    """Refuse modules that mix samples, draw random numbers or change their state in training mode.
+
+    Args:
+        model: Module to check.
+        what: Name of the model in messages.
+
+    Raises:
+        InputError: Such a module is in training mode.
+    """
+    active = [
+        f"{name or 'model'} ({type(module).__name__})"
+        for name, module in model.named_modules()
+        if module.training and _acts_in_training(module)
+    ]
+    if active:
+        shown = ", ".join(active[:3]) + (f" and {len(active) - 3} more" if len(active) > 3 else "")
         raise InputError(
             f"{what} is in training mode, where {shown} would mix samples or draw random numbers, so that gradients "
             'per sample have no meaning: call its eval() first, or pass train_mode="eval" to switch for the '
@@ -195,7 +223,7 @@ def check_training_mode(model: nn.Module, what: str = "the model") -> None:
 
 
 def _acts_in_training(module: nn.Module) -> bool:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.RReLU):
         return True
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return module.track_running_stats
@@ -203,8 +231,6 @@ def _acts_in_training(module: nn.Module) -> bool:
         return module.p > 0
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return module.dropout > 0
-    if isinstance(module, nn.RReLU):
-        return True
     if parametrize.is_parametrized(module):
         kinds = {type(p).__name__ for p in module.parametrizations.modules()}  # type: ignore[union-attr]
         return "_SpectralNorm" in kinds

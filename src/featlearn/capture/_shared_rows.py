@@ -1,8 +1,8 @@
-"""Detect layers whose rows are shared by several samples.
+"""Detection of layers whose rows are shared by several samples.
 
-A backward pass from the outputs of all samples gives each sample's own gradient only where every row of a layer acts on
+A backward pass from the outputs of all samples gives the gradient of each sample only if every row of a layer acts on
 one sample. A learned query, a hypernetwork or relative positions compute rows once for the whole batch: their gradient
-is then the sum over samples, and an outer product of it is not the sum of the samples' outer products.
+is the sum over samples, and its outer product is not the sum of the outer products of the samples.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from featlearn.capture._hooks import Trace
+from featlearn.capture._trace import Trace
 
 Rows = Mapping[str, Sequence[Tensor]]
-"""Gradients of each call of each layer, (samples, positions, groups, k_out)."""
+"""Gradients of each call, shape (samples, positions, groups, k_out), by layer name."""
 
-# Factors are plus or minus a power of 8, so that no small sum of some over their number is another one, times 1 + m/64,
-# so that many samples have factors of their own.
+# Factors are plus or minus a power of 8, so that the mean of a few factors is not another factor, times 1 + m/64, so
+# that many samples have different factors.
 _POWERS, _STEPS = range(-3, 4), 64
-# Rows that are smaller than this share of the layer's largest do not decide: their outer products are rounding.
+# Rows smaller than this share of the largest row of the layer are ignored: their outer products are rounding.
 _SMALL = 1e-6
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
-# Rounding in a row is that of the largest terms summed in it, not of what is left of them: in units of the last place
-# of the largest gradient of the layer, times the factor of the row.
+# Rounding of a row is that of the largest terms of its sum, not of the sum: in units of the last place of the largest
+# gradient of the layer, times the factor of the row.
 _ROUNDING = 8
-_COARSE = 0.03  # of half precision, where factors are powers of two, or signs
+_COARSE = 0.03  # tolerance of half precision, where factors are powers of two, or signs
 
 
 def sample_factors(n: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -35,7 +35,7 @@ def sample_factors(n: int, dtype: torch.dtype = torch.float64, seed: int = 0) ->
     Args:
         n: Number of samples.
         dtype: Precision of the gradients that are scaled: bfloat16 allows powers of 8 only, float16 only signs.
-        seed: Of the order in which factors are given out.
+        seed: Seed of the order of the factors.
     """
     if dtype == torch.float16:
         codes = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -44,17 +44,17 @@ def sample_factors(n: int, dtype: torch.dtype = torch.float64, seed: int = 0) ->
         steps = 1 + torch.arange(_STEPS if dtype in _TOLERANCE else 1, dtype=torch.float64) / _STEPS
         codes = (torch.tensor([1.0, -1.0])[:, None, None] * powers[:, None] * steps).flatten().double()
     generator = torch.Generator().manual_seed(seed)
-    # Each once before any comes again, and then in another order: partners at a fixed distance must differ, too.
+    # Each factor is used once before any is repeated, then in another order: samples at a fixed distance must differ.
     rounds = [torch.randperm(len(codes), generator=generator) for _ in range(-(-n // len(codes)))]
     return codes[torch.cat(rounds)[:n]] if n else codes[:0]
 
 
 def output_signs(output: Tensor, seed: int = 0) -> Tensor:
-    """Return signs shaped like the output, so that one backward pass asks about all outputs.
+    """Return random signs shaped like the output, so that one backward pass covers all outputs.
 
     Args:
         output: Output of the model.
-        seed: Of the signs.
+        seed: Seed of the signs.
     """
     bits = torch.randint(0, 2, output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
     return bits.to(output.device, output.dtype).mul_(2).sub_(1)
@@ -63,19 +63,18 @@ def output_signs(output: Tensor, seed: int = 0) -> Tensor:
 def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | None = None, seed: int = 0) -> set[str]:
     """Find the layers in which a row acts on several samples.
 
-    The cotangent of each sample is scaled by a factor of its own. The gradient at a row that acts on one sample is then
-    scaled by that sample's factor; at a row that acts on several it is scaled by none of the factors.
+    The cotangent of each sample is scaled by a different factor. The gradient at a row that acts on one sample is then
+    scaled by the factor of that sample; at a row that acts on several samples it is scaled by none of the factors.
+    Time: one backward pass, and another one without ``rows``.
 
     Args:
-        trace: A trace of the batch.
-        cotangent: Shaped like the output; None takes random signs.
-        rows: Gradients for this cotangent, if they are there already.
-        seed: Of the factors. Another one for each batch, so that no coincidence stays.
+        trace: Trace of the batch.
+        cotangent: Tensor shaped like the output. None takes random signs.
+        rows: Gradients for this cotangent, if they are known. None computes them.
+        seed: Seed of the factors. A different seed per batch avoids repeated coincidences.
 
     Returns:
         Names of the layers with shared rows.
-
-    Time: one backward pass, and another one without ``rows``.
     """
     output = trace.output
     n = output.shape[0]
@@ -85,28 +84,28 @@ def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | No
     plain = trace.gradients(output, v) if rows is None else rows
     factors = sample_factors(n, output.dtype, seed).to(output.device)
     scaled = trace.gradients(output, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))
-    # Half precision rounds gradients: a factor would cost small ones their digits.
+    # Scaled by a factor, small gradients of half precision would lose digits.
     tiny = 0.0 if output.dtype == torch.float16 else 1e6 * torch.finfo(output.dtype).tiny
-    found = set()
+    shared = set()
     for name, calls in plain.items():
         pairs = list(zip(calls, scaled[name], strict=True))
         largest = max((float(j.abs().amax()) for pair in pairs for j in pair if j.numel()), default=0.0)
         if largest > tiny and not all(_of_one_sample(a, b, factors, largest) for a, b in pairs):
-            found.add(name)
-    return found
+            shared.add(name)
+    return shared
 
 
 def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: float) -> bool:
-    """Whether each row, (samples, positions, groups, k), was scaled by a single one of the factors."""
+    """Return whether each row of (samples, positions, groups, k) was scaled by a single factor."""
     if plain.numel() == 0:
         return True
     tolerance = _TOLERANCE.get(plain.dtype, _COARSE)
     precision = torch.promote_types(plain.dtype, torch.float32)
     a, b = (j.to(precision).flatten(2) for j in (plain, scaled))
     rounding = _ROUNDING * torch.finfo(plain.dtype).eps * float(a.abs().amax())
-    # The sum over samples of either may vanish: the larger one decides whether a row is small.
+    # The sum over samples of either may vanish, so a row is small only if both are.
     decisive = torch.maximum(a.abs().amax(2), b.abs().amax(2)) > _SMALL * largest
-    if a.shape[0] == len(factors):  # rows in the order of the samples, nearly always
+    if a.shape[0] == len(factors):  # rows in the order of the samples, as usual
         expected = factors.to(precision)[:, None, None]
         off = (b - expected * a).abs().amax(2)
         even = off <= tolerance * b.abs().amax(2) + rounding * expected.abs()[..., 0]
@@ -114,11 +113,11 @@ def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: floa
             return True
     a, b = a[decisive], b[decisive]
     at = a.abs().argmax(1, keepdim=True)
-    found = (b.gather(1, at) / a.gather(1, at)).double()
+    quotient = (b.gather(1, at) / a.gather(1, at)).double()
     known = factors.sort().values
-    above = torch.searchsorted(known, found).clamp(max=len(known) - 1)
+    above = torch.searchsorted(known, quotient).clamp(max=len(known) - 1)
     below = (above - 1).clamp_min(0)
-    nearest = torch.where((known[above] - found).abs() < (known[below] - found).abs(), known[above], known[below])
-    nearest = nearest.to(precision)
+    closer_above = (known[above] - quotient).abs() < (known[below] - quotient).abs()
+    nearest = torch.where(closer_above, known[above], known[below]).to(precision)
     off = (b - nearest * a).abs().amax(1, keepdim=True)
     return bool((off <= tolerance * b.abs().amax(1, keepdim=True) + rounding * nearest.abs()).all())

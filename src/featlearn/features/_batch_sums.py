@@ -1,4 +1,4 @@
-"""Sum outer products over rows, and join the totals of batches and processes."""
+"""Sums of outer products over rows, and totals of batches and processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
 
-# Columns taken at a time by `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
+# Number of columns per block in `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
 _BLOCK = 64
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
-    """Add ``rows^T rows`` to ``total``, of which only the upper triangle is meant (`mirrored` fills the rest).
+    """Add ``rows^T rows`` to ``total``; only its upper triangle is valid, see `mirrored`.
+
+    Half of a symmetric product is not computed: each block of columns is multiplied with itself and the later columns.
 
     Args:
-        total: (blocks, k, k).
-        rows: (r, blocks, k).
-
-    Half of a symmetric product need not be computed: block columns times the columns from there on.
+        total: Sum to add to, shape (blocks, k, k).
+        rows: Rows to add, shape (r, blocks, k).
     """
     if total.shape[0] > 1:
         by_block = rows.permute(1, 2, 0)
@@ -38,13 +38,13 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 
 def mirrored(total: Tensor) -> Tensor:
-    """The symmetric matrix, in float64, of which the upper triangle is given."""
+    """Return the symmetric float64 matrix with the given upper triangle."""
     upper = total.to(torch.float64).triu()
     return upper + upper.triu(1).mT
 
 
 def empty_sums(plan: SumPlan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Zeros for the sums of a layer; those of J with a leading dimension of sketch groups."""
+    """Return zeros for the sums of a layer; sums of J have a leading dimension of sketch groups."""
     return {
         name: torch.zeros(shape if name in UNGROUPED else (groups, *shape), dtype=dtype, device=device)
         for name, shape in plan.sums.items()
@@ -52,15 +52,15 @@ def empty_sums(plan: SumPlan, groups: int, dtype: torch.dtype, device: torch.dev
 
 
 class BatchSums:
-    """The sums of one layer over one batch, in the precision of the model.
+    """Sums of one layer over one batch, in the precision of the model.
 
-    They are added to the float64 sums when the whole batch has been measured: float64 products throughout
-    would cost 2.5 times the time, and a batch that fails half-way leaves nothing behind.
+    They are added to the float64 sums once the whole batch has been measured: float64 products would take 2.5 times
+    the time, and a batch that raises an error leaves the float64 sums unchanged.
 
     Args:
-        plan: Which sums.
+        plan: Names and shapes of the sums.
         groups: Number of sketch groups.
-        weights: ``W`` and, with an initial model, ``W0``, as (blocks, k_out, k_in).
+        weights: ``W`` and, with an initial model, ``W0``, each of shape (blocks, k_out, k_in).
         dtype: Precision of the products.
     """
 
@@ -76,17 +76,17 @@ class BatchSums:
                 self._weights |= {"ptk": w0, "centered": w - w0, "double": w - w0}
 
     def clear(self) -> None:
-        """Start another batch in the same memory: fresh pages for large sums cost more than the zeros."""
+        """Reset the sums to zero for another batch; allocating new memory for large sums takes longer."""
         for value in self.sums.values():
             value.zero_()
 
     def add_output_gradients(self, group: int, rows: Tensor, initial: Tensor | None) -> None:
-        """Add the rows J of one output (or sketch), and of the initial model's J0 where they are needed.
+        """Add the rows J of one output (or sketch), and the rows J0 of the initial model if they are needed.
 
         Args:
-            group: Sketch group.
-            rows: J as (r, blocks, k_out).
-            initial: J0 of the same inputs, or None.
+            group: Index of the sketch group.
+            rows: Gradients J, shape (r, blocks, k_out).
+            initial: Gradients J0 of the same inputs in the initial model, or None.
         """
         rows = rows.to(self.dtype)
         change = None if initial is None else rows - initial.to(self.dtype)
@@ -97,33 +97,27 @@ class BatchSums:
                 add_gram(self.sums[name][group], self._project(name, change))
 
     def add_loss_gradients(self, rows: Tensor) -> None:
-        """Add the rows g = dl/dh of per-sample losses, (r, blocks, k_out)."""
+        """Add the rows g = dl/dh of per-sample losses, shape (r, blocks, k_out)."""
         for name in ("B", "enfa"):
             if name in self.sums:
                 add_gram(self.sums[name], self._project(name, rows.to(self.dtype)))
 
     def add_weight_gradient(self, matrix: Tensor) -> None:
-        """Add the gradient of the summed losses with respect to W, (blocks, k_out, k_in)."""
+        """Add the gradient of the summed losses with respect to W, shape (blocks, k_out, k_in)."""
         self.sums["D"] += matrix.to(self.dtype)
 
-    def fold_into(self, sums: Mapping[str, Tensor]) -> None:
-        """Add to the float64 sums of the layer; of squares, too, only the upper triangle is meant."""
-        for name, value in self.sums.items():
-            sums[name].add_(value)
-
     def finite(self) -> bool:
-        """Whether no sum overflowed."""
+        """Return whether no sum overflowed."""
         return all(bool(torch.isfinite(value.sum())) for value in self.sums.values())
 
     def tiny(self, given: torch.dtype) -> bool:
-        """Whether a sum of squares is zero, or so small that its entries, or the gradients, have lost digits.
+        """Return whether a sum of squares is zero, or so small that its entries or the gradients have lost digits.
 
         Args:
             given: Precision of the gradients.
         """
-        precision = torch.promote_types(given, torch.float32)
-        limit = torch.finfo(self.dtype).tiny / torch.finfo(self.dtype).eps
-        limit = max(limit, (100 * torch.finfo(precision).tiny) ** 2)
+        own, of_gradients = torch.finfo(self.dtype), torch.finfo(torch.promote_types(given, torch.float32))
+        limit = max(own.tiny / own.eps, (100 * of_gradients.tiny) ** 2)
         sums = [value for name, value in self.sums.items() if name in ("K", "agop")]
         return any(float(value.diagonal(dim1=-2, dim2=-1).amax()) < limit for value in sums if value.numel())
 
@@ -131,33 +125,33 @@ class BatchSums:
         weight = self._weights.get(name)
         if weight is None:
             return rows
-        with torch.autocast(rows.device.type, enabled=False):  # it would round the product to half precision
+        with torch.autocast(rows.device.type, enabled=False):  # autocast would round the product to half precision
             return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
 
 
 CELLS = 4
-"""Parts of each of the first batches whose gradients in W are compared, and how many batches these are."""
+"""Number of parts of a batch whose gradients in W are compared, and number of batches that are split."""
 _SETS = ("seen", "blocked", "outside", "shared", "lost")
 _NONE = -(2**62)  # below every value that processes compare
 
 
 @dataclass
 class Totals:
-    """Sums over the data, in float64; of square ones the upper triangle is meant.
+    """Sums over the data, in float64; only the upper triangle of a square sum is valid.
 
     Attributes:
-        plans: Which sums each layer has.
-        device: Where they are.
+        plans: Names and shapes of the sums, by layer name.
+        device: Device of the sums.
         samples: Number of samples added.
-        outputs: How outputs were taken; None before the first batch.
-        sums: Layer name -> name of a sum -> the sum.
-        seen: Layers that were called.
-        blocked: Layers that were called with autograd off.
-        outside: Layers whose weight is used without calling the module.
-        shared: Layers in which a row acts on several samples.
-        lost: Layers whose gradients left the range of their precision.
+        outputs: Outputs or sketches that were differentiated; None before the first batch.
+        sums: Sums by layer name and name of the sum.
+        seen: Names of the layers that were called.
+        blocked: Names of the layers that were called with autograd off.
+        outside: Names of the layers whose weight is used without calling the module.
+        shared: Names of the layers in which a row acts on several samples.
+        lost: Names of the layers whose gradients left the range of their precision.
         cells: Number of parts of the data whose gradients in W are compared.
-        spread: Layer name -> ``sum |s_i|^2 / n_i`` over these parts, of n_i samples with the summed gradient s_i.
+        spread: ``sum |s_i|^2 / n_i`` by layer name, over these parts of n_i samples with the summed gradient s_i.
     """
 
     plans: Mapping[str, SumPlan]
@@ -174,41 +168,41 @@ class Totals:
     spread: dict[str, float] = field(default_factory=dict)
 
     def start(self, outputs: Outputs) -> None:
-        """Make room for sums of outputs taken in this way, or check that it is the way they were taken."""
+        """Make the sums for a choice of outputs, or raise if they were made for another choice."""
         if self.outputs is None:
             self.outputs = outputs
             self.sums = {
                 name: empty_sums(plan, outputs.groups, torch.float64, self.device) for name, plan in self.plans.items()
             }
         elif (outputs.sketches, outputs.groups) != (self.outputs.sketches, self.outputs.groups):
-            raise InputError("the accumulators took the outputs in different ways: pass the same outputs=")
+            raise InputError("the accumulators differentiated different outputs. Pass the same outputs= to all.")
 
     def add_batch(self, outputs: Outputs, samples: int, new: Mapping[str, BatchSums]) -> None:
-        """Add the sums of a batch that has been measured as a whole."""
+        """Add the sums of a completely measured batch."""
         self.start(outputs)
         for name, part in new.items():
-            if name not in self.lost:
-                part.fold_into(self.sums[name])
+            for key, value in part.sums.items() if name not in self.lost else ():
+                self.sums[name][key].add_(value)
         self.samples += samples
 
     def add_cells(self, cells: int, spread: Mapping[str, float]) -> None:
-        """Add parts of the data whose gradients in W were measured by themselves."""
+        """Add parts of the data whose gradients in W were measured separately."""
         self.cells += cells
         for name, value in spread.items():
             self.spread[name] = self.spread.get(name, 0.0) + value
 
     def gradient_noise(self, name: str, reduction: str) -> float | None:
-        """Estimate how far a layer's gradient in W is from its mean, if the samples were drawn from many more.
+        """Estimate the sampling noise of a layer's gradient in W, for samples drawn from a large population.
 
-        With m parts of n_i samples and summed gradients s_i, an analysis of variance gives that of one sample,
+        With m parts of n_i samples and summed gradients s_i, an analysis of variance gives the variance of one sample,
         ``(sum |s_i|^2 / n_i - |s|^2 / n) / (m - 1)``; the mean over n samples has 1/n of it.
 
         Args:
             name: Name of the layer.
-            reduction: ``"mean"`` or ``"sum"`` over samples, as the loss has it.
+            reduction: Reduction of the loss over samples, ``"mean"`` or ``"sum"``.
 
         Returns:
-            The noise in the Frobenius norm; None where there are fewer than two parts.
+            Standard deviation of the gradient in the Frobenius norm; None with fewer than two parts.
         """
         if self.cells < 2 or name not in self.spread:
             return None
@@ -230,26 +224,33 @@ class Totals:
             getattr(self, kind).update(getattr(other, kind))
 
     def reduce(self, settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Add up the totals of all processes, which must have the same settings and weights."""
+        """Add up the totals of all processes, which must have the same settings and weights.
+
+        Args:
+            settings: Text that must be the same in all processes.
+            weights: Weights that must be the same in all processes, by layer name.
+        """
         self._agree(_fingerprint(settings, weights))
         counts = torch.tensor([self.samples, self.cells], device=self.device)
         torch.distributed.all_reduce(counts)
         self.samples, self.cells = counts.tolist()
-        spread = torch.tensor([self.spread.get(name, 0.0) for name in self.plans], dtype=torch.float64)
-        spread = spread.to(self.device)
+        spread = torch.tensor([self.spread.get(k, 0.0) for k in self.plans], dtype=torch.float64).to(self.device)
         torch.distributed.all_reduce(spread)
         self.spread = dict(zip(self.plans, spread.tolist(), strict=True))
         for kind in _SETS:
-            setattr(self, kind, self._union(getattr(self, kind)))
+            marks = torch.tensor([name in getattr(self, kind) for name in self.plans], dtype=torch.int32)
+            marks = marks.to(self.device)
+            torch.distributed.all_reduce(marks, torch.distributed.ReduceOp.MAX)
+            setattr(self, kind, {name for name, mark in zip(self.plans, marks.tolist(), strict=True) if mark})
         for sums in self.sums.values():
             for value in sums.values():
                 torch.distributed.all_reduce(value)
 
     def _agree(self, fingerprint: int) -> None:
-        """Take outputs as the other processes do, or raise in all of them.
+        """Take the outputs of the other processes, or raise in all processes if they differ.
 
-        What must agree is compared by its largest and smallest value: every process then raises, or none does, and
-        none is left waiting. A process without a batch has no way of taking outputs and agrees with any.
+        The largest and smallest value over the processes are compared: either every process raises or none does, so
+        that none is left waiting. A process without a batch has no outputs yet and agrees with any.
         """
         mine = self.outputs
         ways = [_NONE] * 4 if mine is None else [mine.sketches, mine.groups, -mine.sketches, -mine.groups]
@@ -257,26 +258,21 @@ class Totals:
         torch.distributed.all_reduce(header, torch.distributed.ReduceOp.MAX)
         count, high, low, sketches, groups, least_sketches, least_groups = header.tolist()
         if groups == _NONE:
-            raise InputError("no process has measured a batch yet: call update() before sync()")
+            raise InputError("no process has measured a batch yet. Call update() before sync().")
         if high != -low:
-            raise InputError("the processes measure different models, layers or quantities: sync() cannot add them up")
+            raise InputError("the processes measure different models, layers or quantities. Measure the same in all.")
         if (sketches, groups) != (-least_sketches, -least_groups):
-            raise InputError('the processes took the outputs in different ways: pass the same outputs=, not "auto"')
+            raise InputError('the processes differentiated different outputs. Pass the same outputs=, not "auto".')
         self.start(Outputs(count, sketches, groups))
-
-    def _union(self, found: set[str]) -> set[str]:
-        marks = torch.tensor([name in found for name in self.plans], dtype=torch.int32, device=self.device)
-        torch.distributed.all_reduce(marks, torch.distributed.ReduceOp.MAX)
-        return {name for name, mark in zip(self.plans, marks.tolist(), strict=True) if mark}
 
 
 def in_processes() -> bool:
-    """Whether this is one of several processes that torch.distributed has joined."""
+    """Return whether torch.distributed is initialized in this process."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _fingerprint(settings: str, weights: Mapping[str, Mapping[str, Tensor]]) -> int:
-    """A number that processes share if they measure the same weights in the same way."""
+    """Return a hash that is equal in processes that measure the same weights with the same settings."""
     digest = hashlib.blake2b(settings.encode(), digest_size=7)
     for parts in weights.values():
         for weight in parts.values():

@@ -1,4 +1,4 @@
-"""What a probe will cost, before it is made: from the shapes of the layers alone."""
+"""Cost of a probe in operations and memory, from the shapes of the layers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from featlearn.features._batch_sums import CELLS
 from featlearn.features.measurement_plan import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
 
+_WORK = ["passes", "sums", "numbers"]
+
 
 @dataclass(frozen=True, eq=False)
 class ProbeCost:
-    """What a probe is expected to take.
+    """Expected operations and memory of a probe.
 
     Attributes:
-        table: A row a layer: shape, side on which its sums are kept, bytes of the sums, and operations for the model's
-            passes, for the sums, and once at the end for the numbers.
-        parameters: Of the layers.
+        table: Table with one row per layer: shape, side on which its sums are kept, bytes of the sums, and operations
+            for the passes of the model, for the sums, and once at the end for the numbers.
+        parameters: Number of weights of the layers.
     """
 
     table: pd.DataFrame
@@ -31,34 +33,44 @@ class ProbeCost:
 
     @property
     def bytes(self) -> int:
-        """Of the sums of all layers; the model and one batch's graph come on top."""
+        """Bytes of the sums of all layers, without the model and the graph of one batch."""
         return int(self.table["bytes"].sum())
 
     @property
     def operations(self) -> float:
-        """Floating-point operations, all in all."""
-        return float(self.table[["passes", "sums", "numbers"]].to_numpy().sum())
+        """Total number of floating-point operations."""
+        return float(self.table[_WORK].to_numpy().sum())
 
     def rounds(self, max_memory: int | float | str | None = None) -> list[list[str]]:
-        """Layers in groups whose sums fit the memory, in order; each is a call of probe with ``layers=``."""
+        """Group the layers, in order, so that the sums of each group fit the memory.
+
+        Args:
+            max_memory: Limit in bytes, or text such as ``"2 GB"``. None is half of the memory of the machine.
+
+        Returns:
+            Lists of layer names, each for one call of `featlearn.probe` with ``layers=``.
+
+        Raises:
+            InputError: The sums of a single layer exceed the limit.
+        """
         memory = parse_memory(max_memory)
-        found: list[list[str]] = []
+        rounds: list[list[str]] = []
         left = 0
         for name, needed in self.table["bytes"].items():
             if needed > memory:
                 raise InputError(
-                    f"the sums of layer {name!r} alone take {readable_size(needed)}, more than max_memory = "
-                    f"{readable_size(memory)}: ask for fewer quantities (measure=)"
+                    f"max_memory must hold the sums of layer {name!r}, which alone take {readable_size(needed)}, got "
+                    f"{readable_size(memory)}. Measure fewer quantities (measure=)."
                 )
-            if not found or needed > left:
-                found.append([])
+            if not rounds or needed > left:
+                rounds.append([])
                 left = memory
-            found[-1].append(str(name))
+            rounds[-1].append(str(name))
             left -= needed
-        return found
+        return rounds
 
     def __str__(self) -> str:
-        work = self.table[["passes", "sums", "numbers"]].sum()
+        work = self.table[_WORK].sum()
         parts = ", ".join(f"{name} {value / self.operations:.0%}" for name, value in work.items())
         return (
             f"{len(self.table)} layers of {self.parameters:.2g} weights: {self.operations:.2g} operations ({parts}), "
@@ -78,24 +90,30 @@ def probe_cost(
     loss: bool = False,
     weight_decay: bool = False,
 ) -> ProbeCost:
-    """Operations and memory of `featlearn.probe`, from shapes alone; the model may be on the "meta" device.
+    """Estimate the operations and memory of `featlearn.probe` from the shapes of the layers.
 
     With c outputs (or sketches), r rows and a layer of ``P = k_out k_in`` weights: a forward pass takes ``2 r P``
-    operations, the backward passes ``2 c r P``. Sums of ``J^T J`` on the outputs' side take ``c r k_out^2`` (half of a
-    symmetric product), on the inputs' side, where k_out is large, ``2 c r P + c r k_in^2``. The numbers take a few
-    products of k x k matrices in float64, whatever the rows. Attention, activations and the reading of data are not
-    counted.
+    operations, the backward passes ``2 c r P``. Sums of ``J^T J`` on the side of the outputs take ``c r k_out^2`` (half
+    of a symmetric product), on the side of the inputs, where k_out is large, ``2 c r P + c r k_in^2``. The numbers take
+    a few products of k x k matrices in float64, independent of the rows. Attention, activations and data loading are
+    not counted.
 
     Args:
-        model: Any module; nothing of it is run.
-        rows: Positions that a layer sees in all: samples, times tokens or pixels; by layer, or one number for all.
-        outputs: Outputs of the model, or sketches: one backward pass each.
-        exact: Whether these are all the outputs (one set of sums), rather than sketches (`GROUPS` sets of them).
-        measure: As in `featlearn.probe`.
-        layers: As in `featlearn.probe`.
-        initial: Whether the initial model will be given.
-        loss: Whether a loss will be given.
-        weight_decay: Whether a weight decay will be given.
+        model: Module, which is not called; it may be on the "meta" device.
+        rows: Number of positions: samples, times tokens or pixels. Integer for all layers, or integers by layer name.
+        outputs: Number of outputs of the model, or of sketches: one backward pass each.
+        exact: Whether `outputs` counts outputs (one set of sums) rather than sketches (four sets of sums).
+        measure: Quantities to measure, as in `featlearn.probe`. None takes all that the other arguments allow.
+        layers: Glob pattern of layer names, or several. None takes all layers.
+        initial: Whether the initial model will be passed.
+        loss: Whether a loss will be passed.
+        weight_decay: Whether a weight decay will be passed.
+
+    Returns:
+        The cost by layer.
+
+    Raises:
+        InputError: An argument is invalid, or `rows` lacks a layer.
 
     Example:
         >>> import torch, featlearn as fl
@@ -109,21 +127,14 @@ def probe_cost(
     wanted = resolve_measure(measure, initial=initial, loss=loss, decay=weight_decay)
     groups = 1 if exact else GROUPS
     plans = plan_sums(chosen, wanted, groups, memory=None)
-    found = {layer.name: _layer_cost(layer, plans[layer.name], _rows_of(rows, layer), outputs, groups, wanted)
-             for layer in chosen}  # fmt: skip
-    table = pd.DataFrame.from_dict(found, orient="index", columns=["shape", "side", "bytes", *_WORK])
+    costs = {}
+    for layer in chosen:
+        if isinstance(rows, Mapping) and layer.name not in rows:
+            raise InputError(f"rows must have a number for each layer, got no number for the layer {layer.name!r}.")
+        count = rows[layer.name] if isinstance(rows, Mapping) else rows
+        costs[layer.name] = _layer_cost(layer, plans[layer.name], count, outputs, groups, wanted)
+    table = pd.DataFrame.from_dict(costs, orient="index", columns=["shape", "side", "bytes", *_WORK])
     return ProbeCost(table, sum(layer.groups * layer.k_out * layer.k_in for layer in chosen))
-
-
-_WORK = ("passes", "sums", "numbers")
-
-
-def _rows_of(rows: int | Mapping[str, int], layer: Layer) -> int:
-    if not isinstance(rows, Mapping):
-        return rows
-    if layer.name not in rows:
-        raise InputError(f"rows has no number for the layer {layer.name!r}")
-    return rows[layer.name]
 
 
 def _layer_cost(
@@ -133,7 +144,7 @@ def _layer_cost(
     weights = blocks * k_out * k_in
     models = 2 if "Kb" in wanted else 1
     backward = (outputs * models if wanted & {"K", "Kb"} else 0) + (1 if wanted & {"B", "D"} else 0)
-    # The gradient in W, and those of parts of the first batches, for its noise.
+    # With the gradient in W, and those of parts of the first batches for its noise.
     passes = 2.0 * rows * weights * (models + backward + (1 + 2 * (CELLS - 1) if "D" in wanted else 0))
     side = k_out if plan.outer else k_in
     projected = 0.0 if plan.outer else 2.0 * weights

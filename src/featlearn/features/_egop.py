@@ -1,4 +1,9 @@
-"""The expected gradient outer product of a function of its inputs."""
+"""Expected gradient outer product of a function of its inputs.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    sec. 2.1.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits
 from featlearn._utils.rng import Seed, as_generator
+from featlearn._utils.validation import check_int
 from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
 from featlearn.features._batch_sums import add_gram, mirrored
@@ -24,23 +30,25 @@ def egop(
     batch_size: int = 4096,
     generator: Seed = None,
 ) -> Tensor:
-    """Expected gradient outer product ``(1/n) sum_i sum_c grad y_c(x_i) grad y_c(x_i)^T`` (NFA paper, section 2.1).
+    """Compute the expected gradient outer product ``(1/n) sum_i sum_c grad y_c(x_i) grad y_c(x_i)^T``.
 
-    For a target function it is the structure that a network should find; for a model it is the total input
-    gradient's AGOP, which agrees with `featlearn.probe`'s AGOP of a first layer where that layer is the only
-    path from the input.
+    The EGOP of a target function shows the directions that a network should learn. The EGOP of a model is the AGOP of
+    the total input gradient; it agrees with the AGOP of the first layer in `featlearn.probe` if that layer is the only
+    path from the input. Time: one backward pass per output. Memory: O(batch d + d^2).
 
     Args:
-        target: Maps (n, ...) inputs to (n,) or (n, c) outputs, differentiably, each row by itself.
-        X: Inputs, (n, d) or (n, ...), which are flattened to d coordinates.
-        outputs: As in `featlearn.probe`.
-        batch_size: Rows at a time.
-        generator: Generator or seed of an output sketch.
+        target: Differentiable function or module that maps inputs (n, ...) to outputs (n,) or (n, c), row by row.
+        X: Inputs of shape (n, d) or (n, ...), which are flattened to d coordinates. Must be finite.
+        outputs: ``"exact"`` differentiates each output, an integer is the number of random output vectors, ``"auto"``
+            is exact for up to 64 outputs and takes 16 vectors for more.
+        batch_size: Number of rows per batch.
+        generator: Generator or seed of the random output vectors. None is the seed 0.
 
     Returns:
-        (d, d) in float64.
+        The EGOP, shape (d, d), in float64.
 
-    Time: one backward pass an output; memory O(batch d + d^2).
+    Raises:
+        InputError: An argument is invalid, the target is not differentiable, or its gradients are not finite.
 
     Example:
         >>> import torch
@@ -49,24 +57,22 @@ def egop(
                 [0., 0.]], dtype=torch.float64)
     """
     if not callable(target):
-        raise InputError(f"target must be a function of the inputs, got {target!r}")
+        raise InputError(f"target must be a function of the inputs, got {target!r}.")
     if isinstance(X, tuple | dict):
-        raise InputError("X must be the inputs alone, a tensor or an array")
+        raise InputError(f"X must be a tensor or an array of inputs only, got a {type(X).__name__}.")
     X = torch.as_tensor(X)
     if X.ndim < 2 or X.shape[0] == 0:
-        raise InputError(f"X must be (n, d) with n of at least 1, got shape {tuple(X.shape)}")
+        raise InputError(f"X must be (n, d) with n of at least 1, got shape {tuple(X.shape)}.")
     if not X.is_floating_point():
         X = X.to(torch.get_default_dtype())
     if not torch.isfinite(X).all():
-        raise InputError("X has NaN or infinite entries")
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise InputError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+        raise InputError("X must be finite, got NaN or infinite entries.")
+    check_int("batch_size", batch_size)
     check_outputs(outputs)
     source = as_generator(generator, "sketch")
     n, d = X.shape[0], X[0].numel()
-    check_fits(
-        24.0 * d**2, f"a matrix of {d:,} x {d:,} inputs", "take fewer inputs, or the first layer's AGOP by probe"
-    )
+    fix = "pass fewer inputs, or measure the AGOP of the first layer with probe"
+    check_fits(24.0 * d**2, f"a matrix of {d:,} x {d:,} inputs", fix)
     total = torch.zeros(1, d, d, dtype=torch.float64, device=X.device)
     scale = 1.0
     precision = torch.float64 if X.dtype == torch.float64 else torch.float32
@@ -78,9 +84,9 @@ def egop(
             y = target(x)
             if not isinstance(y, Tensor) or y.ndim == 0 or y.shape[0] != len(x):
                 shape = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-                raise InputError(f"target must return a value for each of the {len(x)} rows, got {shape}")
+                raise InputError(f"target must return a value for each of the {len(x)} rows, got {shape}.")
             if not y.requires_grad:
-                raise InputError("target must be differentiable: write it with torch operations on its argument")
+                raise InputError("target must be differentiable. Write it with torch operations on its argument.")
             plan = plan_outputs(outputs, y.numel() // len(x))
             scale = plan.scale()
             part = torch.zeros(1, d, d, dtype=precision, device=x.device)
@@ -89,6 +95,6 @@ def egop(
                 add_gram(part, gradient.reshape(len(x), 1, d).to(precision))
         total += mirrored(part)
     if not torch.isfinite(total).all():
-        raise InputError("the gradients of target are NaN or infinite on X")
+        raise InputError("target must have finite gradients on X, got NaN or infinite ones.")
     mean: Tensor = total[0] / (n * scale)
     return mean

@@ -1,4 +1,9 @@
-"""One call for every feature matrix and correlation of a model."""
+"""Measurement of all feature matrices and correlations of a model in one call.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr.
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644.
+"""
 
 from __future__ import annotations
 
@@ -40,34 +45,42 @@ def probe(
 
     For each layer ``h = W x`` and the gradients ``J = df/dh`` of the outputs: the neural feature matrix
     ``F = W^T W``, the PTK feature covariance ``K = (1/n) sum J J^T``, the AGOP ``G = W^T K W`` and their correlation
-    (NFC); with ``initial`` the centered forms; with ``loss`` the eNFA; with ``weight_decay`` as well FACT, its
-    backward and symmetrized forms and the relative gradient. The model is left exactly as it was found.
+    (NFC); with ``initial`` the centered forms; with ``loss`` the eNFA; with ``weight_decay`` also FACT, its backward
+    and symmetrized forms and the relative gradient. The model is not changed.
 
     Args:
-        model: Any module; compiled and DistributedDataParallel ones are unwrapped.
-        data: A tensor of inputs, a tuple ``(X, y)``, a dict (one Hugging Face batch), a list of batches, a
-            Dataset, a DataLoader, or anything that yields batches.
-        initial: The model before training, or its state_dict, for centered quantities.
-        loss: ``loss(output, target)``, one value per sample, or a scalar.
-        loss_reduction: How the trained loss reduces the per-sample ones, and what a scalar loss is: ``"mean"`` or
-            ``"sum"`` over samples.
-        weight_decay: Lambda of FACT, as in torch.optim.SGD: a number, ``{glob: number}``, or the optimizer.
-        layers: Glob or globs of layer names; None takes all.
-        outputs: ``"exact"`` differentiates each output, a number takes so many random output vectors,
-            ``"auto"`` is exact up to 64 outputs and 16 vectors beyond.
-        measure: Quantities to measure (`featlearn.features.QUANTITIES`); None takes all that the other arguments
+        model: Module to measure. Compiled and DistributedDataParallel modules are unwrapped.
+        data: Tensor of inputs, tuple ``(X, y)``, dict (one Hugging Face batch), list of batches, Dataset, DataLoader,
+            or another iterable of batches.
+        initial: Module before training, or its state dict, for centered quantities. None leaves them out.
+        loss: Function ``loss(output, target)`` that returns one value per sample, or a scalar. None leaves the eNFA and
+            FACT out.
+        loss_reduction: Reduction of the trained loss over samples, and of a scalar loss: ``"mean"`` or ``"sum"``.
+        weight_decay: Lambda of FACT, as in ``torch.optim.SGD``: number, ``{glob: number}``, or the optimizer. None
+            leaves FACT out.
+        layers: Glob pattern of layer names, or several. None takes all layers.
+        outputs: ``"exact"`` differentiates each output, an integer is the number of random output vectors, ``"auto"``
+            is exact for up to 64 outputs and takes 16 vectors for more.
+        measure: Quantities to measure, see `featlearn.features.QUANTITIES`. None takes all that the other arguments
             allow.
-        forward: ``forward(model, batch)`` returns the output, samples first, where the default call does not fit.
-        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches and restores.
-        batch_size: Rows a batch, for data given as tensors; by default so many that a batch stays small.
-        max_memory: Bytes, or text as ``"2 GB"``, for the sums and a batch; half of the machine by default.
-        device: Where to measure; another than the model's measures a copy.
-        dtype: Precision to measure in; another than the model's measures a copy.
-        generator: Generator or seed of the output sketch.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Batch size when `data` is a tensor, tuple or dict. None chooses it from `max_memory`, at most 2048.
+        max_memory: Limit for the sums and a batch, in bytes or as text such as ``"2 GB"``. None takes half of the
+            memory of the machine, at most what is available.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
+        generator: Generator or seed of the random output vectors. None is the seed 0.
         progress: Whether to show a progress bar on stderr.
 
     Returns:
-        A `Report`: ``report.table()``, ``report["layer"].nfc``, ``report["layer"].agop``.
+        Report with one entry per layer: ``report.table()``, ``report["layer"].nfc``, ``report["layer"].agop``.
+
+    Raises:
+        InputError: An argument or a batch is invalid, or the memory does not suffice.
+        UnsupportedModelError: The model cannot be measured correctly.
 
     Example:
         >>> import torch, featlearn as fl
@@ -106,12 +119,12 @@ def probe(
 
 
 def _count(data: Any, batch_size: int | None) -> int | None:
-    """How many batches there will be, if that can be told."""
+    """Return the number of batches; None if it is unknown."""
     if sliceable(data):
         return math.ceil(rows_of(data) / batch_size) if batch_size else 1
     if isinstance(data, torch.utils.data.Dataset):
-        return None  # its length is of samples
+        return None  # its length counts samples
     try:
         return len(data)
-    except TypeError:  # a generator, or a loader of a stream
+    except TypeError:  # a generator, or a loader of an iterable data set
         return None

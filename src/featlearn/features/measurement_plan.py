@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from featlearn._utils.memory import readable_size
-from featlearn._utils.validation import is_int
+from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import InputError
 from featlearn.layers import Layer
 
-# Name of a quantity -> the sums over the data that it is made of. A "K" sum is of J J^T, "Kb" of
-# (J - J0)(J - J0)^T, "B" of loss gradients g g^T, "D" the gradient of the loss in W. "outer" asks for the
-# k_out x k_out matrix itself, where a correlation would do with the smaller side.
+# Sums over the data that each quantity needs. "K" is the sum of J J^T, "Kb" of (J - J0)(J - J0)^T, "B" of loss
+# gradients g g^T, "D" the gradient of the loss in W. "outer" requires the k_out x k_out matrix, where a correlation
+# needs the smaller side only.
 QUANTITIES: Mapping[str, frozenset[str]] = {
     "nfm": frozenset(),
     "weight_change": frozenset({"initial"}),
@@ -40,9 +40,9 @@ QUANTITIES: Mapping[str, frozenset[str]] = {
 }
 
 UNGROUPED = ("B", "D", "enfa")
-"""Sums of loss gradients, which are not sketched; those of output gradients have a dimension of sketch groups."""
+"""Sums of loss gradients, which are not sketched; sums of output gradients have a dimension of sketch groups."""
 
-# What a need is met by.
+# Arguments that each need requires.
 _ARGUMENTS = {
     "initial": "initial= (the model, or its state_dict, before training)",
     "B": "loss=",
@@ -50,17 +50,17 @@ _ARGUMENTS = {
     "decay": "weight_decay= (greater than 0)",
 }
 
-# Up to this many outputs a layer keeps its k_out x k_out matrices even where k_in is smaller: 32 MB each.
+# Layers of up to this k_out keep k_out x k_out matrices even if k_in is smaller: 32 MB each.
 _OUTER_UP_TO = 2048
 
 
 @dataclass(frozen=True)
 class SumPlan:
-    """The sums that one layer keeps.
+    """Sums that are kept for one layer.
 
     Attributes:
-        outer: Whether they are ``k_out x k_out`` (of J itself) or ``k_in x k_in`` (of J W).
-        sums: Name of each sum and its shape; those of J get a leading dimension of groups later.
+        outer: Whether the sums are ``k_out x k_out`` (of J) or ``k_in x k_in`` (of J W).
+        sums: Shape of each sum by name, without the leading dimension of sketch groups.
     """
 
     outer: bool
@@ -68,7 +68,20 @@ class SumPlan:
 
 
 def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool) -> frozenset[str]:
-    """What to accumulate for the asked quantities; None takes all that the other arguments allow."""
+    """Return the sums to accumulate for some quantities.
+
+    Args:
+        measure: Name of a quantity, or several. None takes all that the other arguments allow.
+        initial: Whether there is an initial model.
+        loss: Whether there is a loss.
+        decay: Whether a layer has a positive weight decay.
+
+    Returns:
+        Names of sums, see `QUANTITIES`.
+
+    Raises:
+        InputError: A quantity is unknown, or an argument that it needs is missing.
+    """
     available = frozenset({"K"})
     if initial:
         available |= {"initial", "centered", "Kb", "double", "ptk"}
@@ -80,70 +93,68 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
         return available if decay else available - {"D"}
     names = [measure] if isinstance(measure, str) else list(measure)
     if not names:
-        raise InputError("measure names no quantity")
+        raise InputError("measure must name at least one quantity, got none. Leave it out to measure all.")
     wanted: frozenset[str] = frozenset()
     for name in names:
-        if name not in QUANTITIES:
-            raise InputError(f"measure={name!r} is no quantity: choose from {', '.join(QUANTITIES)}")
+        check_option("measure", name, QUANTITIES)
         missing = [_ARGUMENTS[need] for need in sorted(QUANTITIES[name] - available) if need in _ARGUMENTS]
         if missing:
-            raise InputError(f"{name} needs {' and '.join(dict.fromkeys(missing))}")
+            raise InputError(f"{name} needs {' and '.join(dict.fromkeys(missing))}.")
         wanted |= QUANTITIES[name]
     return wanted
 
 
 def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None) -> dict[str, SumPlan]:
-    """Choose for each layer the side on which its sums are kept, within the memory given; None is without bound.
+    """Choose for each layer the side on which its sums are kept, within a memory limit.
 
     A correlation needs only the smaller side: with ``A = W W^T``, ``<F, G> = tr(A^2 K)`` and
-    ``|G|^2 = tr((A K)^2)``; where k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
+    ``|G|^2 = tr((A K)^2)``; if k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
+
+    Args:
+        layers: Layers to measure.
+        wanted: Sums to accumulate, from `resolve_measure`.
+        groups: Number of sketch groups.
+        memory: Limit in bytes. None is unlimited.
+
+    Returns:
+        The sums by layer name.
+
+    Raises:
+        InputError: The sums exceed the limit.
     """
-    must_be_outer = "outer" in wanted
-    outer = {layer.name: must_be_outer or layer.k_out <= max(layer.k_in, _OUTER_UP_TO) for layer in layers}
-
-    def plans() -> dict[str, SumPlan]:
-        return {layer.name: SumPlan(outer[layer.name], _sums(layer, wanted, outer[layer.name])) for layer in layers}
-
-    def used(chosen: Mapping[str, SumPlan]) -> int:
-        return sum(sums_bytes(plan, groups) for plan in chosen.values())
-
-    chosen = plans()
-    if memory is None:
-        return chosen
-    if used(chosen) > memory and not must_be_outer:
-        for layer in layers:
-            outer[layer.name] = layer.k_out <= layer.k_in
-        chosen = plans()
-    if used(chosen) > memory:
-        largest = max(layers, key=lambda layer: sums_bytes(chosen[layer.name], groups))
-        raise InputError(
-            f"the sums of {len(layers)} layers take {readable_size(used(chosen))}, more than max_memory = "
-            f"{readable_size(memory)}; the largest are those of {largest.name!r} "
-            f"({largest.k_out} x {largest.k_in}): ask for fewer layers (layers=) or quantities (measure=)"
-        )
-    return chosen
+    must_be_outer, limit = "outer" in wanted, math.inf if memory is None else memory
+    for largest_outer in (_OUTER_UP_TO,) if must_be_outer else (_OUTER_UP_TO, 0):
+        plans = {x.name: _plan(x, wanted, must_be_outer or x.k_out <= max(x.k_in, largest_outer)) for x in layers}
+        sizes = {name: sums_bytes(plan, groups) for name, plan in plans.items()}
+        if sum(sizes.values()) <= limit:
+            return plans
+    largest = max(layers, key=lambda layer: sizes[layer.name])
+    raise InputError(
+        f"the sums of {len(layers)} layers take {readable_size(sum(sizes.values()))}, more than max_memory = "
+        f"{readable_size(limit)}; the largest are those of {largest.name!r} "
+        f"({largest.k_out} x {largest.k_in}): ask for fewer layers (layers=) or quantities (measure=)"
+    )
 
 
-def _sums(layer: Layer, wanted: frozenset[str], outer: bool) -> dict[str, tuple[int, int, int]]:
+def _plan(layer: Layer, wanted: frozenset[str], outer: bool) -> SumPlan:
     side = layer.k_out if outer else layer.k_in
-    square = (layer.groups, side, side)
     if outer:
         kinds = {"K": "K", "Kb": "Kb", "B": "B"}
     else:
         kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
-    sums = {name: square for need, name in kinds.items() if need in wanted}
-    if "D" in wanted:
-        sums["D"] = layer.shape
-    return sums
+    sums = {name: (layer.groups, side, side) for need, name in kinds.items() if need in wanted}
+    return SumPlan(outer, sums | ({"D": layer.shape} if "D" in wanted else {}))
 
 
 def sums_bytes(plan: SumPlan, groups: int) -> int:
-    """Bytes of a layer's float64 sums and of the batch's own, half as wide."""
-    total = 0
-    for name, (blocks, rows, columns) in plan.sums.items():
-        copies = groups if name not in UNGROUPED else 1
-        total += copies * blocks * rows * columns * (8 + 4)
-    return total
+    """Return the bytes of a layer's float64 sums and of the float32 sums of a batch.
+
+    Args:
+        plan: Sums of the layer.
+        groups: Number of sketch groups.
+    """
+    entries = (math.prod(shape) * (1 if name in UNGROUPED else groups) for name, shape in plan.sums.items())
+    return sum(entries) * (8 + 4)
 
 
 EXACT_UP_TO = 64
@@ -153,12 +164,12 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class Outputs:
-    """How the sum over outputs is taken.
+    """Outputs or random output vectors that are differentiated.
 
     Attributes:
-        count: Scalar outputs a sample.
-        sketches: Random output vectors a sample; 0 where each output is differentiated by itself.
-        groups: Sums kept apart, from whose spread the standard error is estimated.
+        count: Number of scalar outputs per sample.
+        sketches: Number of random output vectors per sample; 0 if each output is differentiated separately.
+        groups: Number of separate sums of the vectors, from whose spread the standard error is estimated.
     """
 
     count: int
@@ -166,36 +177,52 @@ class Outputs:
     groups: int = 1
 
     def scale(self, groups: int | None = None) -> float:
-        """What a sum over ``groups`` groups (default all) must be divided by, besides the samples."""
+        """Return the divisor of a sum over groups that makes it an estimate of the sum over outputs.
+
+        Args:
+            groups: Number of groups in the sum. None is all groups.
+        """
         if not self.sketches:
             return 1.0
         return self.sketches / self.groups * (self.groups if groups is None else groups)
 
 
 def check_outputs(outputs: str | int) -> None:
-    """Refuse anything but "auto", "exact" and a number of sketches."""
-    if outputs in ("auto", "exact"):
-        return
-    if not is_int(outputs, 1):
-        raise InputError(f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}')
+    """Raise an error unless `outputs` is "auto", "exact" or a positive number of random output vectors."""
+    if outputs not in ("auto", "exact") and not is_int(outputs, 1):
+        raise InputError(f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}.')
 
 
 def plan_outputs(outputs: str | int, count: int) -> Outputs:
-    """Exact up to 64 outputs, otherwise 16 random vectors; or as the user says, in multiples of four."""
+    """Return the outputs or random output vectors to differentiate.
+
+    Args:
+        outputs: ``"exact"`` for each output, a number of random vectors (rounded up to a multiple of four, if above
+            four), or ``"auto"``: exact up to 64 outputs, otherwise 16 vectors.
+        count: Number of scalar outputs per sample.
+    """
     if outputs == "exact" or (outputs == "auto" and count <= EXACT_UP_TO):
         return Outputs(count)
     sketches = SKETCHES if outputs == "auto" else int(outputs)
     if sketches <= GROUPS:
         return Outputs(count, sketches, sketches)
-    # Groups of one size: a few vectors more cost less than a standard error that cannot be told.
+    # Groups of equal size, which the standard error needs.
     return Outputs(count, math.ceil(sketches / GROUPS) * GROUPS, GROUPS)
 
 
 def cotangents(plan: Outputs, output: Tensor, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
-    """Vectors v, shaped like the output, and the group each belongs to: J is the gradient of <output, v>.
+    """Yield vectors v, shaped like the output, with the index of their group: J is the gradient of <output, v>.
 
-    Exact: v picks one output of every sample. Sketch: independent signs for every sample and output, so that
-    ``E[v v^T] = I`` and the sum over outputs is unbiased (FORMULAS, section 1).
+    Exact: v selects one output of every sample. Sketch: independent signs for every sample and output, so that
+    ``E[v v^T] = I`` and the sum over outputs is unbiased.
+
+    Args:
+        plan: Outputs or random output vectors.
+        output: Output of the model, samples first.
+        generator: Generator of the random signs.
+
+    Yields:
+        Index of the group, and the vector.
     """
     if not plan.sketches:
         for c in range(plan.count):

@@ -1,14 +1,15 @@
-"""The four matrices of ``nn.MultiheadAttention``.
+"""Four matrices of ``nn.MultiheadAttention``.
 
-The module shows its caller one fused call: query, key and value are packed in one parameter and the output
-projection is applied as a function, so that no hook sees any of them. `attention_in_parts` computes the same
-attention through four separate projections and shows each to a recorder.
+The module makes one fused call: query, key and value are packed in one parameter and the output projection is applied
+as a function, so that hooks do not observe them. `attention_in_parts` computes the same attention by four separate
+projections and passes each to a recorder.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,71 +20,53 @@ from featlearn.layers._linear import token_rows
 from featlearn.layers.base import Layer, child_name
 
 Record = Callable[[str, Tensor, Tensor], Tensor]
+"""Function of the part, the input x and the pre-activations h that returns the h to continue with."""
 
 
 def attention_layers(name: str, module: nn.Module) -> list[Layer]:
-    """Query, key, value and output matrices, named ``name.q``, ``.k``, ``.v`` and ``.out``."""
+    """Return the query, key, value and output layers, named ``name.q``, ``.k``, ``.v`` and ``.out``."""
     assert isinstance(module, nn.MultiheadAttention)
-    packed = module._qkv_same_embed_dim
-    width = module.embed_dim
+    packed, width = module._qkv_same_embed_dim, module.embed_dim
 
-    def part(index: int, letter: str, k_in: int) -> Layer:
-        def rows_of(w: Tensor) -> Tensor:
-            return (w[index * width : (index + 1) * width] if packed else w).unsqueeze(0)
-
-        parameter = "in_proj_weight" if packed else f"{letter}_proj_weight"
+    def layer(part: str, k_in: int, parameter: str, bias: str, weight_rows: slice, bias_rows: slice) -> Layer:
         return Layer(
-            name=child_name(name, letter),
+            name=child_name(name, part),
             kind="attention",
             module=module,
-            part=letter,
+            part=part,
             parameter=parameter,
             groups=1,
             k_out=width,
             k_in=k_in,
-            weight=lambda: getattr(module, parameter),
-            matrix=rows_of,
+            weight=lambda: attrgetter(parameter)(module),
+            matrix=lambda w: w[weight_rows].unsqueeze(0),
             outputs=token_rows,
             inputs=token_rows,
-            bias=None if module.in_proj_bias is None else "in_proj_bias",
-            vector=lambda b: b[index * width : (index + 1) * width].unsqueeze(0),
+            bias=None if attrgetter(bias)(module) is None else bias,
+            vector=lambda b: b[bias_rows].unsqueeze(0),
         )
 
-    out = Layer(
-        name=child_name(name, "out"),
-        kind="attention",
-        module=module,
-        part="out",
-        parameter="out_proj.weight",
-        groups=1,
-        k_out=width,
-        k_in=width,
-        weight=lambda: module.out_proj.weight,
-        matrix=lambda w: w.unsqueeze(0),
-        outputs=token_rows,
-        inputs=token_rows,
-        bias=None if module.out_proj.bias is None else "out_proj.bias",
-        vector=lambda b: b.unsqueeze(0),
-    )
-    return [part(0, "q", width), part(1, "k", module.kdim), part(2, "v", module.vdim), out]
+    layers, whole = [], slice(None)
+    for index, (part, k_in) in enumerate({"q": width, "k": module.kdim, "v": module.vdim}.items()):
+        rows = slice(index * width, (index + 1) * width)
+        parameter, weight_rows = ("in_proj_weight", rows) if packed else (f"{part}_proj_weight", whole)
+        layers.append(layer(part, k_in, parameter, "in_proj_bias", weight_rows, rows))
+    return [*layers, layer("out", width, "out_proj.weight", "out_proj.bias", whole, whole)]
 
 
 def attention_in_parts(module: nn.MultiheadAttention, record: Record) -> Callable[..., Any]:
-    """A forward function equal to the module's own, which shows each projection to ``record``.
+    """Return a forward function equal to that of the module, which passes each projection to a recorder.
 
-    ``record(part, x, h)`` receives batch-first tensors and returns the ``h`` to go on with.
     Dropout is not applied: a probe runs in evaluation mode, or with a dropout of zero.
-    """
 
-    def weights() -> tuple[list[Tensor], list[Tensor | None]]:
-        if module._qkv_same_embed_dim:
-            matrices = list(module.in_proj_weight.chunk(3))
-        else:
-            matrices = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
-        biases: list[Tensor | None] = [None] * 3
-        if module.in_proj_bias is not None:
-            biases = list(module.in_proj_bias.chunk(3))
-        return matrices, biases
+    Args:
+        module: Attention module.
+        record: Function ``record(part, x, h)`` of batch-first tensors, where `part` is ``"q"``, ``"k"``, ``"v"`` or
+            ``"out"``. It returns the ``h`` to continue with.
+
+    Returns:
+        Function with the arguments and results of ``nn.MultiheadAttention.forward``.
+    """
 
     def split_heads(t: Tensor) -> Tensor:
         return t.reshape(*t.shape[:-1], module.num_heads, module.head_dim).transpose(-2, -3)
@@ -104,17 +87,16 @@ def attention_in_parts(module: nn.MultiheadAttention, record: Record) -> Callabl
             inputs = [t.unsqueeze(0) for t in inputs]
         elif not module.batch_first:
             inputs = [t.transpose(0, 1) for t in inputs]
-        matrices, biases = weights()
-        q, k, v = (
-            record(letter, x, F.linear(x, w, b))
-            for letter, x, w, b in zip("qkv", inputs, matrices, biases, strict=True)
-        )
-        n, targets, sources = q.shape[0], q.shape[1], k.shape[1]
-        mask = _additive_mask(module, attn_mask, key_padding_mask, is_causal, n, targets, sources, q)
+        matrices: tuple[Tensor, ...] = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        if module._qkv_same_embed_dim:
+            matrices = module.in_proj_weight.chunk(3)
+        biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+        parts = zip("qkv", inputs, matrices, biases, strict=True)
+        q, k, v = (record(part, x, F.linear(x, w, b)) for part, x, w, b in parts)
+        mask = _additive_mask(module, attn_mask, key_padding_mask, is_causal, q, k)
         extra = 0
         if module.bias_k is not None and module.bias_v is not None:
-            k = torch.cat([k, module.bias_k.expand(n, 1, -1)], dim=1)
-            v = torch.cat([v, module.bias_v.expand(n, 1, -1)], dim=1)
+            k, v = (torch.cat([t, b.expand(len(q), 1, -1)], 1) for t, b in ((k, module.bias_k), (v, module.bias_v)))
             extra += 1
         if module.add_zero_attn:
             k, v = (F.pad(t, (0, 0, 0, 1)) for t in (k, v))
@@ -140,30 +122,24 @@ def attention_in_parts(module: nn.MultiheadAttention, record: Record) -> Callabl
 
 
 def _additive_mask(
-    module: nn.MultiheadAttention,
-    attn_mask: Tensor | None,
-    key_padding_mask: Tensor | None,
-    is_causal: bool,
-    n: int,
-    targets: int,
-    sources: int,
-    like: Tensor,
+    module: nn.MultiheadAttention, attn_mask: Tensor | None, padding: Tensor | None, causal: bool, q: Tensor, k: Tensor
 ) -> Tensor | None:
-    """Both masks as one tensor to add to the scores, broadcastable to (n, heads, targets, sources)."""
+    """Return both masks as one tensor to add to the scores, broadcastable to (n, heads, targets, sources)."""
+    n, targets, sources = *q.shape[:2], k.shape[1]
 
     def additive(mask: Tensor) -> Tensor:
         if mask.dtype == torch.bool:
-            return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill(mask, -math.inf)
-        return mask.to(like.dtype)
+            return torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill(mask, -math.inf)
+        return mask.to(q.dtype)
 
-    if attn_mask is None and is_causal:
-        attn_mask = torch.ones(targets, sources, dtype=torch.bool, device=like.device).triu(1)
+    if attn_mask is None and causal:
+        attn_mask = torch.ones(targets, sources, dtype=torch.bool, device=q.device).triu(1)
     total: Tensor | None = None
     if attn_mask is not None:
         total = additive(attn_mask)
         if total.ndim == 3:
             total = total.reshape(n, module.num_heads, targets, sources)
-    if key_padding_mask is not None:
-        padding = additive(key_padding_mask).reshape(n, 1, 1, sources)
+    if padding is not None:
+        padding = additive(padding).reshape(n, 1, 1, sources)
         total = padding if total is None else total + padding
     return total if total is None or total.ndim == 4 else total.expand(n, 1, targets, sources)

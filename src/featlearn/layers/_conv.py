@@ -1,124 +1,94 @@
-"""Convolutions as matrices on unfolded patches (FORMULAS, section 1).
+"""Convolutions as matrices on unfolded patches.
 
-For group g the matrix is the weight reshaped to ``(C_out/G, C_in/G * kernel)``, its inputs are the patches
-in the same order, and its positions are the places of the output. This is exact for any stride, padding,
-padding mode and dilation.
+The matrix of group g is the weight reshaped to ``(C_out/G, C_in/G * kernel)``, its inputs are the patches in the same
+order, and its positions are those of the output. This is exact for any stride, padding, padding mode and dilation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.layers.base import Layer, stacked
+from featlearn.layers.base import Layer, module_layer, stacked
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-_GROUPED_UP_TO = 256  # channels; above, a product with the patches was twice as fast, below up to three times slower
+_GROUPED_UP_TO = 256  # channels; a product with the patches is twice as fast above, up to three times slower below
 
 
 def conv_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The block-diagonal matrix of an ``nn.Conv1d``, ``nn.Conv2d`` or ``nn.Conv3d``."""
+    """Return the layer of an ``nn.Conv1d``, ``nn.Conv2d`` or ``nn.Conv3d``, with a block-diagonal matrix."""
     assert isinstance(module, Conv)
     dims, groups = len(module.kernel_size), module.groups
     k_out = module.out_channels // groups
     k_in = module.in_channels // groups * math.prod(module.kernel_size)
+
+    def outputs(h: Tensor) -> Tensor:
+        if h.ndim == dims + 1:
+            h = h.unsqueeze(0)  # an image without a batch dimension is one sample
+        return h.reshape(h.shape[0], groups, h.shape[1] // groups, -1).permute(0, 3, 1, 2)
+
     return [
-        Layer(
-            name=name,
-            kind=f"conv{dims}d",
-            module=module,
-            part=None,
-            parameter="weight",
-            groups=groups,
-            k_out=k_out,
-            k_in=k_in,
-            weight=lambda: module.weight,
+        module_layer(
+            name,
+            f"conv{dims}d",
+            module,
+            (groups, k_out, k_in),
             matrix=lambda w: w.reshape(groups, k_out, k_in),
-            outputs=_channel_rows(dims, groups),
+            outputs=outputs,
             inputs=lambda x: _patches(module, x),
             ndim=dims + 2,
-            bias=None if module.bias is None else "bias",
-            vector=lambda b: b.reshape(groups, k_out),
             sample_gradients=lambda x, rows: _sample_gradients(module, x, rows),
         )
     ]
 
 
-def _channel_rows(dims: int, groups: int) -> Callable[[Tensor], Tensor]:
-    def rows(h: Tensor) -> Tensor:
-        if h.ndim == dims + 1:
-            h = h.unsqueeze(0)  # an image without a batch dimension is one sample
-        return h.reshape(h.shape[0], groups, h.shape[1] // groups, -1).permute(0, 3, 1, 2)
-
-    return rows
-
-
 def _sample_gradients(module: Conv, x: Tensor, rows: Sequence[Tensor]) -> Tensor:
-    """Gradients in the weight of each sample: one convolution whose groups are the samples.
+    """Compute the gradient of each sample in the weight by one convolution whose groups are the samples.
 
-    The c gradients of a sample are further output channels of its group.
+    The c gradients of a sample are output channels of its group.
     """
     groups, c = module.groups, len(rows)
     n, _, _, k_out = rows[0].shape
     gradients = stacked([row.permute(0, 2, 3, 1) for row in rows], dim=2)  # (n, groups, c, k_out, positions)
     if c * k_out > _GROUPED_UP_TO:
         patches = _patches(module, x).transpose(1, 2)
-        found: Tensor = gradients.flatten(2, 3) @ patches
-        return found.reshape(n, groups, c, k_out, -1).transpose(1, 2)
+        result: Tensor = gradients.flatten(2, 3) @ patches
+        return result.reshape(n, groups, c, k_out, -1).transpose(1, 2)
     x = _padded(module, x)
-    dims = len(module.kernel_size)
-    places = [
-        (size - dilation * (kernel - 1) - 1) // stride + 1
-        for size, kernel, stride, dilation in zip(
-            x.shape[2:], module.kernel_size, module.stride, module.dilation, strict=True
-        )
-    ]
+    stride, dilation, zeros = list(module.stride), list(module.dilation), [0] * len(module.kernel_size)
+    sides = zip(x.shape[2:], module.kernel_size, stride, dilation, strict=True)
+    gradients = gradients.reshape(1, -1, *((size - d * (kernel - 1) - 1) // s + 1 for size, kernel, s, d in sides))
     weight = x.new_empty(n * groups * c * k_out, x.shape[1] // groups, *module.kernel_size)
-    zeros = [0] * dims
-    _, found, _ = torch.ops.aten.convolution_backward(
-        gradients.reshape(1, -1, *places),
-        x.reshape(1, -1, *x.shape[2:]),
-        weight,
-        None,
-        list(module.stride),
-        zeros,
-        list(module.dilation),
-        False,
-        zeros,
-        n * groups,
-        [False, True, False],
+    x, mask = x.reshape(1, -1, *x.shape[2:]), [False, True, False]
+    _, result, _ = torch.ops.aten.convolution_backward(
+        gradients, x, weight, None, stride, zeros, dilation, False, zeros, n * groups, mask
     )
-    return found.reshape(n, groups, c, k_out, -1).transpose(1, 2)
+    return result.reshape(n, groups, c, k_out, -1).transpose(1, 2)
 
 
 def _padded(module: Conv, x: Tensor) -> Tensor:
-    """A batch of inputs with the module's padding around them."""
+    """Return a batch of inputs with the padding of the module."""
     if x.ndim == len(module.kernel_size) + 1:
         x = x.unsqueeze(0)
-    # The module keeps its padding, also "same" and "valid", in the order that F.pad takes.
+    # The module stores its padding, also "same" and "valid", in the order of F.pad.
     padding = module._reversed_padding_repeated_twice
     return F.pad(x, padding, mode="constant" if module.padding_mode == "zeros" else module.padding_mode)
 
 
 def _patches(module: Conv, x: Tensor) -> Tensor:
-    """The inputs of each output position, ``(samples, positions, groups, C_in/G * kernel)``."""
+    """Return the inputs of each output position, ``(samples, positions, groups, C_in/G * kernel)``."""
     dims = len(module.kernel_size)
     x = _padded(module, x)
-    for axis, (size, stride, dilation) in enumerate(
-        zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    ):
+    sides = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+    for axis, (size, stride, dilation) in enumerate(sides):
         x = x.unfold(2 + axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
     # x is now (n, C, *places, *kernel).
     n, channels = x.shape[:2]
     places = math.prod(x.shape[2 : 2 + dims])
-    order = (0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-    return (
-        x.permute(order)
-        .reshape(n, places, module.groups, -1)
-        .reshape(n, places, module.groups, channels // module.groups * math.prod(module.kernel_size))
-    )
+    x = x.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
+    return x.reshape(n, places, module.groups, channels // module.groups * math.prod(module.kernel_size))

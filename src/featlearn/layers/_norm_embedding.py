@@ -1,7 +1,7 @@
-"""Parameters that are no weight matrix of a layer, seen as one all the same: gains of norms, and embeddings.
+"""Gains of norms, and embeddings, as layers.
 
 A gain acts as ``h_i = w_i x_i`` on the normalized input: a block-diagonal matrix with blocks of one number. An
-embedding is a matrix on unit vectors. The probe leaves them out; kernels count every parameter and need only this view.
+embedding is a matrix on unit vectors. The probe leaves them out; kernels, which include every parameter, use them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featlearn.layers._linear import token_rows
-from featlearn.layers.base import Layer
+from featlearn.layers.base import Layer, module_layer
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+Reshape = Callable[[Tensor], Tensor]
 InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
 
 
 def last_norm_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The gain of a ``LayerNorm`` or ``RMSNorm``, over the last dimensions."""
+    """Return the gain of a ``LayerNorm`` or ``RMSNorm`` over the last dimensions."""
     assert isinstance(module, nn.LayerNorm | nn.RMSNorm)
     shape, eps = list(module.normalized_shape), module.eps
     size, dims = math.prod(shape), len(shape)
@@ -40,7 +41,7 @@ def last_norm_layers(name: str, module: nn.Module) -> list[Layer]:
 
 
 def batch_norm_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The gain of a batch norm in evaluation mode."""
+    """Return the gain of a batch norm in evaluation mode."""
     assert isinstance(module, BatchNorm)
 
     def normalized(x: Tensor) -> Tensor:
@@ -51,7 +52,7 @@ def batch_norm_layers(name: str, module: nn.Module) -> list[Layer]:
 
 
 def group_norm_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The gain of a group norm."""
+    """Return the gain of a group norm."""
     assert isinstance(module, nn.GroupNorm)
 
     def normalized(x: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def group_norm_layers(name: str, module: nn.Module) -> list[Layer]:
 
 
 def instance_norm_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The gain of an instance norm."""
+    """Return the gain of an instance norm."""
     assert isinstance(module, InstanceNorm)
 
     def normalized(x: Tensor) -> Tensor:
@@ -72,71 +73,33 @@ def instance_norm_layers(name: str, module: nn.Module) -> list[Layer]:
 
 
 def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
-    """The table of an embedding: a matrix on unit vectors, which are given by their indices."""
+    """Return the table of an embedding, a matrix on unit vectors, which are represented by their indices."""
     assert isinstance(module, nn.Embedding)
 
     def indices(ids: Tensor) -> Tensor:
-        # Autograd gives the padding row no gradient; -1 stands for no unit vector at all.
+        # The padding row has no gradient; -1 represents the zero vector.
         padding = module.padding_idx
         ids = ids if padding is None else torch.where(ids == padding, -1, ids)
         return ids.reshape(ids.shape[0] if ids.ndim else 1, -1, 1, 1)
 
-    return [
-        Layer(
-            name=name,
-            kind="embedding",
-            module=module,
-            part=None,
-            parameter="weight",
-            groups=1,
-            k_out=module.embedding_dim,
-            k_in=module.num_embeddings,
-            weight=lambda: module.weight,
-            matrix=lambda w: w.mT.unsqueeze(0),
-            outputs=token_rows,
-            inputs=indices,
-            one_hot=True,
-        )
-    ]
+    shape = (1, module.embedding_dim, module.num_embeddings)
+    rows = {"outputs": token_rows, "inputs": indices}
+    return [module_layer(name, "embedding", module, shape, matrix=lambda w: w.mT.unsqueeze(0), one_hot=True, **rows)]
 
 
 def _statistics(module: BatchNorm | InstanceNorm, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Running mean and variance in the precision of x: inputs of half models are kept in float32, buffers are not."""
+    """Return running mean and variance in the precision of x, which may be float32 where buffers are not."""
     mean, variance = module.running_mean, module.running_var
     return (None, None) if mean is None or variance is None else (mean.to(x.dtype), variance.to(x.dtype))
 
 
 def _channels(t: Tensor) -> Tensor:
-    """``(n, channels, ...)`` as ``(n, positions, channels, 1)``."""
+    """Reshape ``(n, channels, ...)`` to ``(n, positions, channels, 1)``."""
     return t.reshape(t.shape[0], t.shape[1], -1).mT.unsqueeze(-1)
 
 
-def _gain(
-    name: str,
-    module: nn.Module,
-    size: int,
-    ndim: int,
-    rows: Callable[[Tensor], Tensor],
-    normalized: Callable[[Tensor], Tensor],
-) -> list[Layer]:
+def _gain(name: str, module: nn.Module, size: int, ndim: int, rows: Reshape, normalized: Reshape) -> list[Layer]:
     if getattr(module, "weight", None) is None:  # without affine parameters
         return []
-    return [
-        Layer(
-            name=name,
-            kind="gain",
-            module=module,
-            part=None,
-            parameter="weight",
-            groups=size,
-            k_out=1,
-            k_in=1,
-            weight=lambda: module.weight,  # type: ignore[arg-type,return-value]
-            matrix=lambda w: w.reshape(size, 1, 1),
-            outputs=rows,
-            inputs=lambda x: rows(normalized(x)),
-            ndim=ndim,
-            bias=None if getattr(module, "bias", None) is None else "bias",
-            vector=lambda b: b.reshape(size, 1),
-        )
-    ]
+    options = {"matrix": lambda w: w.reshape(size, 1, 1), "outputs": rows, "inputs": lambda x: rows(normalized(x))}
+    return [module_layer(name, "gain", module, (size, 1, 1), ndim=ndim, **options)]

@@ -1,4 +1,4 @@
-"""Which weight matrices a model has, and what becomes of each of its parameters."""
+"""Registry of kinds of layers, search for the layers of a model, and coverage of its parameters."""
 
 from __future__ import annotations
 
@@ -23,18 +23,16 @@ from featlearn.layers._norm_embedding import (
 from featlearn.layers.base import Layer, child_name
 
 Factory = Callable[[str, nn.Module], list[Layer]]
+"""Function of the name and the module that returns the layers of the module."""
 
-# Looked up by a class of the module whose forward is the module's own, so that a subclass which computes
-# something else is never mistaken for its parent.
+# A factory is used for a subclass only if the subclass has the same forward function.
 _FACTORIES: dict[type[nn.Module], Factory] = {
     nn.Linear: linear_layers,
-    nn.Conv1d: conv_layers,
-    nn.Conv2d: conv_layers,
-    nn.Conv3d: conv_layers,
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), conv_layers),
     nn.MultiheadAttention: attention_layers,
 }
 
-# No weight matrices, but linear in their parameters: for kernels, which count all.
+# Modules without a weight matrix that are linear in their parameters: for kernels, which include all parameters.
 _VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
     nn.Embedding: embedding_layers,
     nn.LayerNorm: last_norm_layers,
@@ -44,16 +42,11 @@ _VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_layers),
 }
 
+_REGISTER = "register it with featlearn.layers.register_layer"
 _REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
     ((nn.Embedding, nn.EmbeddingBag), "embedding: a look-up by index, it has no vector input x"),
-    (
-        (nn.RNNBase, nn.RNNCellBase),
-        "recurrent: its steps run inside one fused call and show no pre-activations",
-    ),
-    (
-        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-        "transposed convolution: not supported; register it with featlearn.layers.register_layer",
-    ),
+    ((nn.RNNBase, nn.RNNCellBase), "recurrent: its steps run inside one fused call and show no pre-activations"),
+    (nn.modules.conv._ConvTransposeNd, f"transposed convolution: not supported; {_REGISTER}"),
     (nn.Bilinear, "bilinear: it multiplies two inputs, it is not of the form W x"),
     (nn.LayerNorm, "normalization: an elementwise scale, not a matrix product"),
     (nn.MultiheadAttention, "attention: a constant key or value token, not a matrix product"),
@@ -62,7 +55,15 @@ _REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
 
 @dataclass(frozen=True)
 class ParameterCoverage:
-    """What a probe does with one parameter of two or more dimensions."""
+    """Layers of one parameter of two or more dimensions, or the reason why it has none.
+
+    Attributes:
+        parameter: Path of the parameter in the model.
+        shape: Shape of the parameter.
+        layers: Names of the layers that are measured.
+        reason: ``"taken"`` with remarks, or the reason why no layer is measured.
+        tied_to: Other paths of the same parameter.
+    """
 
     parameter: str
     shape: tuple[int, ...]
@@ -72,25 +73,48 @@ class ParameterCoverage:
 
     @property
     def taken(self) -> bool:
-        """Whether the parameter is measured as a layer."""
+        """True if the parameter is measured as a layer."""
         return bool(self.layers)
 
 
 def register_layer(module_type: type[nn.Module], factory: Factory) -> None:
-    """Teach featlearn a new kind of layer.
+    """Register a new kind of layer.
 
     Args:
         module_type: Class of the modules.
-        factory: ``factory(name, module)`` returns the module's `Layer`, in a list. The module must be called
-            as a module and return its pre-activations.
+        factory: Function ``factory(name, module)`` that returns a list with the `Layer` of the module. The module must
+            be called as a module and return its pre-activations.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.layers import Layer, find_layers, register_layer, token_rows
+        >>> class Dense(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return x @ self.weight.T
+        >>> def dense_layers(name, module):
+        ...     return [
+        ...         Layer(
+        ...             name, "dense", module, None, "weight", 1, module.out_features, module.in_features,
+        ...             weight=lambda: module.weight, matrix=lambda w: w[None], outputs=token_rows, inputs=token_rows,
+        ...         )
+        ...     ]
+        >>> register_layer(Dense, dense_layers)
+        >>> [layer.kind for layer in find_layers(torch.nn.Sequential(Dense(3, 2)))]
+        ['dense']
     """
     _FACTORIES[module_type] = factory
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside compile, DistributedDataParallel and DataParallel wrappers.
+    """Return the model inside compile, DistributedDataParallel and DataParallel wrappers.
 
-    The inner model computes the same function; the wrappers' own forward would compile or communicate.
+    The inner model computes the same function; the forward function of a wrapper would compile or communicate.
+
+    Args:
+        model: Module with or without wrappers.
+
+    Returns:
+        The innermost module that is not a wrapper.
     """
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -102,32 +126,48 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def find_layers(model: nn.Module, vectors: bool = False) -> list[Layer]:
-    """Every weight matrix of the model that can be seen as ``h = W x``, in the order of its modules.
+    """Find every weight matrix of a model that has the form ``h = W x``, in the order of its modules.
 
     Args:
-        model: The model.
-        vectors: Whether gains of normalization layers and embeddings count as well.
+        model: Module to search.
+        vectors: Whether to include gains of normalization layers and embeddings.
+
+    Returns:
+        The layers. A model that is a single layer gets the name ``"model"``.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.layers import find_layers
+        >>> [layer.name for layer in find_layers(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()))]
+        ['0']
     """
     factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
     layers: list[Layer] = []
-    owned: set[int] = set()  # modules whose matrix a parent already shows, as attention's out_proj
+    owned: set[int] = set()  # modules whose matrix a parent has, such as out_proj of attention
     for name, module, skip in _walk(model):
         factory = None if skip or id(module) in owned else _factory(module, factories)
         if factory is not None:
             for layer in factory(name, module):
                 layers.append(_with_note(layer))
                 owned.add(id(_owner(layer)[0]))
-    # A whole model that is one layer has the empty path: give it a name that can be typed.
+    # A model that is one layer has the empty path.
     return [layer if layer.name else replace(layer, name="model") for layer in layers]
 
 
 def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None) -> list[Layer]:
-    """The layers whose names match any of the globs, in the order of the model; None takes all."""
+    """Return the layers whose names match any of some glob patterns, in the order of the model.
+
+    Args:
+        layers: Layers of a model.
+        patterns: Glob pattern, or several. None selects all layers.
+
+    Raises:
+        InputError: The list is empty, or a pattern matches no layer.
+    """
     if not layers:
         raise InputError(
-            "the model has no layer that featlearn can measure: it looks for Linear, Conv1d/2d/3d, "
-            "MultiheadAttention and transformers' Conv1D modules; teach it others with "
-            "featlearn.layers.register_layer"
+            "the model has no layer that featlearn can measure: no Linear, Conv1d/2d/3d, MultiheadAttention or "
+            "Conv1D of transformers. Register other modules with featlearn.layers.register_layer."
         )
     if patterns is None:
         return list(layers)
@@ -139,17 +179,20 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
 def coverage(
     model: nn.Module, taken: Iterable[Layer], reasons: Mapping[str, str] | None = None
 ) -> list[ParameterCoverage]:
-    """What becomes of each parameter of two or more dimensions: none is skipped silently.
+    """List each parameter of two or more dimensions with its layers, or the reason why it has none.
 
     Args:
-        model: The model.
-        taken: The layers that were measured.
-        reasons: Layer name -> why it was not measured, where that is not the user's choice.
+        model: Module with the parameters.
+        taken: Layers that were measured.
+        reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
+
+    Returns:
+        One row per parameter; tied parameters have one row.
     """
     names_of: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     owner: dict[int, tuple[nn.Module, str]] = {}
-    others: dict[int, list[str]] = {}  # modules that use a parameter otherwise, as an embedding
+    others: dict[int, list[str]] = {}  # modules that use a parameter in another way, such as embeddings
     for name, module, skip in _walk(model):
         for local, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2:
@@ -162,14 +205,14 @@ def coverage(
     for layer in taken:
         for tensor in _tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
-    found = {id(p): layer.name for layer in find_layers(model) for p in _tensors_behind(layer)}
+    known = {id(p): layer.name for layer in find_layers(model) for p in _tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
         if layers:
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
-        elif key in found:
-            reason = (reasons or {}).get(found[key], "left out by the layers argument")
+        elif key in known:
+            reason = (reasons or {}).get(known[key], "left out by the layers argument")
         else:
             reason = _reason(*owner[key])
         rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:])))
@@ -177,7 +220,7 @@ def coverage(
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Modules, each once: path without what wrappers add to it, module, and why it asks to be left out."""
+    """Yield each module once: its path without those of wrappers, the module, and its reason to be left out."""
     skipped: dict[str, str] = {}
     for path, module in model.named_modules():
         parent = path.rpartition(".")[0]
@@ -198,26 +241,25 @@ def _factory(module: nn.Module, factories: Mapping[type[nn.Module], Factory] = _
 
 
 def _owner(layer: Layer) -> tuple[nn.Module, str]:
-    """The module that holds a layer's weight, and the weight's name in it."""
+    """Return the module that holds the weight of a layer, and the name of the weight in it."""
     path, _, local = layer.parameter.rpartition(".")
     return layer.module.get_submodule(path), local
 
 
 def _tensors_behind(layer: Layer) -> list[Tensor]:
-    """The parameters a layer's weight is made of: one, or those of its parametrization."""
+    """Return the parameters of a layer's weight: the weight, or the parameters of its parametrization."""
     module, local = _owner(layer)
     if parametrize.is_parametrized(module, local):
         return list(module.parametrizations[local].parameters())  # type: ignore[union-attr,index]
-    own = dict(module.named_parameters(recurse=False))
-    if local in own:
-        return [own[local]]
-    # The older weight_norm and spectral_norm keep their factors beside the weight.
-    return [own[name] for name in (f"{local}_g", f"{local}_v", f"{local}_orig") if name in own]
+    parameters = dict(module.named_parameters(recurse=False))
+    # The older weight_norm and spectral_norm have their factors instead of the weight.
+    names = [local] if local in parameters else [f"{local}_g", f"{local}_v", f"{local}_orig"]
+    return [parameters[name] for name in names if name in parameters]
 
 
 def _with_note(layer: Layer) -> Layer:
     module, local = _owner(layer)
-    # Not by reading the weight: a spectral norm in training mode would advance its power iteration.
+    # The weight is not read: a spectral norm in training mode would advance its power iteration.
     if local in dict(module.named_parameters(recurse=False)):
         return layer
     return replace(layer, note="parametrized: decay acts on the factors, so FACT = NFM need not hold")
@@ -228,13 +270,8 @@ def _reason(module: nn.Module, skip: str) -> str:
         return skip
     known = next((base.__name__ for base in type(module).__mro__ if base in _FACTORIES), None)
     if known is not None and _factory(module) is None:
-        return (
-            f"{type(module).__name__} is a {known} with a forward of its own; "
-            "register it with featlearn.layers.register_layer"
-        )
+        return f"{type(module).__name__} is a {known} with a forward of its own; {_REGISTER}"
     for kinds, reason in _REASONS:
         if isinstance(module, kinds):
             return reason
-    return (
-        f"a parameter of {type(module).__name__} used in its own code; register it with featlearn.layers.register_layer"
-    )
+    return f"a parameter of {type(module).__name__} used in its own code; {_REGISTER}"

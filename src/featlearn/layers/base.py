@@ -1,9 +1,10 @@
-"""The one view of a weight matrix: ``h = W x``."""
+"""Representation of a weight matrix as ``h = W x``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +12,32 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight matrix of a model, with what is needed to see it as ``h = W x``.
+    """Weight matrix of a model, with the functions that represent it as ``h = W x``.
 
-    Every kind of layer is told to the rest of the library by four functions, so that nothing outside this
-    package asks whether a layer is a convolution.
+    Four functions (`weight`, `matrix`, `outputs`, `inputs`) describe every kind of layer, so that other packages do not
+    depend on the type of the module.
 
     Attributes:
-        name: Path in the model, as ``"net.0"`` or ``"attn.q"``.
-        kind: What it is, in a word, for tables.
-        module: The module that owns the weight.
-        part: Which matrix of a module that owns several (``"q"``); None where it owns one.
+        name: Path in the model, such as ``"net.0"`` or ``"attn.q"``.
+        kind: Kind of the layer, for tables.
+        module: Module that owns the weight.
+        part: Name of the matrix in a module with several, such as ``"q"``; None in a module with one.
         parameter: Name of the weight tensor in ``module``.
-        groups: Number of blocks on the diagonal (grouped convolutions; otherwise 1).
-        k_out: Outputs of a block.
-        k_in: Inputs of a block.
-        weight: The weight tensor that autograd knows, as ``module`` holds it at this moment.
-        matrix: That tensor, or its gradient, as ``(groups, k_out, k_in)``.
-        outputs: Pre-activations or their gradient as ``(samples, positions, groups, k_out)``.
-        inputs: Inputs as ``(samples, positions, groups, k_in)``.
-        ndim: Dimensions that ``h`` has at least, with its dimension of samples.
-        bias: Name of the bias in ``module``, which adds a constant to ``h``; None without one.
-        vector: The bias, or its gradient, as ``(groups, k_out)``.
-        one_hot: Whether inputs are unit vectors: ``inputs`` then gives their indices, ``(samples, positions, 1, 1)``.
-        sample_gradients: The gradient in the weight of each sample, ``(samples, c, groups, k_out, k_in)``, from the
-            input ``x`` as the module was given it and c gradients as ``outputs`` gives them, where there is a faster
-            way than the product of ``inputs`` and these.
-        note: What a reader of the report should know about this layer.
+        groups: Number of blocks on the diagonal: the groups of a convolution, otherwise 1.
+        k_out: Number of outputs of a block.
+        k_in: Number of inputs of a block.
+        weight: Function that returns the present weight tensor of ``module``, which autograd differentiates.
+        matrix: Function that reshapes the weight tensor, or its gradient, to ``(groups, k_out, k_in)``.
+        outputs: Function that reshapes pre-activations, or their gradient, to ``(samples, positions, groups, k_out)``.
+        inputs: Function that converts the input of the module to ``(samples, positions, groups, k_in)``.
+        ndim: Smallest number of dimensions of ``h``, including the samples.
+        bias: Name of the bias in ``module``, which adds a constant to ``h``; None without a bias.
+        vector: Function that reshapes the bias, or its gradient, to ``(groups, k_out)``.
+        one_hot: Whether inputs are unit vectors: ``inputs`` then returns their indices, ``(samples, positions, 1, 1)``.
+        sample_gradients: Function that returns the gradient of each sample in the weight, ``(samples, c, groups, k_out,
+            k_in)``, from the input of the module and c gradients as ``outputs`` returns them; None if the product of
+            these and ``inputs`` is the fastest way.
+        note: Remark on this layer for reports.
     """
 
     name: str
@@ -60,15 +61,41 @@ class Layer:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(groups, k_out, k_in)``."""
+        """Shape ``(groups, k_out, k_in)`` of the weight matrices."""
         return self.groups, self.k_out, self.k_in
 
 
 def stacked(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Tensors along a new dimension; one alone is not copied."""
+    """Stack tensors along a new dimension; a single tensor is not copied.
+
+    Args:
+        rows: Tensors of one shape.
+        dim: Index of the new dimension.
+    """
     return rows[0].unsqueeze(dim) if len(rows) == 1 else torch.stack(list(rows), dim=dim)
 
 
 def child_name(parent: str, child: str) -> str:
-    """Dotted path of a child; the root of a model has the empty path."""
+    """Return the dotted path of a child; the root of a model has the empty path.
+
+    Args:
+        parent: Path of the parent.
+        child: Name of the child in the parent.
+    """
     return f"{parent}.{child}" if parent else child
+
+
+def module_layer(name: str, kind: str, module: nn.Module, shape: tuple[int, int, int], **options: Any) -> Layer:
+    """Return the layer of a module with one matrix ``weight``, and a ``bias`` that may be None.
+
+    Args:
+        name: Path in the model.
+        kind: Kind of the layer.
+        module: Module that owns the weight.
+        shape: Shape (groups, k_out, k_in).
+        **options: Further attributes of `Layer`: ``matrix``, ``outputs``, ``inputs`` and the optional ones.
+    """
+    groups, k_out, k_in = shape
+    fixed: dict[str, Any] = {"weight": lambda: module.weight, "vector": lambda b: b.reshape(groups, k_out)}
+    bias = None if getattr(module, "bias", None) is None else "bias"
+    return Layer(name, kind, module, None, "weight", groups, k_out, k_in, bias=bias, **fixed, **options)
