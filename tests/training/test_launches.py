@@ -249,7 +249,7 @@ def test_resume_is_yes_or_no_and_needs_a_folder(tmp_path: Path) -> None:
     for wrong in ("yes", 1, None):
         with pytest.raises(InputError, match="resume must be True or False, got"):
             Monitor(net(), (X, Y), run=tmp_path / "run", resume=wrong)
-    with pytest.raises(InputError, match="resume=True needs run"):
+    with pytest.raises(InputError, match="resume=True requires run"):
         Monitor(net(), (X, Y), resume=True)
     assert not (tmp_path / "run").exists()
 

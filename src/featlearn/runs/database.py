@@ -216,7 +216,7 @@ _MIGRATIONS = {
         "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
         "CREATE TABLE starts (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, process_started REAL, "
         "began REAL NOT NULL, seen REAL NOT NULL, checkpoint INTEGER, environment TEXT NOT NULL)",
-    ),
+    )
 }
 
 
