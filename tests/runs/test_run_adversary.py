@@ -21,11 +21,11 @@ def test_a_run_whose_folder_is_deleted_does_not_pretend_to_write(tmp_path: Path)
     run = Run.create(tmp_path / "run")
     run.log(0, {"loss": 1.0})
     shutil.rmtree(tmp_path / "run")
-    with pytest.raises(RunStoreError, match="holds no run"):
+    with pytest.raises(RunStoreError, match="No run at"):
         run.log(1, {"loss": 0.5})
     with pytest.raises(RunStoreError):
         run.save_checkpoint(1, {"a": 1})
-    with pytest.raises(RunStoreError, match="holds no run"):
+    with pytest.raises(RunStoreError, match="No run at"):
         run.finish()
     run.close()
     with Run.create(tmp_path / "run") as again:
@@ -42,7 +42,7 @@ def test_a_training_outlives_the_folder_of_its_monitor(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         assert monitor.step(1, loss=0.5) is not None
         monitor.close()
-    assert {str(w.message).split(",")[0] for w in told} == {"the run cannot be written", "the run cannot be finished"}
+    assert {str(w.message).split(";")[0] for w in told} == {"The run cannot be written", "The run cannot be finished"}
     assert monitor.series("loss").to_list() == [1.0, 0.5]
 
 

@@ -167,7 +167,7 @@ def test_a_worker_forked_from_the_writer_neither_writes_nor_keeps_a_dead_run_ali
     with process(fork_a_worker, tmp_path / "run") as (child, pipe):
         worker, told = heard(pipe)
         try:
-            assert f"is written by process {child.pid}, not by a fork" in told
+            assert f"can be written by process {child.pid} only, not by its forks" in told
             assert told.endswith("it reads 1")
             assert Run.open(tmp_path / "run").status == "running"
             child.kill()

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from featlearn.errors import RunStoreError
-from featlearn.runs import Run, compare, compare_configs, list_runs, remove
-from featlearn.runs import reader as overview
+from featlearn.runs import Run, compare, compare_configs, list_runs, overview, remove
 from featlearn.runs.lock import being_written
 
 DEEP = '{"a":' * 200 + "1" + "}" * 200
@@ -55,7 +54,7 @@ def test_one_damaged_run_does_not_end_the_list(tmp_path: Path) -> None:
     assert {name for name, row in table.iterrows() if row["status"] == "unreadable"} == set(DAMAGES)
     assert table.loc[list(DAMAGES), "message"].str.contains("run.db|damaged").all()
     for name in DAMAGES.keys() - {"text-began"}:
-        with pytest.raises(RunStoreError, match="the database"):
+        with pytest.raises(RunStoreError, match="The database"):
             overview.overview(tmp_path / name)
     for name in INNER:
         with pytest.raises(RunStoreError, match="damaged"):
@@ -120,7 +119,7 @@ def test_names_that_collide_and_a_lock_that_is_a_pipe(tmp_path: Path) -> None:
     signal.alarm(5)
     try:
         assert not being_written(tmp_path / "a")
-        with pytest.raises(RunStoreError, match="no plain file"):
+        with pytest.raises(RunStoreError, match="must be a regular file"):
             Run.open(tmp_path / "a", write=True)
     finally:
         signal.alarm(0)

@@ -165,7 +165,7 @@ def test_values_must_be_a_mapping(one_run: Run) -> None:
         one_run.log(0, 3.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="values must map names"):
         one_run.log_layers(0, {"net.0": 3.0})  # type: ignore[dict-item]
-    with pytest.raises(InputError, match="the table must map layers"):
+    with pytest.raises(InputError, match="table must map layers"):
         one_run.log_layers(0, [("net.0", {})])  # type: ignore[arg-type]
 
 
@@ -181,7 +181,7 @@ def test_a_name_that_was_never_logged_is_told_with_those_that_are_near(tmp_path:
             run.metrics(["val_los"])
         with pytest.raises(InputError, match="no metrics 'val_los'"):
             run.series("val_los")
-        with pytest.raises(InputError, match=r"for layers only: pass layer=, for instance 'net\.0'"):
+        with pytest.raises(InputError, match=r"for layers only. Pass layer=, for instance 'net\.0'"):
             run.series("nfc")
         with pytest.raises(InputError, match=r"not logged for layer='net\.1', but for layer='net\.0'"):
             run.series("nfc", "net.1")

@@ -12,8 +12,7 @@ import torch
 
 from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.errors import InputError, RunStoreError
-from featlearn.runs import Run
-from featlearn.runs import reader as overview
+from featlearn.runs import Run, overview
 
 
 def _logged(folder: Path) -> Run:
@@ -85,7 +84,7 @@ def test_a_run_of_the_first_version(tmp_path: Path) -> None:
     assert (seen.name, seen.seconds, seen.last_step, seen.readings) == ("old", None, 3, {})
     with closing(sqlite3.connect(tmp_path / "run.db")) as connection, connection:
         connection.execute("UPDATE meta SET value = ? WHERE key = 'config'", (json.dumps([1]),))
-    with pytest.raises(RunStoreError, match="lacks what a run is made of"):
+    with pytest.raises(RunStoreError, match="lacks metadata of a run"):
         overview.overview(tmp_path)
 
 

@@ -97,7 +97,7 @@ def test_a_newer_run_is_refused_and_left_alone(tmp_path: Path, write: bool) -> N
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection:
         connection.execute("PRAGMA user_version = 3")
     before = (tmp_path / "run" / "run.db").read_bytes()
-    with pytest.raises(RunStoreError, match=r"run\.db' has schema 3, and this featlearn reads up to 2"):
+    with pytest.raises(RunStoreError, match=r"run\.db' has schema 3, but this featlearn reads up to 2"):
         Run.open(tmp_path / "run", write=write)
     assert (tmp_path / "run" / "run.db").read_bytes() == before
 

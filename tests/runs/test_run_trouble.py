@@ -51,7 +51,7 @@ def test_a_full_disk_takes_nothing_that_was_there(small_disk: Path) -> None:
     run.save_matrices(0, {"weight": torch.ones(10)})
     _fill(small_disk / "filler")
     last = 0
-    with pytest.raises(RunStoreError, match=r"run\.db' cannot be used: there is no room left on its disk"):  # noqa: PT012
+    with pytest.raises(RunStoreError, match=r"run\.db' cannot be used: its disk is full"):  # noqa: PT012
         for step in range(1, 10_000):
             run.log(step, values_of(step))
             last = step
@@ -102,7 +102,7 @@ def test_a_database_that_may_not_grow_keeps_what_it_has(tmp_path: Path) -> None:
     with run._database.reading() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-    with pytest.raises(RunStoreError, match="there is no room left"):
+    with pytest.raises(RunStoreError, match="its disk is full"):
         run.log(1, {f"m{index}": index / 3 for index in range(5000)})
     assert len(run.metrics()) == len(values_of(0))  # nothing of what did not fit
     with run._database.reading() as connection:
@@ -233,12 +233,12 @@ def test_what_is_no_database_is_named(tmp_path: Path, write: bool) -> None:
     with pytest.raises(RunStoreError, match=rf"{folder / 'run.db'}' cannot be used: it is not a database"):
         Run.open(folder, write=write)
     (folder / "run.db").write_bytes(b"")
-    with pytest.raises(RunStoreError, match="holds no run of featlearn"):
+    with pytest.raises(RunStoreError, match="is not a run of featlearn"):
         Run.open(folder, write=write)
     with closing(sqlite3.connect(folder / "run.db")) as connection:
         connection.execute("CREATE TABLE metrics (x)")
         connection.execute("PRAGMA user_version = 2")
-    with pytest.raises(RunStoreError, match="holds no run of featlearn"):
+    with pytest.raises(RunStoreError, match="is not a run of featlearn"):
         Run.open(folder, write=write)
     assert list_runs(tmp_path)["status"].to_list() == ["unreadable"]
 
@@ -267,7 +267,7 @@ def test_a_run_without_its_settings_is_named(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection, connection:
         connection.execute("UPDATE meta SET value = 'no json' WHERE key = 'config'")
     for write in (False, True, True):  # the lock is given back
-        with pytest.raises(RunStoreError, match="lacks what a run is made of"):
+        with pytest.raises(RunStoreError, match="lacks metadata of a run"):
             Run.open(tmp_path / "run", write=write)
 
 
@@ -275,6 +275,6 @@ def test_a_database_that_is_deleted_under_a_reader_is_told(tmp_path: Path) -> No
     Run.create(tmp_path / "run").close()
     run = Run.open(tmp_path / "run")
     os.unlink(tmp_path / "run" / "run.db")
-    with pytest.raises(RunStoreError, match="holds no run"):
+    with pytest.raises(RunStoreError, match="No run at"):
         run.metrics()
     assert not (tmp_path / "run" / "run.db").exists()

@@ -222,16 +222,16 @@ def test_zero_steps_measure_and_change_nothing():
     [
         ({"steps": None}, "either steps or epochs"),
         ({"epochs": 3}, "either steps or epochs"),
-        ({"steps": -1}, "negative"),
+        ({"steps": -1}, "steps must be an integer of at least 0, got -1"),
         ({"lr": None}, "lr must be"),
         ({"lr": -0.1}, "lr must be"),
         ({"weight_decay": -0.1}, "weight_decay"),
         ({"batch_size": 0}, "batch_size"),
-        ({"loss": "mae"}, "no loss"),
-        ({"optimizer": "lion"}, "no optimizer"),
+        ({"loss": "mae"}, "loss must be .*, got 'mae'"),
+        ({"optimizer": "lion"}, "optimizer must be .*, got 'lion'"),
         ({"optimizer": "adam", "momentum": 0.9}, "momentum"),
         ({"optimizer": torch.optim.Adam}, "factory"),
-        ({"schedule": "linear"}, "no schedule"),
+        ({"schedule": "linear"}, "schedule must be .*, got 'linear'"),
         ({"stop_relgrad": 0.1}, "weight_decay > 0"),
         (
             {
@@ -255,7 +255,7 @@ def test_bad_data():
     for data in ([X, y], (X, y[:-1]), (X[:0], y[:0]), X):
         with pytest.raises(InputError):
             fit(net, data, lr=0.1, steps=2)
-    with pytest.raises(InputError, match="one shape"):
+    with pytest.raises(InputError, match="the same shape"):
         fit(net, (X, y.squeeze(1)), lr=0.1, steps=2)
     with pytest.raises(InputError, match="nothing to train"):
         fit(net.requires_grad_(False), (X, y), lr=0.1, steps=2)

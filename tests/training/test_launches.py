@@ -214,7 +214,7 @@ def test_resume_below_the_last_step_is_said_once(tmp_path: Path) -> None:
     model = net()
     options = {"run": tmp_path / "first", "resume": True, "measure": "weights", "every": 100}
     with (
-        pytest.warns(UserWarning, match=r"step 5 goes back.*steps up to 9.*replaced") as told,
+        pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9.*replaced") as told,
         Monitor(model, (X, Y), **options) as monitor,
     ):
         train(monitor, model, range(5, 8))
@@ -236,12 +236,12 @@ def test_an_open_run_continues_and_says_when_it_goes_back(tmp_path: Path) -> Non
     for write in (lambda run: run.log(3, {"loss": 1.0}), lambda run: run.save_matrices(10, {"a": torch.ones(1)})):
         with (
             Run.open(tmp_path / "first", write=True) as run,
-            pytest.warns(UserWarning, match=r"step (3|10) goes back.*steps up to 11"),
+            pytest.warns(UserWarning, match=r"Step (3|10) goes back.*steps up to 11"),
         ):
             write(run)
     with Run.open(tmp_path / "first", write=True) as run:
         monitor = Monitor(model, (X, Y), run=run, measure="weights")
-        with pytest.warns(UserWarning, match=r"step 0 goes back"):
+        with pytest.warns(UserWarning, match=r"Step 0 goes back"):
             monitor.step(0, loss=0.5)
 
 
@@ -249,7 +249,7 @@ def test_resume_is_yes_or_no_and_needs_a_folder(tmp_path: Path) -> None:
     for wrong in ("yes", 1, None):
         with pytest.raises(InputError, match="resume must be True or False, got"):
             Monitor(net(), (X, Y), run=tmp_path / "run", resume=wrong)
-    with pytest.raises(InputError, match="resume=True needs run"):
+    with pytest.raises(InputError, match="resume=True requires run"):
         Monitor(net(), (X, Y), resume=True)
     assert not (tmp_path / "run").exists()
 

@@ -186,9 +186,9 @@ def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
         pass
     run = Run.open(tmp_path / "run")
     assert (run.config, run.status) == ({"lr": 0.1}, "finished")
-    with Run.create(tmp_path / "own", {"lr": 0.2}) as own, pytest.raises(InputError, match="give it a folder as run"):
+    with Run.create(tmp_path / "own", {"lr": 0.2}) as own, pytest.raises(InputError, match="Pass a folder as run"):
         Monitor(net(), (X, Y), run=own, config={"lr": 0.1})
-    with pytest.raises(InputError, match="give it a folder as run"):
+    with pytest.raises(InputError, match="Pass a folder as run"):
         Monitor(net(), (X, Y), config={"lr": 0.1})
 
 
@@ -234,7 +234,7 @@ def test_frames_series_and_picture() -> None:
     assert sum(ax.axison for ax in monitor.plot().axes) == 6
     with pytest.raises(InputError, match="not recorded: beauty"):
         monitor.plot(["beauty"])
-    with pytest.raises(InputError, match="nothing called"):
+    with pytest.raises(InputError, match="nothing was recorded for"):
         monitor.series("nfc")
     with pytest.raises(InputError, match="not measured: beauty"):
         monitor.latest.table(["beauty"])
@@ -293,7 +293,7 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path) -> None:
     weight = model[0].weight.detach().clone()
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
-    with pytest.warns(UserWarning, match="step 1 could not be measured, training goes on: .*NaN"):
+    with pytest.warns(UserWarning, match="Step 1 could not be measured; training continues: .*NaN"):
         assert monitor.step(1, loss=1.0) is None
     with torch.no_grad():
         model[0].weight.copy_(weight)
@@ -311,14 +311,14 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"measure": "beauty"}, "measure must be of features"),
-        ({"measure": []}, "measure must be of features"),
-        ({"every": 0}, "every must be at least 1"),
+        ({"measure": "beauty"}, "measure must be one or more of features"),
+        ({"measure": []}, "measure must be one or more of features"),
+        ({"every": 0}, "every must be a number of steps of at least 1.*got 0"),
         ({"budget": 0}, "budget must be a share"),
         ({"samples": 0}, "samples must be at least 1"),
         ({"kernel_samples": 1}, "kernel_samples must be at least 2"),
-        ({"directions": {"9": torch.ones(6)}}, "directions names layer '9'"),
-        ({"directions": {"0": torch.ones(5)}}, r"must be \(6,\) or \(6, q\)"),
+        ({"directions": {"9": torch.ones(6)}}, "directions must name layers .*got '9'"),
+        ({"directions": {"0": torch.ones(5)}}, r"must have shape \(6,\) or \(6, q\)"),
         ({"on_error": "ignore"}, "on_error must be"),
         ({"layers": "encoder.*"}, "matches no layer"),
         ({"initial": {"weight": torch.ones(1)}}, "another architecture"),

@@ -307,7 +307,7 @@ def test_whatever_a_measurement_raises(error: Exception) -> None:
             handles.pop().remove()
 
     handles: list[Any] = []
-    with pytest.warns(UserWarning, match="step 2 could not be measured, training goes on"):
+    with pytest.warns(UserWarning, match="Step 2 could not be measured; training continues"):
         train(model, monitor, before)
     assert monitor.series("nfc", "0").index.tolist() == [0, 1, 3]
 
@@ -325,7 +325,7 @@ def test_a_first_measurement_late_in_the_training() -> None:
             before(step)
             monitor.step(step)
 
-    with pytest.warns(UserWarning, match="step 2 could not be measured"):
+    with pytest.warns(UserWarning, match="Step 2 could not be measured"):
         train_with_nan()
     assert monitor.latest.step == 3
 
@@ -336,7 +336,7 @@ def test_a_step_that_failed_is_not_tried_again_for_each_batch() -> None:
     monitor.step(0)
     with torch.no_grad():
         model[0].bias[0] = math.nan
-    with pytest.warns(UserWarning, match="step 1 could not be measured"):
+    with pytest.warns(UserWarning, match="Step 1 could not be measured"):
         monitor.step(1)
     assert monitor.step(1) is None  # gradient accumulation
 
@@ -374,7 +374,7 @@ class Down(Tracker):
 def test_a_tracker_that_fails(tmp_path: Path) -> None:
     other = Tracker()
     monitor = watch(net(), run=tmp_path / "run", trackers=[Down(), other], measure="weights")
-    with pytest.warns(UserWarning, match="Down takes no numbers, training goes on: the server is down"):
+    with pytest.warns(UserWarning, match="Down cannot log metrics; training continues: the server is down"):
         monitor.step(0, loss=1.0)
     with pytest.warns(UserWarning, match="Down cannot be closed"):
         monitor.close()
@@ -393,7 +393,7 @@ def test_a_run_that_is_closed_midway(tmp_path: Path) -> None:
     monitor = watch(net(), run=run, measure="weights")
     monitor.step(0, loss=1.0)
     run.finish()
-    with pytest.warns(UserWarning, match="the run cannot be written, training goes on: .*not open for writing"):
+    with pytest.warns(UserWarning, match="The run cannot be written; training continues: .*not open for writing"):
         assert monitor.step(1, loss=2.0) is not None
     monitor.close()
     assert monitor.series("loss").to_list() == [1.0, 2.0]
@@ -406,7 +406,7 @@ def test_an_own_run_that_was_finished_by_another_monitor(tmp_path: Path) -> None
     first.step(0)
     first.close()
     first.close()
-    with pytest.warns(UserWarning, match="the run cannot be written"):
+    with pytest.warns(UserWarning, match="The run cannot be written"):
         second.step(1)
     second.close()
     assert Run.open(tmp_path / "run").status == "finished"

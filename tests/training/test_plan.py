@@ -186,7 +186,7 @@ def test_the_monitor_warns_once_and_measures_with_the_same_vectors() -> None:
 def test_a_part_that_is_left_out_leaves_the_others() -> None:
     model, x = mlp(10, 32, 3), torch.randn(64, 10)
     monitor = fl.Monitor(model, x, max_memory=15_000, every=1)
-    with pytest.warns(UserWarning, match="made smaller"):
+    with pytest.warns(UserWarning, match="is reduced"):
         found = monitor.step()
     assert found is not None
     assert "w.top" in found.layers["0"]

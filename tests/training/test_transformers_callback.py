@@ -92,7 +92,7 @@ def test_a_restarted_trainer_continues_its_run_only_if_told(tmp_path: Path) -> N
     trainer(6, MonitorCallback(**options)).train()
     with pytest.warns(UserWarning, match="new run .*run-2'"):
         trainer(2, MonitorCallback(**options)).train()
-    with pytest.warns(UserWarning, match="step 4 goes back .* steps up to 6"):
+    with pytest.warns(UserWarning, match="Step 4 goes back .* steps up to 6"):
         trainer(8, MonitorCallback(**options, resume=True)).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     run = Run.open(tmp_path / "run")
     assert (run.last_step, run.status, len(run.starts())) == (8, "finished", 2)

@@ -167,9 +167,7 @@ def compare(
 
 @runs.command()
 def export(
-    run: _Folder,
-    file: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")],
-    as_json: _Json = False,
+    run: _Folder, file: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")], as_json: _Json = False
 ) -> None:
     """Write all numbers of a run as a table: run, step, layer, name, value.
 
@@ -192,9 +190,7 @@ def export(
 
 @runs.command()
 def remove(
-    run: _Folder,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: _Json = False,
+    run: _Folder, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: _Json = False
 ) -> None:
     """Delete a run; other files in its folder stay.
 

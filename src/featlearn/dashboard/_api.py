@@ -18,7 +18,7 @@ from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.dashboard._spectrum_data import MEANINGS
 from featlearn.errors import FeatlearnError, InputError, NotThereError
 from featlearn.runs import compare_configs
-from featlearn.runs.reader import Curve, curves, quantities, words
+from featlearn.runs.overview import Curve, curves, quantities, words
 from featlearn.training.diagnosis import DIAGNOSES
 
 MOST_LAYERS = 64

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import InputError, NotThereError
-from featlearn.runs.reader import natural_order
+from featlearn.runs.overview import natural_order
 from featlearn.runs.step_files import steps_of
 
 SIDE = 256

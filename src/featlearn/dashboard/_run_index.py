@@ -18,7 +18,7 @@ from featlearn._utils.validation import flat_settings
 from featlearn.errors import FeatlearnError, InputError, NotThereError
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.lock import being_written
-from featlearn.runs.reader import Overview, overview
+from featlearn.runs.overview import Overview, overview
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
-"""Runs on disk: numbers in SQLite, matrices and checkpoints in safetensors.
+"""Runs on disk: metrics in SQLite, matrices and checkpoints in safetensors.
 
-`list`, `open`, `compare`, `export` and `remove` are meant to be called through the module: ``runs.open("first")``.
+Call `list`, `open`, `compare`, `export` and `remove` through the module: ``runs.open("first")``.
 """
 
 from featlearn._utils.safetensors_file import load_nested, save_nested
@@ -20,7 +20,7 @@ __all__ = [  # noqa: RUF022  # grouped by use
     "compare_configs",
     "list",
     "list_runs",
-    # give away
+    # export and delete
     "export",
     "remove",
     # states on disk

@@ -1,4 +1,4 @@
-"""List, open, compare, export and remove runs."""
+"""Functions that list, open, compare, export and remove runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featlearn.errors import InputError, RunStoreError
 from featlearn.runs._run import Run
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.lock import WriterLock
-from featlearn.runs.reader import overview
+from featlearn.runs.overview import overview
 from featlearn.runs.step_files import FOLDERS, remove_all, tidy
 
 
@@ -29,17 +29,21 @@ def export(
     names: str | Iterable[str] | None = None,
     layers: str | Iterable[str] | None = None,
 ) -> None:
-    """Write the numbers of a run as a table in long form, with the columns run, step, layer, name and value.
+    """Write the metrics of a run as a table in long form, with the columns run, step, layer, name and value.
 
     Args:
-        run: A run, or its folder.
-        path: A file that ends in .csv or .parquet; one that exists is replaced.
-        names: Only these names.
-        layers: Only layers that match these globs.
+        run: Run, or its folder.
+        path: File that ends in .csv or .parquet. An existing file is replaced.
+        names: Names of the metrics. None exports all.
+        layers: Glob patterns of layer names. None exports all layers and the metrics of the run itself.
+
+    Raises:
+        InputError: If the file has another ending, or a name or pattern matches nothing.
+        RunStoreError: If the run cannot be read or the file cannot be written.
     """
     target = Path(path)
     if target.suffix not in (".csv", ".parquet"):
-        raise InputError(f"a run is exported to a file that ends in .csv or .parquet, got {os.fspath(path)!r}")
+        raise InputError(f"path must be a file that ends in .csv or .parquet, got {os.fspath(path)!r}.")
     opened = as_run(run)
     table = opened.metrics(names, layers)
     table.insert(0, "run", pd.Series([opened.name] * len(table), dtype=object))
@@ -47,25 +51,27 @@ def export(
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as draft:
             if target.suffix == ".csv":
-                # Otherwise a NaN would be nothing, and nothing is what the layer of the run's own numbers is.
+                # Without repr, a NaN would be written as an empty cell, like the layer of the run's own metrics.
                 table["value"] = table["value"].map(repr)
                 table.to_csv(draft, index=False)
             else:
                 try:
                     table.to_parquet(draft, engine="pyarrow", index=False)
                 except ImportError as error:
-                    raise InputError(
-                        "a .parquet file needs the package pyarrow: install it, or export to .csv"
-                    ) from error
+                    raise InputError("A .parquet file requires pyarrow. Install it, or export to .csv.") from error
 
 
 def remove(path: str | os.PathLike[str]) -> None:
     """Delete a run.
 
-    Only files that bear the names of a run's are deleted, none through a link, and the folder if nothing else is in it.
+    Only files with the names of a run's files are deleted, none through a symbolic link, and the folder if it is empty
+    afterwards.
 
     Args:
-        path: Its folder; one that holds no run, or one that is being written, is refused.
+        path: Folder of the run.
+
+    Raises:
+        RunStoreError: If the folder has no run, or a process is writing the run.
     """
     folder = as_folder(path)
     require_run(folder)
@@ -75,7 +81,7 @@ def remove(path: str | os.PathLike[str]) -> None:
         with file_trouble(folder, "removed"):
             for name in FOLDERS:
                 remove_all(folder / name)
-            # The database goes last: what is left if the process ends before is still a run, and can be removed.
+            # The database is deleted last: if the process ends before, the rest is still a run and can be removed.
             for name in (*SIDE_FILES, DATABASE_FILE):
                 (folder / name).unlink(missing_ok=True)
             lock.path.unlink(missing_ok=True)
@@ -89,24 +95,43 @@ RunLike = Run | str | os.PathLike[str]
 
 
 def open_run(folder: str | os.PathLike[str], *, write: bool = False) -> Run:
-    """Open a run that is there; see `Run.open`."""
+    """Open an existing run; the same as `Run.open`.
+
+    Args:
+        folder: Folder of the run.
+        write: Whether to open the run for writing. Only one process at a time can.
+
+    Returns:
+        The run.
+
+    Raises:
+        RunStoreError: If the folder has no run, the run is damaged, or another process is writing it.
+    """
     return Run.open(folder, write=write)
 
 
 def as_run(run: RunLike) -> Run:
-    """A run, or the one in a folder."""
+    """Return a run, or the run in a folder."""
     return run if isinstance(run, Run) else Run.open(run)
 
 
 def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
-    """A row for each run at or under a folder, the oldest first.
+    """List the runs in a folder and its subfolders, the oldest first.
 
-    Columns are path, name, status, message, started, last_step, seconds, and the settings as ``config.lr``. A run that
-    cannot be read has the status "unreadable", and the message says why.
+    Args:
+        root: Folder to search. Subfolders whose names start with a dot are skipped.
+
+    Returns:
+        Table with one row per run and the columns path, name, status, message, started, last_step, seconds, and one
+        column per setting, such as ``config.lr``. A run that cannot be read has the status "unreadable" and the error
+        as its message.
+
+    Raises:
+        InputError: If the folder does not exist.
     """
     top = as_folder(root)
     if not top.is_dir():
-        raise InputError(f"there is no folder {str(root)!r}")
+        raise InputError(f"root must be an existing folder, got {str(root)!r}.")
     rows = [_row(path) for path in _find(top)]
     columns = ["path", "name", "status", "message", "started", "last_step", "seconds"]
     columns += [column for column in dict.fromkeys(key for row in rows for key in row) if column not in columns]
@@ -119,27 +144,33 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
 def compare(
     runs: Iterable[RunLike] | RunLike, names: str | Iterable[str] | None = None, layer: str | None = None
 ) -> pd.DataFrame:
-    """Numbers of several runs side by side: a row a step, a column for each run and name.
+    """Return metrics of several runs side by side.
 
     Args:
         runs: Runs, or their folders.
-        names: Only these names; one that a run does not have is NaN there.
-        layer: Numbers of this layer, instead of those of the runs themselves.
+        names: Names of the metrics. None selects all.
+        layer: Name of the layer. None selects the metrics of the runs themselves.
+
+    Returns:
+        Table with one row per step and one column per run and metric; NaN where a run has no value.
+
+    Raises:
+        InputError: If no run has a metric, or there are no runs.
     """
     opened = _open_all(runs)
-    wanted = None if names is None else [names] if isinstance(names, str) else list(names)
     columns: dict[tuple[str, str], pd.Series[Any]] = {}
     for label, run in opened.items():
         table = run.metrics()
         table = table[table["layer"].isna() if layer is None else table["layer"] == layer]
         for name, rows in table.groupby("name", sort=True):
             columns[label, str(name)] = pd.Series(rows["value"].to_numpy(), index=rows["step"].to_numpy())
-    there = list(dict.fromkeys(name for _, name in columns))
-    for name in there if wanted is None else wanted:
-        if name not in there:
+    logged = list(dict.fromkeys(name for _, name in columns))
+    wanted = logged if names is None else [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name not in logged:
             where = "" if layer is None else f" of layer {layer!r}"
-            raise InputError(f"none of the runs has metrics {name!r}{where}; they have {', '.join(there) or 'none'}")
-    pairs = [(label, name) for label in opened for name in (there if wanted is None else wanted)]
+            raise InputError(f"No run has metrics {name!r}{where}; the runs have {', '.join(logged) or 'none'}.")
+    pairs = [(label, name) for label in opened for name in wanted]
     empty = pd.Series(dtype=np.float64, index=pd.Index([], dtype=np.int64))
     steps = np.unique(np.concatenate([np.array([], dtype=np.int64), *(column.index for column in columns.values())]))
     values = [columns.get(pair, empty).reindex(steps).to_numpy() for pair in pairs]
@@ -151,35 +182,41 @@ def compare(
 
 
 def compare_configs(runs: Iterable[RunLike] | RunLike) -> pd.DataFrame:
-    """The settings in which runs differ: a row a setting, a column a run; NaN where a run does not have it."""
+    """Return the settings in which runs differ.
+
+    Args:
+        runs: Runs, or their folders.
+
+    Returns:
+        Table with one row per setting and one column per run; NaN where a run does not have the setting.
+
+    Raises:
+        InputError: If there are no runs.
+    """
     settings = {label: flat_settings(run.config) for label, run in _open_all(runs).items()}
     names = dict.fromkeys(name for flat in settings.values() for name in flat)
     differing = [name for name in names if len({_compared(flat, name) for flat in settings.values()}) > 1]
-    return pd.DataFrame(
-        {
-            label: pd.Series([flat.get(name, np.nan) for name in differing], dtype=object)
-            for label, flat in settings.items()
-        }
-    ).set_index(pd.Index(differing, name="setting", dtype=object))
+    columns = {label: [flat.get(name, np.nan) for name in differing] for label, flat in settings.items()}
+    return pd.DataFrame(columns, index=pd.Index(differing, name="setting", dtype=object), dtype=object)
 
 
 def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
     several: Sequence[RunLike] = [runs] if isinstance(runs, Run | str | os.PathLike) else list(runs)
     if not several:
-        raise InputError("there are no runs to compare")
+        raise InputError("runs must contain at least one run to compare, got none.")
     opened = list({run.path.resolve(): run for run in map(as_run, several)}.values())
     times = Counter(run.name for run in opened)
     labels = [run.name if times[run.name] == 1 else str(run.path) for run in opened]
-    if len(set(labels)) < len(labels):  # a run may be called as the folder of another
+    if len(set(labels)) < len(labels):  # the name of a run may be the folder of another
         labels = [str(run.path) for run in opened]
     return dict(zip(labels, opened, strict=True))
 
 
 def _compared(flat: dict[str, Any], name: str) -> str:
+    """Return a text that is equal for equal settings: 1 equals 1.0 but not true; integers may exceed any float."""
     if name not in flat:
         return ""
     value = flat[name]
-    # 1 and 1.0 are one setting, 1 and true are not; integers may be larger than any float.
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value, sort_keys=True)
 
@@ -194,9 +231,9 @@ def _find(top: Path) -> Iterable[Path]:
 
 def _row(path: Path) -> dict[str, Any]:
     try:
-        seen = overview(path)
+        summary = overview(path)
     except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}
-    row = {name: getattr(seen, name) for name in ("name", "status", "message", "last_step", "seconds")}
-    started = pd.Timestamp(seen.started, unit="s", tz="UTC")
-    return {"path": str(path), **row, "started": started, **flat_settings(seen.config, "config.")}
+    row = {name: getattr(summary, name) for name in ("name", "status", "message", "last_step", "seconds")}
+    started = pd.Timestamp(summary.started, unit="s", tz="UTC")
+    return {"path": str(path), **row, "started": started, **flat_settings(summary.config, "config.")}

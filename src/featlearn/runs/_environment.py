@@ -1,4 +1,4 @@
-"""What a run was made with: versions, machine, command, commit."""
+"""Environment of a run: versions, platform, command, commit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _GIT_SECONDS = 5.0
 
 
 def describe_environment(seed: int | None = None) -> dict[str, Any]:
-    """Versions, platform, command, threads, seed, and the commit of the current directory.
+    """Return versions, platform, command, threads, seed, and the git commit of the current directory.
 
-    The name of the machine is left out: a run is often passed on.
+    The name of the machine is not included, since runs are often shared.
     """
     return {
         "featlearn": version("featlearn"),
@@ -35,9 +35,9 @@ def describe_environment(seed: int | None = None) -> dict[str, Any]:
 
 
 def process_started() -> float | None:
-    """When this process began, in seconds since 1970, where the system tells it."""
+    """Return the start time of this process, in seconds since 1970; None if the system does not provide it."""
     try:
-        # The command's name may hold spaces and brackets; the fields after its last bracket do not.
+        # The name of the command may contain spaces and brackets; the fields after the last bracket do not.
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
         return float(boot.split()[1]) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
@@ -46,25 +46,19 @@ def process_started() -> float | None:
 
 
 def _git() -> dict[str, Any] | None:
-    commit = _ask_git("rev-parse", "HEAD")
+    commit = _run_git("rev-parse", "HEAD")
     if commit is None:
         return None
-    changes = _ask_git("status", "--porcelain", "--untracked-files=no")
+    changes = _run_git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
-def _ask_git(*question: str) -> str | None:
+def _run_git(*arguments: str) -> str | None:
+    # Without the variable, `git status` would take a lock in a repository that may be in use.
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    options: dict[str, Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "env": env}
     try:
-        answer = subprocess.run(
-            ["git", *question],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            # Otherwise `git status` takes a lock in a repository where somebody may be at work.
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
+        output: str = subprocess.run(["git", *arguments], timeout=_GIT_SECONDS, check=True, **options).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return answer.stdout.strip()
+    return output.strip()

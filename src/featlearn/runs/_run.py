@@ -1,14 +1,16 @@
-"""Write a run: its configuration, metrics, matrices, checkpoints and status."""
+"""Run on disk: configuration, metrics, matrices, checkpoints and status."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import sqlite3
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -42,17 +44,22 @@ Value = float | int | bool | str
 
 
 class Run(RunRecord):
-    """A run on disk, made by `Run.create` or `Run.open`.
+    """Run on disk, created by `Run.create` or opened by `Run.open`.
 
-    What `log` returned from outlives the process, whenever and however it ends. One process writes a run at a time,
-    any number read it meanwhile. Used in a ``with`` block, it ends as finished, or as failed if the block raises.
+    Values that `log` has returned from are kept even if the process is killed. One process at a time writes a run, and
+    any number of processes can read it meanwhile. In a ``with`` block, the run ends as finished, or as failed if the
+    block raises.
+
+    Args:
+        path: Folder of the run.
+        lock: Lock of the writer. None opens the run for reading.
 
     Attributes:
-        path: Its folder.
-        name: Its name; that of the folder, unless it was given another.
-        config: Its settings.
-        environment: Versions, platform, command, seed and commit when it was created.
-        started: When it was created.
+        path: Folder of the run.
+        name: Name of the run. Default: that of the folder.
+        config: Config of the run.
+        environment: Versions, platform, command, seed and commit when the run was created.
+        started: Time when the run was created.
 
     Example:
         >>> import tempfile
@@ -66,8 +73,8 @@ class Run(RunRecord):
         database = Database(path / DATABASE_FILE, write=lock is not None)
         self._start: int | None = None
         self._earlier = -1  # the last step that an earlier writer logged
-        self._repeats: int | None = None  # the step from which on they may be logged again
-        # Also when the run is forgotten or the program ends.
+        self._repeats: int | None = None  # the first step that may be logged again without a warning
+        # Also called when the run is garbage-collected or the program ends.
         self._end = None if lock is None else weakref.finalize(self, _release, database, lock)
         try:
             super().__init__(path, database)
@@ -84,97 +91,102 @@ class Run(RunRecord):
         seed: int | None = None,
         name: str | None = None,
     ) -> Self:
-        """Make a run in a folder that holds none, and open it for writing.
+        """Create a run in a folder without one, and open it for writing.
 
         Args:
-            folder: Its folder, made if need be.
-            config: Its settings: a mapping, nested or not, of what JSON can hold.
-            seed: The seed it runs with, kept with the environment.
-            name: Its name; that of the folder by default.
+            folder: Folder of the run, created if it does not exist.
+            config: Config of the run: a mapping, possibly nested, of JSON values. None is an empty config.
+            seed: Random seed of the run, stored in the environment.
+            name: Name of the run. None uses the name of the folder.
+
+        Returns:
+            The run, open for writing.
+
+        Raises:
+            InputError: If an argument is not valid.
+            RunStoreError: If the folder already holds a run, or cannot be written.
         """
         path = as_folder(folder)
         if seed is not None and not is_int(seed):
-            raise InputError(f"seed must be an integer or None, got {seed!r}")
-        meta = _described(path, as_settings(config), seed, name)
-        with file_trouble(path):
-            path.mkdir(parents=True, exist_ok=True)
-        lock = WriterLock(path)
-        try:
+            raise InputError(f"seed must be an integer or None, got {seed!r}.")
+        meta = _new_meta(path, as_settings(config), seed, name)
+        with _lock(path, create=True) as lock:
             if os.path.lexists(path / DATABASE_FILE):
                 raise RunStoreError(
-                    f"{str(path)!r} holds a run already: open it with write=True, or choose another folder"
+                    f"{str(path)!r} already holds a run. Open it with write=True, or choose another folder."
                 )
-            return cls._made(path, lock, meta)
-        except BaseException:
-            lock.release()
-            raise
+            return cls._create(path, lock, meta)
 
     @classmethod
     def claim(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self | None:
-        """Begin a run in a folder that holds none, or one in which nothing was recorded yet.
+        """Start a run in a folder that holds none, or one in which nothing was recorded yet.
 
         Args:
-            folder: Its folder, made if need be.
-            config: Config of the run. None is an empty one, or that of the run that is taken over.
+            folder: Folder of the run, created if it does not exist.
+            config: Config of the run. None is an empty config, or that of an empty run that is reused.
 
         Returns:
-            The run, open for writing; None if the folder holds a run with steps or checkpoints, which is not touched.
+            The run, open for writing; None if the folder holds a run with steps or checkpoints, which is not changed.
         """
         path = as_folder(folder)
-        meta = _described(path, as_settings(config), None, None)
+        meta = _new_meta(path, as_settings(config), None, None)
         if os.path.lexists(path / DATABASE_FILE) and not cls.open(path).is_empty:
             return None  # without waiting for a writer
-        with file_trouble(path):
-            path.mkdir(parents=True, exist_ok=True)
-        lock = WriterLock(path)
-        try:
+        with _lock(path, create=True) as lock:
             if os.path.lexists(path / DATABASE_FILE):
                 old = cls.open(path)
                 if not old.is_empty:
                     lock.release()
                     return None
-                kept = old.config if config is None else as_settings(config)
-                meta = _described(path, kept, old.environment.get("seed"), old.name)
+                settings = old.config if config is None else as_settings(config)
+                meta = _new_meta(path, settings, old.environment.get("seed"), old.name)
                 remove_all(path / "initial")  # of a launch that recorded nothing
-            return cls._made(path, lock, meta)
-        except BaseException:
-            lock.release()
-            raise
+            return cls._create(path, lock, meta)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, write: bool = False) -> Self:
-        """Open a run that is there.
+        """Open an existing run.
 
         Args:
-            folder: Its folder.
-            write: Write to it: it counts as running again. Only one process at a time may.
+            folder: Folder of the run.
+            write: Whether to open the run for writing, which sets its status to running. Only one process at a time
+                can write.
+
+        Returns:
+            The run.
+
+        Raises:
+            RunStoreError: If the folder has no run, the run is damaged, or another process is writing it.
         """
         path = as_folder(folder)
         require_run(path)
         if not write:
             return cls(path)
-        lock = WriterLock(path)
-        try:
+        with _lock(path) as lock:
             return cls._begin(path, lock)
-        except BaseException:
-            lock.release()
-            raise
 
     @classmethod
     def open_or_create(cls, folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> Self:
-        """The run of a folder, for writing: the one that is there, or a new one with these settings.
+        """Open the run of a folder for writing, or create one.
 
         Args:
-            folder: Its folder, made if need be.
-            config: Settings of a new run; those of one that is there stay, with a warning if these differ.
+            folder: Folder of the run, created if it does not exist.
+            config: Config of a new run. An existing run keeps its config, with a warning if this one differs.
+
+        Returns:
+            The run, open for writing.
+
+        Raises:
+            RunStoreError: If the run cannot be written.
         """
         if not cls.exists(folder):
             return cls.create(folder, config)
         run = cls.open(folder, write=True)
         if config is not None and (changed := changed_settings(run.config, as_settings(config))):
-            told = f"the run in {str(run.path)!r} keeps the config it was made with: {changed}"
             try:
-                warnings.warn(told, UserWarning, stacklevel=2)
+                warnings.warn(
+                    f"The run in {str(run.path)!r} keeps its original config: {changed}.", UserWarning, stacklevel=2
+                )
             except UserWarning:
                 run.close()
                 raise
@@ -182,14 +194,18 @@ class Run(RunRecord):
 
     @staticmethod
     def exists(folder: str | os.PathLike[str]) -> bool:
-        """Whether a folder holds a run."""
+        """Return whether a folder holds a run.
+
+        Args:
+            folder: Folder, which need not exist.
+        """
         return (as_folder(folder) / DATABASE_FILE).is_file()
 
     at = RenamedAttribute("open_or_create")
     is_in = RenamedAttribute("exists")
 
     @classmethod
-    def _made(cls, path: Path, lock: WriterLock, meta: Mapping[str, str]) -> Self:
+    def _create(cls, path: Path, lock: WriterLock, meta: Mapping[str, str]) -> Self:
         create_database(path / DATABASE_FILE, meta)
         return cls._begin(path, lock, json.loads(meta["environment"]))
 
@@ -201,37 +217,48 @@ class Run(RunRecord):
             last = run.last_step
             run._earlier = -1 if last is None else last
             now = time.time()
-            here = environment or describe_environment(run.environment.get("seed"))
-            row = (os.getpid(), process_started(), now, now, json.dumps(here))
+            current = environment or describe_environment(run.environment.get("seed"))
+            row = (os.getpid(), process_started(), now, now, json.dumps(current))
+            insert = "INSERT INTO starts (pid, process_started, began, seen, environment) VALUES (?, ?, ?, ?, ?)"
             with run._database.transaction() as connection:
-                connection.execute("UPDATE meta SET value = 'running' WHERE key = 'status'")
-                connection.execute("UPDATE meta SET value = '' WHERE key = 'message'")
-                run._start = connection.execute(
-                    "INSERT INTO starts (pid, process_started, began, seen, environment) VALUES (?, ?, ?, ?, ?)", row
-                ).lastrowid
+                _set_status(connection, "running", "")
+                run._start = connection.execute(insert, row).lastrowid
         except BaseException:
             run.close()
             raise
         return run
 
     def log(self, step: int, values: Mapping[str, Value], *, layer: str | None = None) -> None:
-        """Keep values of a step, all or none; when it returns, they outlive the process.
+        """Log values of a step, all or none. When it returns, they are kept even if the process is killed.
 
-        A value that was logged by the same name for the same step and layer is replaced: a run that is taken up again
-        repeats steps. Going back below the steps of an earlier process without having loaded a `checkpoint` is warned
-        of, once.
+        A value that was logged under the same name for the same step and layer is replaced, since a run that is
+        continued repeats steps. Logging a step that an earlier process has logged gives one warning, unless a
+        `checkpoint` was loaded.
 
         Args:
-            step: An integer of 0 or more.
-            values: Name to number or word; tensors of one element are numbers too.
-            layer: The layer they belong to, if it is not the run itself.
+            step: Number of the step, an integer of at least 0.
+            values: Numbers or strings by name. Tensors of one element are numbers.
+            layer: Name of the layer of the values. None is the run itself.
+
+        Raises:
+            InputError: If an argument is not valid.
+            RunStoreError: If the run is not open for writing, or cannot be written.
         """
         self._write(step, {_as_layer(layer): values})
 
     def log_layers(self, step: int, table: Mapping[str | None, Mapping[str, Value]]) -> None:
-        """Keep values of several layers, ``{layer: {name: value}}``, all or none; the layer None is the run itself."""
+        """Log values of several layers, all or none.
+
+        Args:
+            step: Number of the step, an integer of at least 0.
+            table: Values by layer and name, ``{layer: {name: value}}``. The layer None is the run itself.
+
+        Raises:
+            InputError: If an argument is not valid.
+            RunStoreError: If the run is not open for writing, or cannot be written.
+        """
         if not isinstance(table, Mapping):
-            raise InputError(f"the table must map layers to names and values, got {type(table).__name__}")
+            raise InputError(f"table must map layers to names and values, got {type(table).__name__}.")
         self._write(step, {_as_layer(layer): values for layer, values in table.items()})
 
     def _write(self, step: int, table: Mapping[str, Mapping[str, Value]]) -> None:
@@ -239,102 +266,127 @@ class Run(RunRecord):
         rows = []
         for layer, values in table.items():
             if not isinstance(values, Mapping):
-                raise InputError(f"values must map names to numbers or words, got {type(values).__name__}")
+                raise InputError(f"values must map names to numbers or strings, got {type(values).__name__}.")
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
-        self._watch_step(at)
+        self._warn_of_repeated(at)
         with self._database.transaction() as connection:
             _sql.write_rows(connection, rows)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
 
     def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:
-        """Keep the matrices of a step; those kept for it before are replaced."""
+        """Save the matrices of a step, replacing those saved before.
+
+        Args:
+            step: Number of the step, an integer of at least 0.
+            matrices: Tensors by name, at least one.
+
+        Raises:
+            InputError: If an argument is not valid.
+            RunStoreError: If the run is not open for writing, or cannot be written.
+        """
         at = as_step(step)
         if not isinstance(matrices, Mapping) or not matrices:
-            raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}")
+            raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}.")
         for name, matrix in matrices.items():
             if not isinstance(matrix, Tensor):
-                raise InputError(f"the matrix {name!r} must be a tensor, got {type(matrix).__name__}")
+                raise InputError(f"The matrix {name!r} must be a tensor, got {type(matrix).__name__}.")
             as_text(name, "the name of a matrix")
         self._database.require_writing()
         if at <= self._earlier and at in self.matrix_steps():
-            self._watch_step(at)
+            self._warn_of_repeated(at)
         save_step(self.path / "matrices", at, matrices)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, keep: int = 2) -> None:
-        """Keep a state to go on from.
+        """Save a state from which a training can be resumed.
 
         Args:
-            step: An integer of 0 or more.
-            state: A nest of mappings, lists and tuples of tensors, arrays and plain values, as `save_nested` takes it.
-            keep: How many checkpoints to keep up to this step; older ones go once this one is in its place.
+            step: Number of the step, an integer of at least 0.
+            state: Nested mappings, lists and tuples of tensors, arrays and plain values, as in `save_nested`.
+            keep: Number of checkpoints to keep up to this step. Older ones are removed once this one is complete.
+
+        Raises:
+            InputError: If an argument is not valid.
+            RunStoreError: If the run is not open for writing, or cannot be written.
         """
         at = as_step(step)
         if not isinstance(state, Mapping):
-            raise InputError(f"the state must be a mapping, got {type(state).__name__}")
+            raise InputError(f"state must be a mapping, got {type(state).__name__}.")
         check_int("keep", keep)
-        self._database.sync()  # no checkpoint may outlive the values that were logged before it
+        self._database.sync()  # a checkpoint must not be newer than the values logged before it
         save_step(self.path / "checkpoints", at, state)
         remove_older(self.path / "checkpoints", at, keep)
 
     def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, or of the one asked for; None if there are none."""
-        found = super().checkpoint(step)
-        if found is not None and self.writes:
+        """Return a checkpoint. The steps after it can then be logged again without a warning.
+
+        Args:
+            step: Step of the checkpoint. None selects the newest one that is not damaged.
+
+        Returns:
+            Step and state of the checkpoint; None if the run has none.
+
+        Raises:
+            InputError: If the given step has no checkpoint.
+            RunStoreError: If all checkpoints are damaged.
+        """
+        result = super().checkpoint(step)
+        if result is not None and self.writes:
             with self._database.transaction() as connection:
-                connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (found[0], self._start))
-            self.repeat_from(found[0])
-        return found
+                connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (result[0], self._start))
+            self.repeat_from(result[0])
+        return result
 
     @property
     def next_step(self) -> int:
-        """The step after the last one that earlier processes logged; 0 in a new run."""
+        """Step after the last one that earlier processes logged; 0 in a new run."""
         return self._earlier + 1
 
     def repeat_from(self, step: int) -> None:
         """Allow steps from this one on to be logged again, without the warning of `log`.
 
         Args:
-            step: An integer of 0 or more, such as the step of a checkpoint that training continues from.
+            step: Number of the step, an integer of at least 0, such as that of a checkpoint.
         """
         self._repeats = as_step(step)
 
-    def _watch_step(self, step: int) -> None:
+    def _warn_of_repeated(self, step: int) -> None:
         if step > self._earlier or (self._repeats is not None and step >= self._repeats):
             return
-        warnings.warn(
-            f"step {step} goes back in the run in {str(self.path)!r}, which has steps up to {self._earlier} of an "
-            "earlier process: values that are logged again are replaced",
-            UserWarning,
-            stacklevel=4,
+        message = (
+            f"Step {step} goes back in the run in {str(self.path)!r}, which has steps up to {self._earlier} of an "
+            "earlier process: values that are logged again are replaced."
         )
-        self._repeats = 0  # said once
+        warnings.warn(message, UserWarning, stacklevel=4)
+        self._repeats = 0  # warn once
 
     def save_initial(self, state: Mapping[str, Any]) -> None:
-        """Keep the weights that the run began with, which all later ones are compared with.
+        """Save the initial weights, which later weights are compared with.
 
         Args:
-            state: As in `save_checkpoint`.
+            state: State of the model, as in `save_checkpoint`.
         """
         self._database.require_writing()
         save_step(self.path / "initial", 0, state)
 
     def finish(self, status: Literal["finished", "failed"] = "finished", message: str = "") -> None:
-        """End the run and close it for writing.
+        """Set the final status of the run and close it for writing.
 
         Args:
-            status: How it ended.
-            message: Why.
+            status: Status of the run, "finished" or "failed".
+            message: Reason for the status, for instance an error message.
+
+        Raises:
+            RunStoreError: If the run is not open for writing, or cannot be written.
         """
         check_option("status", status, ("finished", "failed"))
-        told = as_text(message, "message", empty=True)
+        reason = as_text(message, "message", empty=True)
         with self._database.transaction() as connection:
-            connection.execute("UPDATE meta SET value = ? WHERE key = 'status'", (status,))
-            connection.execute("UPDATE meta SET value = ? WHERE key = 'message'", (told,))
+            _set_status(connection, status, reason)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
         self.close()
 
     def close(self) -> None:
-        """Close it for writing; a run that was not finished counts as interrupted. It can still be read."""
+        """Close the run for writing. A run that was not finished counts as interrupted; it can still be read."""
         if self._end is not None:
             self._end()
 
@@ -348,18 +400,36 @@ class Run(RunRecord):
             if self.writes and error is None:
                 self.finish()
             elif self.writes:
-                told = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
-                self.finish("failed", told)
-        except RunStoreError as trouble:
+                self.finish("failed", f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode())
+        except RunStoreError as failure:
             if error is None:
                 raise
-            _LOG.warning("the run could not be marked as failed: %s", trouble)  # the block's own error is to be seen
+            _LOG.warning("the run could not be marked as failed: %s", failure)  # the error of the block is raised
         finally:
             self.close()
 
 
-def _described(path: Path, config: Mapping[str, Any], seed: int | None, name: str | None) -> dict[str, str]:
-    """What a new run says of itself."""
+@contextmanager
+def _lock(path: Path, create: bool = False) -> Iterator[WriterLock]:
+    """Lock a run for writing, and release it if the block raises; optionally create its folder."""
+    if create:
+        with file_trouble(path):
+            path.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(path)
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _set_status(connection: sqlite3.Connection, status: str, message: str) -> None:
+    values = ((status, "status"), (message, "message"))
+    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", values)
+
+
+def _new_meta(path: Path, config: Mapping[str, Any], seed: int | None, name: str | None) -> dict[str, str]:
+    """Return the metadata of a new run."""
     return {
         "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
         "config": json.dumps(config),

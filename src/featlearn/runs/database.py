@@ -1,4 +1,4 @@
-"""SQLite database of a run: connections, tables and their versions, and errors that name the file."""
+"""SQLite database of a run: connections, tables and their versions, and errors with the file name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SIDE_FILES = ("run.db-wal", "run.db-shm", "run.db-journal")
 
 
 class Database:
-    """The numbers and words of one run.
+    """Database with the metrics and texts of one run.
 
     Args:
-        path: The file, which exists.
-        write: Open it for writing, and bring it to the current schema; the caller holds the writer's lock.
+        path: Existing file.
+        write: Whether to open it for writing and migrate it to the current schema; the caller holds the writer's lock.
     """
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
@@ -38,30 +38,28 @@ class Database:
 
     @property
     def writes(self) -> bool:
-        """Whether this process may write; a connection that was carried through a fork may not."""
+        """True if this process may write; a connection inherited through a fork may not."""
         return self._writer is not None and self._owner == os.getpid()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that the block writes is kept when it ends well, and nothing of it otherwise."""
+        """Yield a connection; commit at the end of the block, or roll back if it raises."""
         with self._guard, database_trouble(self.path):
             connection = self._writable()
-            require_run(
-                self.path.parent
-            )  # SQLite goes on writing to a file that was deleted, and all of it would be lost
+            require_run(self.path.parent)  # SQLite would continue to write to a deleted file, and lose the values
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
-                    with suppress(sqlite3.Error):  # the first error is the one to tell
+                    with suppress(sqlite3.Error):  # raise the first error
                         connection.execute("ROLLBACK")
                 raise
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection to read from; the block takes the rows apart, so that damaged ones are told as such."""
+        """Yield a connection to read from; errors of the block in damaged rows become RunStoreError."""
         with database_trouble(self.path), row_trouble(self.path):
             if self.writes:
                 with self._guard:
@@ -74,7 +72,7 @@ class Database:
                 connection.close()
 
     def sync(self) -> None:
-        """Bring what was logged to the disk itself, so that a loss of power does not take it either."""
+        """Write logged values to the disk, so that they survive a loss of power."""
         with self._guard, database_trouble(self.path):
             self._writable().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
@@ -83,39 +81,36 @@ class Database:
         self._writable()
 
     def close(self) -> None:
-        """Give up writing; reading goes on."""
+        """Close the connection for writing; reading remains possible."""
         if self._owner != os.getpid():
             return
         with self._guard:
             connection, self._writer = self._writer, None
             if connection is None:
                 return
-            with suppress(sqlite3.Error):  # a reader has it open: it stays as it is
+            with suppress(sqlite3.Error):  # a reader has it open: the journal mode stays
                 connection.execute("PRAGMA busy_timeout = 0")
-                # As one plain file it can be copied, and read where nothing can be written.
+                # A single file can be copied, and read from a read-only folder.
                 connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             connection.close()
 
     def _writable(self) -> sqlite3.Connection:
+        run = f"The run in {str(self.path.parent)!r}"
         if self._writer is None:
-            raise RunStoreError(
-                f"the run in {str(self.path.parent)!r} is not open for writing: open it with write=True"
-            )
+            raise RunStoreError(f"{run} is not open for writing. Open it with write=True.")
         if self._owner != os.getpid():
-            raise RunStoreError(
-                f"the run in {str(self.path.parent)!r} is written by process {self._owner}, not by a fork of it"
-            )
+            raise RunStoreError(f"{run} can be written by process {self._owner} only, not by its forks.")
         return self._writer
 
     def _open_writer(self) -> sqlite3.Connection:
         with database_trouble(self.path):
-            # Calls from several threads are let through one at a time by the guard.
+            # The guard serializes calls from several threads.
             connection = _connect(self.path, "mode=rw", check_same_thread=False)
             try:
                 version_of(connection, self.path)
                 safest_journal(connection)
                 connection.execute("BEGIN IMMEDIATE")
-                migrate(connection, self.path)
+                migrate(connection, version_of(connection, self.path))
                 connection.execute("COMMIT")
             except BaseException:
                 connection.close()
@@ -124,15 +119,16 @@ class Database:
 
 
 def require_run(folder: Path) -> None:
-    """Raise unless the folder has the database of a run."""
+    """Raise RunStoreError unless the folder has the database of a run."""
     if not os.path.isfile(folder / DATABASE_FILE):
-        raise RunStoreError(f"{str(folder)!r} holds no run: there is no file {DATABASE_FILE!r} in it")
+        reason = f"there is no file {DATABASE_FILE!r}" if os.path.isdir(folder) else "the folder does not exist"
+        raise RunStoreError(f"No run at {str(folder)!r}: {reason}.")
 
 
 def create_database(path: Path, meta: Mapping[str, str]) -> None:
-    """Write a new database; it is whole or not there, whenever the process ends."""
+    """Write a new database atomically."""
     with file_trouble(path), database_trouble(path):
-        for name in SIDE_FILES:  # SQLite would take those of a database that was deleted by hand for the new one's
+        for name in SIDE_FILES:  # files of a deleted database, which SQLite would use for the new one
             path.with_name(name).unlink(missing_ok=True)
         with atomic_write(path) as draft:
             connection = sqlite3.connect(draft, isolation_level=None)
@@ -147,10 +143,10 @@ def create_database(path: Path, meta: Mapping[str, str]) -> None:
 
 
 def safest_journal(connection: sqlite3.Connection) -> str:
-    """Set the journal so that what is committed outlives the process, and give its name.
+    """Set a journal mode in which committed values survive the end of the process, and return its name.
 
-    A write-ahead log needs memory that processes share, which some file systems do not have. There the old journal
-    serves, and each commit waits for the disk.
+    A write-ahead log requires shared memory, which some file systems do not support. There the rollback journal is
+    used, and each commit waits for the disk.
     """
     mode: str = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0].lower()
     if mode == "wal":
@@ -162,19 +158,14 @@ def safest_journal(connection: sqlite3.Connection) -> str:
 
 
 def _connect(path: Path, mode: str, *, check_same_thread: bool = True) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{mode}",
-        uri=True,
-        timeout=BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=check_same_thread,
-    )
+    address = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(address, BUSY_SECONDS, isolation_level=None, check_same_thread=check_same_thread, uri=True)
 
 
 def _connect_for_reading(path: Path) -> sqlite3.Connection:
-    require_run(path.parent)  # SQLite would only say that it cannot be opened
-    # A reader that may not write is the rule. It cannot take back what a killed writer left half done, so that it is
-    # let to where the folder allows; and where nothing may be written, a database without a log is read as it lies.
+    require_run(path.parent)  # the error of SQLite would be less specific
+    # Read-only by default. Such a reader cannot roll back the incomplete transaction of a killed writer, so the second
+    # mode allows it to write. In a read-only folder, a database without a journal is opened as immutable.
     modes = ["mode=ro", "mode=rw"]
     if not any(_has_content(path.with_name(name)) for name in ("run.db-wal", "run.db-journal")):
         modes.append("immutable=1")
@@ -201,80 +192,76 @@ def _has_content(path: Path) -> bool:
 
 SCHEMA_VERSION = 2
 
-# A column of values has no type: SQLite would turn -0.0 into 0.0 in a REAL one. A value of NULL is a NaN.
-# A layer of '' is the run itself: parts of a primary key cannot be NULL.
+# The column of values has no type: in a REAL column, SQLite would turn -0.0 into 0.0. NULL is a NaN.
+# The layer '' is the run itself: columns of a primary key cannot be NULL.
 _VERSION_1 = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
     "CREATE TABLE metrics (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value, "
     "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
 )
 
-# What leads from a version to the next one.
+# Statements that migrate a version to the next one.
 _MIGRATIONS = {
     1: (
         "CREATE TABLE texts (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, "
         "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
         "CREATE TABLE starts (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, process_started REAL, "
         "began REAL NOT NULL, seen REAL NOT NULL, checkpoint INTEGER, environment TEXT NOT NULL)",
-    ),
+    )
 }
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables of the current version in an empty database; the caller holds the transaction."""
+    """Create the tables of the current version in an empty database; the caller holds the transaction."""
     for statement in _VERSION_1:
         connection.execute(statement)
-    _climb(connection, 1)
+    migrate(connection, 1)
 
 
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring an older database to the current version; the caller holds the transaction."""
-    version = version_of(connection, path)
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Update an older database to the current version; the caller holds the transaction."""
     if version < SCHEMA_VERSION:
-        _climb(connection, version)
+        for statement in _statements(version):
+            connection.execute(statement)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def pretend_current(connection: sqlite3.Connection, version: int) -> None:
-    """Give a reader of an older database the tables it lacks, empty and in memory only; the file stays as it is."""
-    if version == SCHEMA_VERSION:
-        return
-    connection.execute("PRAGMA temp_store = MEMORY")
-    for older in range(version, SCHEMA_VERSION):
-        for statement in _MIGRATIONS[older]:
+    """Add the missing tables of an older database, empty and in memory only, for reading; the file is not changed."""
+    if version < SCHEMA_VERSION:
+        connection.execute("PRAGMA temp_store = MEMORY")
+        for statement in _statements(version):
             connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
 def version_of(connection: sqlite3.Connection, path: Path) -> int:
-    """Version of a database, one that this featlearn can read."""
+    """Return the version of a database, or raise RunStoreError if this version of featlearn cannot read it."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise RunStoreError(
-            f"the database {str(path)!r} has schema {version}, and this featlearn reads up to {SCHEMA_VERSION}: "
-            "a newer featlearn has written it"
+            f"The database {str(path)!r} has schema {version}, but this featlearn reads up to {SCHEMA_VERSION}. "
+            "Install a newer featlearn."
         )
     known = connection.execute("SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'metrics')").fetchone()[0]
     if version < 1 or known != 2:
-        raise RunStoreError(f"the database {str(path)!r} holds no run of featlearn")
+        raise RunStoreError(f"The database {str(path)!r} is not a run of featlearn.")
     return version
 
 
-def _climb(connection: sqlite3.Connection, version: int) -> None:
-    for older in range(version, SCHEMA_VERSION):
-        for statement in _MIGRATIONS[older]:
-            connection.execute(statement)
-    connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+def _statements(version: int) -> list[str]:
+    return [statement for older in range(version, SCHEMA_VERSION) for statement in _MIGRATIONS[older]]
 
 
 BUSY_SECONDS = 5.0
 
-_PRIMARY = 0xFF  # SQLite's finer codes carry the plain one in their last byte
+_PRIMARY = 0xFF  # the last byte of SQLite's extended error codes is the primary code
 _REASONS = {
-    sqlite3.SQLITE_BUSY: "another process has locked it for longer than the time that featlearn waits; try again",
+    sqlite3.SQLITE_BUSY: "another process has locked it for too long; try again",
     sqlite3.SQLITE_LOCKED: "another connection has locked it; try again",
-    sqlite3.SQLITE_FULL: "there is no room left on its disk",
+    sqlite3.SQLITE_FULL: "its disk is full",
     sqlite3.SQLITE_READONLY: "it, or its folder, is read-only",
-    sqlite3.SQLITE_CANTOPEN: "it, or a file that SQLite needs beside it, cannot be opened",
+    sqlite3.SQLITE_CANTOPEN: "it, or a file of SQLite beside it, cannot be opened",
     sqlite3.SQLITE_PERM: "access to it is denied",
     sqlite3.SQLITE_NOTADB: "it is not a database",
     sqlite3.SQLITE_CORRUPT: "it is damaged",
@@ -283,21 +270,22 @@ _REASONS = {
 
 @contextmanager
 def database_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Errors of SQLite in the block become a RunStoreError that names the database."""
+    """Translate errors of SQLite in the block into RunStoreError with the path of the database."""
     try:
         yield
     except sqlite3.Error as error:
         reason = _REASONS.get(getattr(error, "sqlite_errorcode", 0) & _PRIMARY)
-        told = f"{reason} ({error})" if reason else str(error)
-        raise RunStoreError(f"the database {os.fspath(path)!r} cannot be used: {told}") from error
+        raise RunStoreError(
+            f"The database {os.fspath(path)!r} cannot be used: {f'{reason} ({error})' if reason else error}."
+        ) from error
 
 
 @contextmanager
 def row_trouble(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Rows that make no sense, such as a step that is a word, become a RunStoreError that names the database."""
+    """Translate errors of damaged rows, such as a step that is a string, into RunStoreError with the database path."""
     try:
         yield
     except FeatlearnError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
-        raise RunStoreError(f"the database {os.fspath(path)!r} is damaged: {error}") from error
+        raise RunStoreError(f"The database {os.fspath(path)!r} is damaged: {error}") from error

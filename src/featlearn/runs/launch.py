@@ -1,4 +1,4 @@
-"""Give every launch of a training a run of its own, unless it continues one explicitly."""
+"""Launch of a training, which gets a new run unless it continues one explicitly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featlearn.runs.lock import LOCK_FILE
 
 
 def run_to_continue(folder: str | os.PathLike[str]) -> Run | None:
-    """Return the run of a folder for reading, or None if there is no run, or one without steps and checkpoints."""
+    """Return the run of a folder for reading; None if there is no run, or one without steps and checkpoints."""
     path = as_folder(folder)
     if not os.path.lexists(path / DATABASE_FILE):
         return None
@@ -32,14 +32,12 @@ def check_config(run: Run, config: Mapping[str, Any] | None) -> None:
         config: Config of the launch. None is not compared.
 
     Raises:
-        InputError: The configs differ; the message names each setting that does.
+        InputError: If the configs differ; the message names each setting that does.
     """
-    if config is None:
-        return
-    if changed := changed_settings(run.config, as_settings(config)):
+    if config is not None and (changed := changed_settings(run.config, as_settings(config))):
         raise InputError(
             f"config must be that of the run in {str(run.path)!r} to continue it, got another: {changed}. "
-            "Pass the same config, or leave out resume=True to start a new run."
+            "Pass the same config, or omit resume=True to start a new run."
         )
 
 
@@ -48,21 +46,21 @@ def launch(
 ) -> tuple[Run, str | None]:
     """Open the run of a new training for writing.
 
-    The run is made in ``folder``, or in the first free one of ``folder-2``, ``folder-3``, ... if that holds a run with
-    steps, one that another process writes, or one that cannot be read. Processes that launch at the same time get
-    different runs: the writer's lock decides.
+    The run is created in ``folder``, or in the first free one of ``folder-2``, ``folder-3``, ... if ``folder`` holds a
+    run with steps, one that another process writes, or one that cannot be read. Processes that launch at the same time
+    get different runs: the writer's lock decides.
 
     Args:
-        folder: Folder of the run; made if it does not exist.
-        config: Config of the run. None is an empty one, or that of the run without steps that is taken over.
-        resume: Whether to continue the run in ``folder``, if it has steps.
+        folder: Folder of the run, created if it does not exist.
+        config: Config of the run. None is an empty config, or that of a run without steps that is reused.
+        resume: Whether to continue the run in ``folder`` if it has steps.
 
     Returns:
-        The run, and a sentence that names its folder if it is another one than ``folder``, else None.
+        The run, and a message that names its folder if it differs from ``folder``, else None.
 
     Raises:
-        InputError: The run is to be continued with another config.
-        RunStoreError: No run can be written there, or the one to continue cannot be.
+        InputError: If the run is to be continued with another config.
+        RunStoreError: If the folder or the run to continue cannot be written.
     """
     path = as_folder(folder)
     if resume:
@@ -80,19 +78,23 @@ def launch(
             run, why = None, str(error)
         except RunStoreError as error:
             if not os.path.lexists(candidate / DATABASE_FILE):
-                raise  # the folder cannot be written, nor will the next one be
+                raise  # the folder cannot be written, and neither can the next one
             run, why = None, f"the run in {str(candidate)!r} cannot be used ({error})"
         if run is not None and not reason:
             return run, None
         if run is not None:
             new = f"this training is written to the new run {str(candidate)!r}"
             return run, f"{reason}: {new} (pass resume=True to continue the old run instead)"
-        reason = reason or why or f"{str(path)!r} already holds a run with {_extent(path)}"
-    raise AssertionError("there is always a next number")
+        if not reason and not why:
+            last = Run.open(path).last_step
+            extent = "checkpoints" if last is None else f"steps up to {last}"
+            why = f"{str(path)!r} already holds a run with {extent}"
+        reason = reason or why
+    raise AssertionError("the candidates do not end")
 
 
 def _candidates(path: Path) -> Iterator[Path]:
-    """Yield the folder itself, then those beside it that do not hold files of something else."""
+    """Yield the folder itself, then numbered folders beside it that do not contain other files."""
     yield path
     named = path if path.name not in ("", "..") else Path(os.path.abspath(path))
     for number in itertools.count(2):
@@ -101,11 +103,6 @@ def _candidates(path: Path) -> Iterator[Path]:
             yield beside
         elif beside.is_dir():
             inside = os.listdir(beside)
-            # Where there is only a lock, another process is about to make a run: the lock tells whether it lives.
+            # A folder with only a lock may belong to a process that is about to create a run.
             if DATABASE_FILE in inside or set(inside) <= {LOCK_FILE}:
                 yield beside
-
-
-def _extent(path: Path) -> str:
-    last = Run.open(path).last_step
-    return "checkpoints" if last is None else f"steps up to {last}"

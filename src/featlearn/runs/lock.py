@@ -1,4 +1,4 @@
-"""The lock of a run's one writer: the system frees it when the process ends, however it ends."""
+"""Lock of the single writer of a run, which the system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ except ImportError:  # Windows: runs can be read there, not written
 
 LOCK_FILE = "run.lock"
 
-# A reader that asks whether there is a writer holds the lock for an instant, so that one refusal proves nothing.
+# A reader that checks for a writer holds the lock for an instant, so a writer tries several times.
 _PATIENCE = 0.5
 _PAUSE = 0.02
 
-# To open a named pipe would wait for its other end.
+# Without this flag, opening a named pipe would wait for its other end.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 
 
 class WriterLock:
-    """The right to write a run, held until `release` or the end of the process.
+    """Lock that permits writing a run, held until `release` or the end of the process.
 
     Args:
         folder: Folder of the run.
@@ -40,14 +40,14 @@ class WriterLock:
         self.path = folder / LOCK_FILE
         self._handle: int | None = None
         if fcntl is None:
-            raise RunStoreError("a run can be written where the system locks files by flock: on Linux and macOS")
+            raise RunStoreError("Runs can be written only on systems with flock: Linux and macOS.")
         end = time.monotonic() + _PATIENCE
         while self._handle is None:
             with file_trouble(self.path, "locked"):
                 self._handle = self._attempt()
             if self._handle is None:
                 if time.monotonic() > end:
-                    raise RunLockedError(f"the run in {str(folder)!r} is being written by {_writer(self.path)}")
+                    raise RunLockedError(f"The run in {str(folder)!r} is being written by {_writer(self.path)}.")
                 time.sleep(_PAUSE)
         _HELD.add(self)
 
@@ -55,12 +55,12 @@ class WriterLock:
         handle = os.open(self.path, os.O_RDWR | os.O_CREAT | _NO_WAIT, 0o666)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise RunStoreError(f"{str(self.path)!r} is no plain file, so that the run cannot be locked: remove it")
+            raise RunStoreError(f"{str(self.path)!r} must be a regular file to lock the run. Remove it.")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that was removed meanwhile took the lock's name with it: the lock of a nameless file binds nobody.
+            # If the run was removed meanwhile, the locked file has no name, and other processes do not see the lock.
             if os.path.samestat(os.fstat(handle), self.path.stat()):
-                with suppress(OSError):  # on a full disk the lock still holds, it only cannot say whose it is
+                with suppress(OSError):  # on a full disk the lock holds, but does not name its process
                     os.ftruncate(handle, 0)
                     os.write(handle, str(os.getpid()).encode())
                 return handle
@@ -74,20 +74,20 @@ class WriterLock:
         return None
 
     def release(self) -> None:
-        """Let the next writer in."""
+        """Release the lock."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
 
 
 def being_written(folder: Path) -> bool:
-    """Whether a process that lives has the run open for writing."""
+    """Return whether a living process has the run open for writing."""
     try:
         handle = os.open(folder / LOCK_FILE, os.O_RDONLY | _NO_WAIT)
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # it cannot be asked, and to call a living run dead would be the worse mistake
+        return True  # unknown: to report a running run as interrupted would be the worse error
     try:
         if fcntl is not None:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -113,6 +113,6 @@ def _let_go_in_child() -> None:
         lock.release()
 
 
-# A lock belongs to the parent and all its forks: a worker that outlives its parent would keep a dead run alive.
+# A lock is shared with forks: without this, a worker that outlives its parent would keep the run locked.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,4 +1,4 @@
-"""Training: the fit loop, the monitor, and what they hand to trackers and other people's trainers."""
+"""Training loop, monitor of feature learning, and their trackers and callbacks."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.training.diagnosis import Diagnosis as Diagnosis
     from featlearn.training.diagnosis import diagnose_layer as diagnose_layer
 
-# Public name -> its module. Imported when first used, so that a fitted table can be logged without the monitor.
+# Public names and their modules, imported on first use, so that a fitted table can be logged without the monitor.
 _HOMES = {
     "PARTS": "_measurement",
     "DIAGNOSES": "diagnosis",

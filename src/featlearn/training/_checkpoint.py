@@ -1,4 +1,4 @@
-"""The state of a training between two updates: all that the next one depends on."""
+"""State of a training between two updates, complete enough to resume it to the same bits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from featlearn.runs import Run
 
 @dataclass
 class Training:
-    """A training that can be written down and taken up again.
+    """Training that can be saved as a checkpoint and resumed.
 
     Attributes:
-        model: What is trained.
-        optimizer: With its momenta.
-        scheduler: Of the learning rate, or None.
-        generator: Shuffles the data.
-        devices: Accelerators whose global generators the model may draw from.
-        settings: What must not change between start and resumption.
-        order: Rows in the order of the present epoch.
+        model: Model that is trained.
+        optimizer: Optimizer, including its momenta.
+        scheduler: Scheduler of the learning rate, or None.
+        generator: Generator that shuffles the data.
+        devices: Indices of CUDA devices whose global generators the model may draw from.
+        settings: Settings that must be the same when the training is resumed.
+        order: Order of the rows in the current epoch.
         losses: Loss before each update.
     """
 
@@ -43,77 +43,73 @@ class Training:
 
     def save(self, run: Run) -> None:
         """Write a checkpoint, named by the number of updates made."""
-        run.save_checkpoint(
-            len(self.losses),
-            {
-                "settings": dict(self.settings),
-                "model": dict(self.model.state_dict()),
-                "buffers": _unsaved_buffers(self.model),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": None if self.scheduler is None else _plain(self.scheduler.state_dict()),
-                "generator": self.generator.get_state(),
-                "random": torch.get_rng_state(),
-                "devices": [torch.cuda.get_rng_state(device) for device in self.devices],
-                "order": self.order,
-                "losses": torch.tensor(self.losses, dtype=torch.float64),
-            },
-        )
+        state = {
+            "settings": dict(self.settings),
+            "model": dict(self.model.state_dict()),
+            "buffers": _unsaved_buffers(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None,
+            "generator": self.generator.get_state(),
+            "random": torch.get_rng_state(),
+            "devices": [torch.cuda.get_rng_state(device) for device in self.devices],
+            "order": self.order,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+        }
+        if self.scheduler is not None:  # without functions, which belong to the code, as torch does for LambdaLR
+            state["scheduler"] = {k: v for k, v in self.scheduler.state_dict().items() if not callable(v)}
+        run.save_checkpoint(len(self.losses), state)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take up the training where a checkpoint left it; the global generators are set as they were.
+        """Resume the training from a checkpoint, including the states of the global generators.
+
+        Args:
+            state: State written by `save`.
 
         Raises:
-            InputError: It is not the state of this training; nothing has been changed then.
+            InputError: If the state belongs to another training. Nothing has been changed then.
         """
         if not state.keys() >= {"settings", "model", "optimizer", "generator", "random", "order", "losses"}:
-            raise InputError("the checkpoint of the run was not written by fit: start a run of its own")
-        check_same_training(state["settings"], self.settings)
-        _check_same_model(state["model"], self.model)
+            raise InputError("The checkpoint of the run was not written by fit. Pass the folder of another run.")
+        changed = [
+            f"{name} was {state['settings'][name]!r} and is {value!r}"
+            for name, value in self.settings.items()
+            if name in state["settings"] and state["settings"][name] != value  # older checkpoints lack some
+        ]
+        if changed:
+            raise InputError(
+                f"The run began with other settings: {'; '.join(changed)}. Restore them, or start a new run."
+            )
+        if other := changed_tensors(state["model"], self.model.state_dict()):
+            raise InputError(
+                f"model must have the architecture that the run began with, but differs in {', '.join(other[:5])}."
+            )
         groups = (state["optimizer"]["param_groups"], self.optimizer.param_groups)
         before, now = ([len(group["params"]) for group in of] for of in groups)
         if before != now:
-            raise InputError(f"the run began with {sum(before)} trained parameters, and there are {sum(now)} now")
+            raise InputError(
+                f"model must have the {sum(before)} trained parameters that the run began with, got {sum(now)}."
+            )
         self.model.load_state_dict(state["model"])
-        for name, value in state.get("buffers", {}).items():
-            path, _, own = name.rpartition(".")
-            module = self.model.get_submodule(path)
-            there = module._buffers.get(own)
-            module._buffers[own] = value if there is None else value.to(there.device)
+        for path, value in state.get("buffers", {}).items():
+            module_path, _, name = path.rpartition(".")
+            buffers = self.model.get_submodule(module_path)._buffers
+            old = buffers.get(name)
+            buffers[name] = value if old is None else value.to(old.device)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["random"])
-        for device, of_device in zip(self.devices, state["devices"], strict=False):
-            torch.cuda.set_rng_state(of_device, device)
+        for device, device_state in zip(self.devices, state["devices"], strict=False):
+            torch.cuda.set_rng_state(device_state, device)
         self.order = state["order"]
         self.losses = state["losses"].tolist()
 
 
-def check_same_training(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with other data or settings than the run began with."""
-    changed = [
-        f"{name} was {before[name]!r} and is {value!r}"
-        for name, value in now.items()
-        if name in before and before[name] != value  # older checkpoints lack some
-    ]
-    if changed:
-        raise InputError(
-            f"the run began with other settings: {'; '.join(changed)}. Take them back, or start a run of its own"
-        )
-
-
-def _check_same_model(before: Mapping[str, Any], model: nn.Module) -> None:
-    if other := changed_tensors(before, model.state_dict()):
-        raise InputError(f"the run began with a model of another architecture: they differ in {', '.join(other[:5])}")
-
-
 def changed_tensors(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the names that only one of two state_dicts has, then those of another shape."""
-    shapes = [
-        name for name in now if name in before and _has_shape(now[name]) and now[name].shape != before[name].shape
-    ]
-    return sorted(before.keys() ^ now.keys()) + shapes
+    """Return the names that only one of two state_dicts has, then the names whose shapes differ."""
+    common = [name for name in now if name in before and _has_shape(now[name])]
+    return sorted(before.keys() ^ now.keys()) + [name for name in common if now[name].shape != before[name].shape]
 
 
 def _has_shape(value: Any) -> bool:
@@ -121,7 +117,7 @@ def _has_shape(value: Any) -> bool:
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that a state_dict leaves out; a forward pass may change them as well."""
+    """Return the buffers that a state_dict omits; a forward pass may change them too."""
     return {
         f"{path}.{name}" if path else name: buffer
         for path, module in model.named_modules()
@@ -131,21 +127,15 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def model_mark(model: nn.Module) -> str:
-    """Return a short mark of the weights and buffers of a model."""
-    state = {name: value for name, value in model.state_dict().items() if _has_shape(value)}
-    return tensor_mark(*(state[name] for name in sorted(state)))
+    """Return a short hash of the weights and buffers of a model."""
+    return tensor_mark(*(value for _, value in sorted(model.state_dict().items()) if _has_shape(value)))
 
 
 def tensor_mark(*tensors: Tensor) -> str:
-    """Return a short mark of tensors, to distinguish other data."""
+    """Return a short hash of the shapes, dtypes and values of tensors."""
     digest = hashlib.blake2b(digest_size=8)
     for part in tensors:
         digest.update(f"{tuple(part.shape)} {part.dtype}".encode())
         flat = part.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule's state without its functions, which belong to the code; as torch leaves out those of LambdaLR."""
-    return {name: value for name, value in state.items() if not callable(value)}

@@ -1,4 +1,4 @@
-"""Losses, optimizers and schedules of the fit loop, by name."""
+"""Losses, optimizers and schedules of `featlearn.training.fit`, by name."""
 
 from __future__ import annotations
 
@@ -19,24 +19,21 @@ ScheduleFactory = Callable[[Optimizer], LRScheduler]
 
 
 def loss_function(loss: str | LossFunction) -> LossFunction:
-    """A loss by its name, or the function itself."""
+    """Return the loss function of a name, or the function itself."""
     if callable(loss):
         return loss
-    if loss == "mse":
-        return _mse
-    if loss == "half_mse":
-        return _half_mse
-    if loss == "cross_entropy":
-        return functional.cross_entropy
-    raise InputError(f"no loss is called {loss!r}: choose from mse, half_mse, cross_entropy, or pass a function")
+    named: dict[str, LossFunction] = {"mse": _mse, "half_mse": _half_mse, "cross_entropy": functional.cross_entropy}
+    if not isinstance(loss, str) or loss not in named:
+        raise InputError(f"loss must be 'mse', 'half_mse', 'cross_entropy' or a function, got {loss!r}.")
+    return named[loss]
 
 
 def _mse(output: Tensor, target: Tensor) -> Tensor:
     # (n, 1) against (n,) would broadcast to n x n and train on noise.
     if output.shape != target.shape:
         raise InputError(
-            "outputs and labels must have one shape for the squared loss: "
-            f"the model gives {tuple(output.shape)}, y is {tuple(target.shape)}"
+            "Outputs of the model and y must have the same shape for the squared loss, "
+            f"got {tuple(output.shape)} and {tuple(target.shape)}."
         )
     return functional.mse_loss(output, target)
 
@@ -52,58 +49,57 @@ def make_optimizer(
     momentum: float,
     weight_decay: float,
 ) -> Optimizer:
-    """An optimizer by its name, or as a factory makes it."""
+    """Return the optimizer of a name, or the one that a factory returns."""
     if callable(optimizer):
         if lr is not None or momentum != 0 or weight_decay != 0:
-            raise InputError("an optimizer factory sets its own lr, momentum and weight_decay: leave them out of fit")
+            raise InputError("An optimizer factory sets lr, momentum and weight_decay itself. Do not pass them to fit.")
         made = optimizer(parameters)
         if not isinstance(made, Optimizer):
-            raise InputError(f"an optimizer factory must return a torch Optimizer, got {type(made).__name__}")
+            raise InputError(f"An optimizer factory must return a torch Optimizer, got {type(made).__name__}.")
         if isinstance(made, torch.optim.LBFGS):
             raise InputError(
-                "fit makes one gradient an update, and LBFGS asks for several: use it in a loop of your own"
+                "optimizer must use one gradient per update, but LBFGS needs several. Write your own training loop."
             )
         return made
     if lr is None or not lr > 0:
-        raise InputError(f"lr must be a positive number, got {lr}")
+        raise InputError(f"lr must be a positive number, got {lr}.")
     if not weight_decay >= 0:
-        raise InputError(f"weight_decay must not be negative, got {weight_decay}")
-    if optimizer in ("sgd", "gd"):
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    if optimizer == "slo":
-        return SLO(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        raise InputError(f"weight_decay must be at least 0, got {weight_decay}.")
+    if optimizer in ("sgd", "gd", "slo"):
+        kind = SLO if optimizer == "slo" else torch.optim.SGD
+        return kind(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
     if momentum != 0:
-        raise InputError(f"momentum belongs to 'sgd' and 'slo'; {optimizer!r} does not take it")
+        raise InputError(f"momentum must be 0 for optimizer {optimizer!r}, got {momentum}. Use 'sgd' or 'slo'.")
     if optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
     if optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    raise InputError(
-        f"no optimizer is called {optimizer!r}: choose from sgd, gd, adam, adagrad, slo, or pass a factory"
-    )
+    raise InputError(f"optimizer must be 'sgd', 'gd', 'adam', 'adagrad', 'slo' or a factory, got {optimizer!r}.")
 
 
 def make_schedule(schedule: str | ScheduleFactory | None, optimizer: Optimizer, total: int) -> LRScheduler | None:
-    """A schedule by its name, or as a factory makes it."""
+    """Return the schedule of a name, or the one that a factory returns."""
     if schedule is None:
         return None
-    if callable(schedule):
-        made = schedule(optimizer)
-        if isinstance(made, ReduceLROnPlateau):
-            raise InputError(
-                "ReduceLROnPlateau waits for a number to be handed to it, and fit steps schedules without one: choose "
-                "a schedule of the steps, or write the loop yourself"
-            )
-        return made
     if schedule == "cosine":
         return CosineAnnealingLR(optimizer, T_max=max(total, 1))
-    raise InputError(f"no schedule is called {schedule!r}: choose cosine, None, or pass a factory")
+    if not callable(schedule):
+        raise InputError(f"schedule must be 'cosine', None or a factory, got {schedule!r}.")
+    made = schedule(optimizer)
+    if isinstance(made, ReduceLROnPlateau):
+        raise InputError(
+            "schedule must depend on the step only, but ReduceLROnPlateau needs a metric at each step. Choose another "
+            "schedule, or write your own training loop."
+        )
+    return made
 
 
 def check_decay(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose weight decay is not part of the gradient, or is zero."""
+    """Raise InputError for an optimizer whose weight decay is zero or not part of the gradient."""
     groups = optimizer.param_groups
     if isinstance(optimizer, torch.optim.AdamW) or any(g.get("decoupled_weight_decay") for g in groups):
-        raise InputError("stop_relgrad needs a weight decay that is part of the gradient; AdamW's is decoupled from it")
+        raise InputError(
+            "stop_relgrad requires a weight decay that is part of the gradient; the weight decay of AdamW is decoupled."
+        )
     if not any(g.get("weight_decay", 0.0) > 0 for g in groups):
-        raise InputError("stop_relgrad divides by lambda |theta|: give a weight_decay > 0, or leave it out")
+        raise InputError("stop_relgrad requires weight_decay > 0: relgrad is divided by lambda |theta|.")

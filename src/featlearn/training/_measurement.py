@@ -1,10 +1,10 @@
-"""One measurement of a model during training: numbers a layer, numbers of the whole, words, matrices."""
+"""Measurement of a model during training: metrics per layer and of the whole model, diagnoses, matrices."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,93 +36,91 @@ from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training.diagnosis import Diagnosis, diagnose_layer
 
 PARTS = ("features", "weights", "ck", "ntk")
-"""What can be measured: NFC and FACT families; spectra of W; of conjugate kernels; of the tangent kernel."""
+"""Parts of a measurement: NFC and FACT families; spectra of W, of conjugate kernels and of the tangent kernel."""
 
 BESIDES = ("ck", "ntk", "spectra")
-"""What can be kept of a measurement besides feature matrices."""
+"""Names of matrices that a monitor can store besides feature matrices."""
 
 _EIGENVALUES = ".eigenvalues"
 
 Array = NDArray[np.float64]
 Numbers = dict[str, float]
+Key = tuple[str | None, str]
+"""Name of a layer, None for the model, and "w", "ck" or "ntk"."""
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """What a monitor saw at one step.
+    """Measurement of a monitor at one step.
 
     Attributes:
-        step: Of the training.
-        layers: For each layer name -> number.
-        model: Numbers of the whole model, and scalars that were handed over.
-        readings: A `Diagnosis` a layer, where features or weights are measured.
-        phases: Phases of spectra: ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
-        matrices: ``"net.0/agop"`` and so on, where asked for; eigenvalues are vectors, ``"net.0/w.eigenvalues"``.
-        seconds: What it took.
+        step: Training step of the measurement.
+        layers: Metrics of each layer, as a mapping of layer names to mappings of metric names to numbers.
+        model: Metrics of the whole model.
+        readings: `Diagnosis` of each layer whose features or weights are measured.
+        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
+        matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
+            ``"net.0/w.eigenvalues"``.
+        seconds: Time that the measurement took, in seconds.
     """
 
     step: int
     layers: dict[str, Numbers]
     model: Numbers
     readings: dict[str, Diagnosis] = field(default_factory=dict)
-    phases: dict[tuple[str | None, str], Phase] = field(default_factory=dict, repr=False)
+    phases: dict[Key, Phase] = field(default_factory=dict, repr=False)
     matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
 
     def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
-        """A row a layer: its numbers, and the word of its reading.
+        """Return the metrics and the diagnosis of each layer.
 
         Args:
-            columns: Names of numbers; None takes all that were measured.
+            columns: Names of metrics. None selects all that were measured.
+
+        Returns:
+            Table with one row per layer, one column per metric, and the diagnosis in the column "reading".
+
+        Raises:
+            InputError: If a metric was not measured.
         """
         table = pd.DataFrame.from_dict(self.layers, orient="index")
         table.index.name = "layer"
         if columns is not None:
             wanted = list(columns)
-            missing = [name for name in wanted if name not in table.columns]
-            if missing:
-                raise InputError(f"not measured: {', '.join(missing)}; there are {', '.join(table.columns)}")
+            if missing := [name for name in wanted if name not in table.columns]:
+                raise InputError(
+                    f"columns must be among {', '.join(table.columns)}; not measured: {', '.join(missing)}."
+                )
             table = table[wanted]
         table["reading"] = pd.Series({name: str(reading.word) for name, reading in self.readings.items()}, dtype=object)
         return table
 
     def texts(self) -> dict[str | None, dict[str, str]]:
-        """Words for the run store: readings and phases, a layer; None is the whole model."""
-        found: dict[str | None, dict[str, str]] = {}
+        """Return the diagnoses and phases as text, by layer, for the run store; the key None is the whole model."""
+        result: dict[str | None, dict[str, str]] = {}
         for name, reading in self.readings.items():
-            found.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
+            result.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
         for (layer, kind), of in self.phases.items():
-            found.setdefault(layer, {})[f"{kind}.phase"] = of.name
-        return found
+            result.setdefault(layer, {})[f"{kind}.phase"] = of.name
+        return result
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """Spectra before training, which later ones are compared with.
-
-    Attributes:
-        spectra: ``("net.0", "w")`` and so on -> eigenvalues.
-    """
-
-    spectra: Mapping[tuple[str | None, str], Array]
-
-
-def make_start(
+def initial_spectra(
     initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
-) -> Start:
-    """Measure the spectra of the initial model."""
-    spectra: dict[tuple[str | None, str], Array] = {}
+) -> dict[Key, Array]:
+    """Return the eigenvalues of the weights and kernels of the initial model, which later ones are compared with."""
+    spectra: dict[Key, Array] = {}
     if "weights" in plan.parts:
         with at_rest(initial):
             spectra |= {(name, "w"): _weight_spectrum(layers[name]) for name in layers if name in plan.spectra}
-    spectra |= {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, plan, forward).items()}
-    return Start(spectra)
+    return spectra | {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, plan, forward).items()}
 
 
 def feature_numbers(
     total: FeatureAccumulator, rows: ProbeRows, plan: MeasurementPlan
 ) -> tuple[Report, dict[str, Numbers]]:
-    """NFC variants, FACT family, change of weights: one pass over the rows, reduced over the processes."""
+    """Measure NFC variants, FACT family and change of weights in one pass over the rows, summed over processes."""
     with _raise_on_all_ranks(), total.session():
         for raw in first_of(rows.batches, plan.feature_rows, plan.batch_rows):
             total.update(raw)
@@ -137,150 +135,166 @@ def feature_numbers(
 
 @contextmanager
 def _raise_on_all_ranks() -> Iterator[None]:
-    """A block that fails on one process fails on all: the others would wait for its sums, or take others for them."""
+    """Raise the error of one process on all of them, which would otherwise wait for its sums."""
     failure: Exception | None = None
     try:
         yield
     except Exception as error:
         failure = error
-    told: list[Any] = [None if failure is None else str(failure)]
+    messages: list[Any] = [None if failure is None else str(failure)]
     if in_processes():
-        told *= torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(told, told[0])
+        messages *= torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(messages, messages[0])
     if failure is not None:
         raise failure
-    for rank, message in enumerate(told):
+    for rank, message in enumerate(messages):
         if message is not None:
-            raise InputError(f"process {rank} could not measure: {message}")
+            raise InputError(f"Process {rank} could not measure: {message}")
 
 
 def weight_numbers(
-    layers: Mapping[str, Layer], initial: Mapping[str, Layer], start: Start, directions: Mapping[str, Any]
-) -> tuple[dict[str, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
-    """Spectra of ``W^T W / h``, norms of the change, and alignment with given directions; last the eigenvalues.
+    layers: Mapping[str, Layer],
+    initial: Mapping[str, Layer],
+    start: Mapping[Key, Array],
+    directions: Mapping[str, Any],
+    wanted: Iterable[str],
+) -> tuple[dict[str, Numbers], dict[Key, Phase], dict[str, Tensor]]:
+    """Measure spectra of ``W^T W / h``, norms of the change, and alignment with given directions.
 
-    Both models are at rest (`featlearn.capture.at_rest`) meanwhile.
+    Both models must be at rest (`featlearn.capture.at_rest`) meanwhile.
+
+    Args:
+        layers: Layers of the trained model, by name.
+        initial: Layers of the initial model, by name.
+        start: Result of `initial_spectra`.
+        directions: Directions of some layers, by name.
+        wanted: Names of the matrices to store; "spectra" stores the eigenvalues.
+
+    Returns:
+        Metrics of each layer, phases, and eigenvalues by name.
     """
     numbers: dict[str, Numbers] = {}
-    phases: dict[tuple[str | None, str], Phase] = {}
+    phases: dict[Key, Phase] = {}
     spectra: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        found: Numbers = {}
-        of: Phase | None = None
-        measured = (name, "w") in start.spectra
-        if measured:
-            before, after = start.spectra[name, "w"], _weight_spectrum(layer)
-            found, of = _spectrum_numbers(before, after, "w", partial(_weight, layer))
-            spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
-            found["w.initial_effective_rank"] = effective_rank(before) if before.any() else 0.0
+        values = numbers.setdefault(name, {})
+        before = start.get((name, "w"))
+        if before is not None:
+            after = _weight_spectrum(layer)
+            metrics, of = _spectrum_numbers(before, after, "w", partial(_weight, layer))
+            values |= metrics | {"w.initial_effective_rank": effective_rank(before) if before.any() else 0.0}
+            if of is not None:
+                phases[name, "w"] = of
+            if "spectra" in wanted:
+                spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
         now = _weight(layer)
-        then = _weight(initial[name]).to(now)  # the model may have been moved, or cast, since the start was kept
-        found["weight_norm"] = float(now.double().norm())
-        found["weight_change"] = float((now.double() - then.double()).norm() / then.double().norm())
-        if layer.groups == 1 and measured:
+        then = _weight(initial[name]).to(now)  # the model may have been moved or cast since the initial copy
+        values["weight_norm"] = float(now.double().norm())
+        values["weight_change"] = float((now.double() - then.double()).norm() / then.double().norm())
+        if layer.groups == 1 and before is not None:
             change = change_norms(then[0], now[0])
-            found["weight_change_operator"] = change.relative_operator
-            found["weight_change_two_to_infinity"] = change.relative_two_to_infinity
+            values["weight_change_operator"] = change.relative_operator
+            values["weight_change_two_to_infinity"] = change.relative_two_to_infinity
             if name in directions:
                 beta = torch.as_tensor(directions[name])
                 leading = leading_alignment(now[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
-                found["alignment"] = float(leading.projections.min())
-        numbers[name] = found
-        if of is not None:
-            phases[name, "w"] = of
+                values["alignment"] = float(leading.projections.min())
     return numbers, phases, spectra
 
 
 def kernel_numbers(
-    model: nn.Module, names: list[str], rows: ProbeRows, start: Start, plan: MeasurementPlan, forward: Forward | None
-) -> tuple[dict[str | None, Numbers], dict[tuple[str | None, str], Phase], dict[str, Tensor]]:
-    """Spectra of conjugate and tangent kernels, and how they match the labels; last the kernels and eigenvalues."""
+    model: nn.Module,
+    names: list[str],
+    rows: ProbeRows,
+    start: Mapping[Key, Array],
+    plan: MeasurementPlan,
+    forward: Forward | None,
+    wanted: Iterable[str],
+) -> tuple[dict[str | None, Numbers], dict[Key, Phase], dict[str, Tensor]]:
+    """Measure spectra of conjugate and tangent kernels, and their alignment with the labels.
+
+    Args:
+        model: Model to measure.
+        names: Names of the layers whose inputs get a conjugate kernel.
+        rows: Rows to measure on.
+        start: Result of `initial_spectra`.
+        plan: Plan of the measurement.
+        forward: Forward function, as in `featlearn.probe`.
+        wanted: Names of the matrices to store: "ck", "ntk", and "spectra" for eigenvalues.
+
+    Returns:
+        Metrics of each layer and of the model (None), phases, and kernels and eigenvalues by name.
+    """
     numbers: dict[str | None, Numbers] = {}
-    phases: dict[tuple[str | None, str], Phase] = {}
+    phases: dict[Key, Phase] = {}
     matrices: dict[str, Tensor] = {}
-    for key, kernel in _kernels(model, names, rows, plan, forward).items():
-        layer, kind = key
-        if key not in start.spectra:
+    for (layer, kind), kernel in _kernels(model, names, rows, plan, forward).items():
+        before = start.get((layer, kind))
+        if before is None:
             continue
         after = _eigenvalues(kernel)
-        found, of = _spectrum_numbers(start.spectra[key], after, kind)
+        values, of = _spectrum_numbers(before, after, kind)
+        if of is not None:
+            phases[layer, kind] = of
         targets = None if rows.kernel_targets is None else rows.kernel_targets[: len(kernel)]
         if targets is not None and kernel.any() and labels_vary(targets):
-            found[f"{kind}.kta"] = kernel_target_alignment(kernel, targets)
-        numbers.setdefault(layer, {}).update(found)
-        own = kind if layer is None else f"{layer}/{kind}"
-        matrices |= {own: kernel, f"{own}{_EIGENVALUES}": torch.from_numpy(after)}
-        if of is not None:
-            phases[key] = of
+            values[f"{kind}.kta"] = kernel_target_alignment(kernel, targets)
+        numbers.setdefault(layer, {}).update(values)
+        name = kind if layer is None else f"{layer}/{kind}"
+        if kind in wanted:
+            matrices[name] = kernel
+        if "spectra" in wanted:
+            matrices[f"{name}{_EIGENVALUES}"] = torch.from_numpy(after)
     return numbers, phases, matrices
 
 
-def read(
-    layers: Mapping[str, Layer],
-    numbers: Mapping[str, Numbers],
-    phases: Mapping[tuple[str | None, str], Phase],
-    part: bool,
+def diagnose_layers(
+    layers: Mapping[str, Layer], numbers: Mapping[str, Numbers], phases: Mapping[Key, Phase], part: bool
 ) -> dict[str, Diagnosis]:
-    """A reading for each layer whose change is known; ``part``: of a part of the training data."""
-    return {
-        name: diagnose_layer(
-            found,
-            phases[name, "w"].name if (name, "w") in phases else None,
-            trivial=layers[name].groups * layers[name].k_out == 1,
-            part=part,
-        )
-        for name, found in numbers.items()
-        if "weight_change" in found
-    }
+    """Return the diagnosis of each layer whose change is measured; ``part`` as in `diagnose_layer`."""
+    result = {}
+    for name, values in numbers.items():
+        if "weight_change" in values:
+            of = phases[name, "w"].name if (name, "w") in phases else None
+            trivial = layers[name].groups * layers[name].k_out == 1
+            result[name] = diagnose_layer(values, of, trivial=trivial, part=part)
+    return result
 
 
-def wanted_of(kept: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Of kernels and eigenvalues, those that are to be kept."""
-    names = set(wanted)
-    return {
-        name: value
-        for name, value in kept.items()
-        if ("spectra" if name.endswith(_EIGENVALUES) else name.rpartition("/")[2]) in names
-    }
-
-
-def matrices_of(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Feature matrices by name, of every layer that has them."""
-    found = {}
+def feature_matrices(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Return the wanted feature matrices of all layers that have them, with names such as ``"net.0/agop"``."""
+    result = {}
+    names = [name for name in wanted if name not in BESIDES]
     for layer, features in report.items():
-        for name in wanted:
-            try:
-                found[f"{layer}/{name}"] = features.matrix(name)
-            except NotMeasuredError:
-                continue
-    return found
+        for name in names:
+            with suppress(NotMeasuredError):
+                result[f"{layer}/{name}"] = features.matrix(name)
+    return result
 
 
 def _kernels(
     model: nn.Module, names: list[str], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
-) -> dict[tuple[str | None, str], Tensor]:
-    found: dict[tuple[str | None, str], Tensor] = {}
+) -> dict[Key, Tensor]:
+    """Return the conjugate and tangent kernels on the CPU; kernels that the model does not allow give a warning."""
+    result: dict[Key, Tensor] = {}
+    options: dict[str, Any] = {"forward": forward, "train_mode": "eval"}
     if "ck" in plan.parts and names:
         data = first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows)
-        with _left_out("conjugate kernels"):
-            kernels = ck_by_layer(model, data, layers=names, forward=forward, train_mode="eval")
-            found |= {(name, "ck"): kernel for name, kernel in kernels.items()}
+        with _warn_if_unsupported("conjugate kernels"):
+            kernels = ck_by_layer(model, data, layers=names, **options)
+            result |= {(name, "ck"): kernel.cpu() for name, kernel in kernels.items()}
     if "ntk" in plan.parts:
         data = first_of(rows.kernel_batches, plan.ntk_rows, plan.batch_rows)
-        # The same output vectors each time, so that spectra can be compared with those of the start.
-        with _left_out("tangent kernels"):
-            kernel = ntk(
-                model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, forward=forward,
-                train_mode="eval",
-            )  # fmt: skip
+        with _warn_if_unsupported("tangent kernels"):
+            # The same output vectors each time, so that spectra can be compared with the initial ones.
+            kernel = ntk(model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, **options)
             assert isinstance(kernel, Tensor)
-            found[None, "ntk"] = kernel
-    return {key: kernel.cpu() for key, kernel in found.items()}
+            result[None, "ntk"] = kernel.cpu()
+    return result
 
 
 @contextmanager
-def _left_out(what: str) -> Iterator[None]:
-    """A part that the model does not allow is left out with a warning, and does not end the measurement."""
+def _warn_if_unsupported(what: str) -> Iterator[None]:
     try:
         yield
     except FeatlearnError as error:
@@ -304,24 +318,22 @@ def _eigenvalues(kernel: Tensor) -> Array:
 def _spectrum_numbers(
     before: Array, after: Array, prefix: str, make_weight: Callable[[], Tensor] | None = None
 ) -> tuple[Numbers, Phase | None]:
+    ranks = (effective_rank(after), stable_rank(after)) if after.any() else (0.0, 0.0)
     numbers = {f"{prefix}.top": float(after.max())}
-    if not after.any():
-        return numbers | {f"{prefix}.effective_rank": 0.0, f"{prefix}.stable_rank": 0.0}, None
-    numbers |= {f"{prefix}.effective_rank": effective_rank(after), f"{prefix}.stable_rank": stable_rank(after)}
-    if not before.any():  # a layer that starts at zero has no bulk
+    numbers |= {f"{prefix}.effective_rank": ranks[0], f"{prefix}.stable_rank": ranks[1]}
+    if not after.any() or not before.any():  # a layer that starts at zero has no bulk
         return numbers, None
-    found = phase(before, after)
+    result = phase(before, after)
     if make_weight is not None:
-        found = against_norms(found, make_weight)
-    evidence = found.evidence
-    if evidence is not None:
+        result = against_norms(result, make_weight)
+    if (evidence := result.evidence) is not None:
         numbers[f"{prefix}.spikes"] = float(len(evidence.spikes))
         numbers[f"{prefix}.bulk_distance"] = evidence.bulk_distance
         if evidence.trained_edge is not None:
             numbers[f"{prefix}.edge"] = evidence.trained_edge.edge
         if evidence.tail is not None:
             numbers[f"{prefix}.alpha"] = evidence.tail.fit.alpha
-    return numbers, found
+    return numbers, result
 
 
 def as_parts(measure: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -329,9 +341,8 @@ def as_parts(measure: str | Iterable[str] | None) -> tuple[str, ...]:
     if measure is None:
         return PARTS
     parts = (measure,) if isinstance(measure, str) else tuple(measure)
-    wrong = [part for part in parts if part not in PARTS]
-    if wrong or not parts:
-        raise InputError(f"measure must be of {', '.join(PARTS)}, got {measure!r}")
+    if not parts or any(part not in PARTS for part in parts):
+        raise InputError(f"measure must be one or more of {', '.join(PARTS)}, got {measure!r}.")
     return parts
 
 
@@ -340,12 +351,11 @@ def as_directions(directions: Mapping[str, Any], layers: Mapping[str, Layer]) ->
     checked = {}
     for name, given in directions.items():
         if name not in layers:
-            raise InputError(f"directions names layer {name!r}, and there are {', '.join(layers)}")
-        beta = torch.as_tensor(given).detach().cpu()
-        if beta.ndim not in (1, 2) or len(beta) != layers[name].k_in:
+            raise InputError(f"directions must name layers out of {', '.join(layers)}; got {name!r}.")
+        beta, k = torch.as_tensor(given).detach().cpu(), layers[name].k_in
+        if beta.ndim not in (1, 2) or len(beta) != k:
             raise InputError(
-                f"directions of layer {name!r} must be ({layers[name].k_in},) or ({layers[name].k_in}, q), "
-                f"got shape {tuple(beta.shape)}"
+                f"directions of layer {name!r} must have shape ({k},) or ({k}, q), got shape {tuple(beta.shape)}."
             )
         checked[name] = beta
     return checked

@@ -1,4 +1,8 @@
-"""The live monitor: what happens to the features of every layer while a model trains."""
+"""Monitor of feature learning during training.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644 (FACT).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -19,12 +22,13 @@ from featlearn._utils.memory import available_memory, parse_memory
 from featlearn._utils.rng import Seed
 from featlearn._utils.validation import as_number, as_step
 from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
-from featlearn.errors import FeatlearnError, InputError
-from featlearn.features import FeatureAccumulator, in_processes
+from featlearn.errors import InputError
+from featlearn.features import FeatureAccumulator
 from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.runs import Run
 from featlearn.training import _measurement as measuring
+from featlearn.training._first_process import broadcast, run_in_first, writes_files
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._plot import evolution
@@ -35,69 +39,72 @@ from featlearn.training.trackers import Tracker
 
 
 class Monitor:
-    """Watches feature learning while a model trains, layer by layer.
+    """Monitor of feature learning in each layer while a model trains.
 
-    Call `step` in the training loop. At the steps that ``every`` names, and within the ``budget``, it measures the
-    model on some rows of data and records for each layer: the NFC variants and the FACT family, the change of the
-    weights; the spectrum of W, its edge, spikes, power-law exponent and phase; the same of the conjugate kernel of the
-    layer's inputs and of the tangent kernel of the model, with their alignment to the labels; and a reading in plain
-    words (`featlearn.training.diagnose_layer`). It keeps a copy of the initial weights.
+    Call `step` in the training loop. At the steps selected by ``every``, and within the ``budget``, the monitor
+    measures the model on a fixed set of rows. It records for each layer the NFC variants, the FACT family and the
+    change of the weights; the spectrum of W with its edge, spikes, power-law exponent and phase; the same for the
+    conjugate kernel of the layer's inputs; and a diagnosis (`featlearn.training.diagnose_layer`). For the whole model
+    it records the spectrum of the tangent kernel. The alignment of both kernels with the labels is recorded as well.
+    The monitor keeps a copy of the initial weights.
 
-    Training is not disturbed: gradients, random generators, training flags and buffers are as they were, so that the
-    trained weights are the same to the bit with and without a monitor. Under ``torch.distributed`` each process
-    gives its own shard of rows; feature sums are reduced over all, process 0 measures kernels and writes.
+    Monitoring does not change training: gradients, random generators, training flags and buffers are restored, so the
+    final weights are bit-identical with and without a monitor. Under ``torch.distributed`` each process passes its
+    shard of the rows; feature sums are reduced over all processes, and process 0 measures kernels and writes the run.
 
     Args:
-        model: Any module; compiled and DistributedDataParallel ones are unwrapped.
-        data: Rows to measure on, as `featlearn.probe` takes them; ``samples`` of them are kept, and are the same
-            each time.
-        run: Where to write: a `featlearn.runs.Run` that is open for writing, or a folder, in which a run is made. If
-            the folder holds a run with steps already, the new run is made beside it, in ``<folder>-2``,
-            ``<folder>-3``, ..., with a warning; ``monitor.run.path`` is its folder. None keeps numbers in memory only.
-            A run that the monitor has opened is finished by `close`, or at the end of a ``with`` block; otherwise it
-            counts as interrupted.
-        config: Config of the run in the folder ``run``, such as ``{"lr": 0.1}``: the dashboard shows it, and tells runs
-            apart by it.
-        resume: Whether to continue the run in the folder ``run``, if it has steps: weights are compared with its
-            initial weights, and steps that are not numbered are counted on. A config or architecture other than the
-            run's is refused. A folder without a run gets a new one, so that a script that restarts itself can always
-            pass True.
-        every: Steps between measurements, ``"log"`` for about eight a decade, or a list of steps.
-        budget: Share of the training time that measuring may take, such as 0.05; see `featlearn.training.Budget`.
-        measure: Of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``; None takes all four.
-        initial: The model before training, or its state_dict, if it is not the model as it is now.
-        loss: As in `featlearn.probe`; with ``weight_decay`` FACT and relgrad are measured.
-        loss_reduction: As in `featlearn.probe`.
-        weight_decay: As in `featlearn.probe`.
-        layers: Globs of layer names; None takes all.
-        outputs: As in `featlearn.probe`.
-        directions: Layer name -> directions ``(k_in,)`` or ``(k_in, q)`` that its leading singular vectors are
-            compared with.
-        matrices: Names of matrices to keep in the run at each measurement: ``"nfm"``, ``"agop"``, ``"fact"``, ... and
-            ``"ck"``, ``"ntk"``. ``"spectra"`` keeps the eigenvalues that are measured anyway, as the vectors
-            ``"net.0/w.eigenvalues"``, ``"net.0/ck.eigenvalues"`` and ``"ntk.eigenvalues"``: eight bytes for each of
-            the smaller side of W and of ``kernel_samples``, a layer.
-        samples: Rows for feature matrices, of each process; None takes all the data. FACT and relgrad are about the
-            loss of *all* training rows (FACT paper, theorem 3.1): on a part of them ``relgrad_noise`` is the noise
-            that this causes, and no layer is called converged, or not converged, where the noise does not allow it.
-        kernel_samples: Rows for kernels.
-        batch_size: Rows a batch, for data given as tensors.
-        max_memory: Bytes, or text as ``"2 GB"``, that a part of a measurement may take; None is a tenth of what is
-            free at the first one. A part that would take more, or longer than `featlearn.training.PASSES` forward and
-            backward passes of the probe rows, is measured with random output vectors, on fewer rows, or left out;
-            one warning says which.
-        forward: As in `featlearn.probe`.
-        trackers: Where numbers go besides; see `featlearn.training.trackers`.
-        generator: Generator or seed of the output sketch.
-        on_error: ``"warn"`` goes on training when a measurement fails after the first step, or the run or a tracker
-            cannot be written (the numbers stay in `metrics`); ``"raise"`` does not.
+        model: Any module. Compiled and DistributedDataParallel modules are unwrapped.
+        data: Rows to measure on, as in `featlearn.probe`. ``samples`` of them are kept and used at each measurement.
+        run: Run to write: a `featlearn.runs.Run` that is open for writing, or a folder in which a run is created. If
+            the folder already holds a run with steps, the new run is created beside it, in ``<folder>-2``,
+            ``<folder>-3``, ..., with a warning; ``monitor.run.path`` is its folder. None keeps metrics in memory only.
+            A run that the monitor opened is finished by `close` or at the end of a ``with`` block; otherwise it counts
+            as interrupted.
+        config: Config of the run in the folder ``run``, such as ``{"lr": 0.1}``. The dashboard shows it and uses it to
+            distinguish runs.
+        resume: Whether to continue the run in the folder ``run`` if it has steps: weights are compared with its
+            initial weights, and steps without a number continue its count. A different config or architecture raises
+            an error. A folder without a run gets a new one, so a script that restarts itself can always pass True.
+        every: Steps between measurements, ``"log"`` for about eight measurements per decade, or a list of steps.
+        budget: Maximum share of the training time for measurements, such as 0.05; see `featlearn.training.Budget`.
+            None sets no limit.
+        measure: Parts to measure, out of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``. None measures all four.
+        initial: Model before training, or its state_dict. None uses the model as it is now.
+        loss: Loss, as in `featlearn.probe`. With ``weight_decay``, FACT and relgrad are measured.
+        loss_reduction: Reduction of the loss over samples, as in `featlearn.probe`.
+        weight_decay: Weight decay, as in `featlearn.probe`.
+        layers: Glob patterns of layer names. None selects all layers.
+        outputs: Outputs to differentiate, as in `featlearn.probe`.
+        directions: Directions to compare with the leading singular vectors of a layer, shape ``(k_in,)`` or
+            ``(k_in, q)``, by layer name.
+        matrices: Names of matrices to store in the run at each measurement: ``"nfm"``, ``"agop"``, ``"fact"``, ... and
+            ``"ck"``, ``"ntk"``. ``"spectra"`` stores the measured eigenvalues as vectors named
+            ``"net.0/w.eigenvalues"``, ``"net.0/ck.eigenvalues"`` and ``"ntk.eigenvalues"``: eight bytes per
+            eigenvalue, as many per layer as the smaller side of W plus ``kernel_samples``.
+        samples: Number of rows per process for feature matrices. None uses all the data. FACT and relgrad refer to the
+            loss of *all* training rows (FACT paper, theorem 3.1). On a part of the rows, ``relgrad_noise`` estimates
+            the sampling noise, and a layer is diagnosed as converged or learning only where the noise allows it.
+        kernel_samples: Number of rows for kernels, at least 2.
+        batch_size: Batch size when ``data`` is given as tensors. None uses 256.
+        max_memory: Maximum memory of a part of a measurement, in bytes or as text such as ``"2 GB"``. None allows a
+            tenth of the memory that is free at the first measurement. A part that needs more memory, or more time than
+            `featlearn.training.PASSES` forward and backward passes of the rows, is measured with random output
+            vectors or on fewer rows, or omitted, with a warning.
+        forward: Forward function, as in `featlearn.probe`.
+        trackers: Trackers that receive the metrics too; see `featlearn.training.trackers`.
+        generator: Generator or integer seed of the random output vectors.
+        on_error: ``"warn"`` continues training when a measurement fails after the first step, or when the run or a
+            tracker cannot be written (the metrics stay in memory); ``"raise"`` raises the error.
 
     Attributes:
-        latest: The last `Snapshot`; None before the first.
-        budget: What measuring has cost: ``monitor.budget.spent``, ``.used``.
+        latest: Last `Snapshot`; None before the first measurement.
+        budget: `Budget` with the time spent on measurements: ``monitor.budget.spent``, ``monitor.budget.used``.
 
-    Time of a measurement: one probe of ``samples`` rows, an eigendecomposition a layer, and kernels of
-    ``kernel_samples`` rows. Memory: a copy of the model, the rows, and what `featlearn.probe` needs.
+    Raises:
+        InputError: If an argument is not valid, or a run to continue has another config or architecture.
+
+    Time of a measurement: one probe of ``samples`` rows, one eigendecomposition per layer, and kernels of
+    ``kernel_samples`` rows. Memory: a copy of the model, the rows, and the memory of `featlearn.probe`.
 
     Example:
         >>> import torch, featlearn as fl
@@ -143,8 +150,8 @@ class Monitor:
         on_error: str = "warn",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        self._recorder = Recorder(None, False, (), on_error)  # all that other processes than the first have
+            raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        self._recorder = Recorder(None, False, (), on_error)  # replaced in the first process
         self._due = step_rule(every)
         self.budget = Budget(budget)
         self._parts = as_parts(measure)
@@ -160,51 +167,51 @@ class Monitor:
         self._max_memory = None if max_memory is None else parse_memory(max_memory)
         self._plan: MeasurementPlan | None = None
         self._on_error = on_error
-        self._writes = not in_processes() or torch.distributed.get_rank() == 0
-        self._start: measuring.Start | None = None
+        self._writes = writes_files()
+        self._start: dict[measuring.Key, measuring.Array] | None = None
         self.latest: Snapshot | None = None
         self._last = -1
-        # Before the run is opened: a start that is refused leaves nothing behind.
-        stored, self._next = self._by_the_first(lambda: stored_start(run, config, resume, unwrap(model)))
-        self._initial = self._start_model(initial, stored)
-        opened = self._by_the_first(lambda: open_run(run, config, resume, self._initial.state_dict()), tell=False)
+        # Before the run is opened: invalid arguments leave no files behind.
+        stored, self._next = run_in_first(lambda: stored_start(run, config, resume, unwrap(model)))
+        target = unwrap(model)
+        with preserved_rng():
+            start = stored if initial is None else initial
+            self._initial = copied(target) if start is None else initial_model(start, target, target)
+        self._initial.requires_grad_(True)
+        opened = run_in_first(lambda: open_run(run, config, resume, self._initial.state_dict()), share=False)
         if self._writes:
             self._recorder = Recorder(opened, not isinstance(run, Run), trackers, on_error)
-        self._told = 0
+        self._calls = 0
 
     @property
     def run(self) -> Run | None:
-        """The run that is written; None without one, in other processes than the first, and after `close`."""
+        """Run that is written; None without one, in processes other than the first, and after `close`."""
         return self._recorder.run
 
     # -- in the training loop -----------------------------------------------------------------------------------------
 
     def step(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
-        """Tell the monitor of a step; it measures if the step is one to measure at.
+        """Record a training step, and measure the model if the schedule and budget allow.
 
         Args:
-            step: Number of the step; None counts calls, from 0, or from the step after the last one of a run that is
-                continued. A number that was just told (gradient accumulation) is measured once.
-            scalars: Numbers of the training, such as ``loss=...``, ``test_loss=...``; always recorded.
+            step: Number of the step. None counts calls, from 0, or from the step after the last one of a run that is
+                continued. A number that is repeated (gradient accumulation) is measured once.
+            scalars: Metrics of the training, such as ``loss=...``, ``test_loss=...``. They are always recorded.
 
         Returns:
-            The measurement, or None where none was made.
+            The measurement, or None if the model was not measured.
         """
-        number = self._tell(step)
-        if not self._told:
+        if not self._calls:
             self.budget.begin()
-        self._told += 1
-        self.record(number, scalars)
-        if number == self._last or not self._agreed(self._due(number) and self.budget.allows()):
-            return None
-        return self.measure(number)
+        self._calls += 1
+        return self._record_and_measure(step, scalars, self._due)
 
     def record(self, step: int, values: Mapping[str, float | Tensor]) -> None:
-        """Write numbers of the training down without measuring.
+        """Record metrics of the training without measuring the model.
 
         Args:
             step: Number of the step.
-            values: Name -> number.
+            values: Metrics by name.
         """
         at = as_step(step)
         numbers = {name: as_number(name, value) for name, value in values.items()}
@@ -212,55 +219,70 @@ class Monitor:
             self._recorder.numbers(at, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
-        """Tell the monitor that training is over: the trained model is measured, if the budget has room for it.
+        """Record the end of training, and measure the trained model if the budget allows.
 
         Args:
-            step: Number of updates made; None is the number of calls.
-            scalars: As in `step`.
+            step: Number of updates made. None uses the number of calls of `step`.
+            scalars: Metrics of the training, as in `step`.
+
+        Returns:
+            The measurement, or None if the model was not measured.
         """
-        number = self._tell(step)
+        return self._record_and_measure(step, scalars, None)
+
+    def _record_and_measure(
+        self, step: int | None, scalars: Mapping[str, float | Tensor], due: Callable[[int], bool] | None
+    ) -> Snapshot | None:
+        number = self._next if step is None else as_step(step)
+        self._next = number + 1
         self.record(number, scalars)
-        if number == self._last or not self._agreed(self.budget.allows()):
+        if number == self._last:
             return None
-        return self.measure(number)
+        wanted = (due is None or due(number)) and self.budget.allows()
+        if self.budget.share is not None:  # clocks differ, and processes that do not measure together would deadlock
+            wanted = broadcast(wanted)
+        return self.measure(number) if wanted else None
 
     def measure(self, step: int | None = None) -> Snapshot | None:
-        """Measure now, whatever the schedule and the budget say.
+        """Measure the model immediately, ignoring schedule and budget.
 
         Args:
-            step: Number of the step; None is the last one told, and 0 before any.
+            step: Number of the step. None uses the last recorded step, or 0 before any.
+
+        Returns:
+            The measurement, or None if it failed and ``on_error`` is "warn".
         """
         number = max(self._next - 1, 0) if step is None else as_step(step)
-        # Also where it fails, on one process perhaps: all must agree on what is left to measure.
-        self._last = number
+        self._last = number  # also if it fails on one process: all must agree on the steps that are left to measure
         began = time.perf_counter()
         try:
             with preserved_rng():
-                found = self._measured(number)
+                snapshot = self._snapshot(number)
         except Exception as error:  # a model can raise anything, and memory can run out
-            # At the first step the mistake is in how the monitor was made, and nothing is lost yet.
-            if (self.latest is None and self._told <= 1) or self._on_error == "raise":
+            # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
+            if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
                 raise
-            warnings.warn(f"step {number} could not be measured, training goes on: {error}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"Step {number} could not be measured; training continues: {error}", UserWarning, stacklevel=2
+            )
             return None
         finally:
             self.budget.pay(time.perf_counter() - began)
-        found = replace(found, seconds=time.perf_counter() - began)
-        self.latest = found
+        self.latest = snapshot = replace(snapshot, seconds=time.perf_counter() - began)
         began = time.perf_counter()
         if self._writes:
-            cost = {"monitor.seconds": found.seconds, "monitor.share": self.budget.used}
-            self._recorder.snapshot(found, {name: value for name, value in cost.items() if math.isfinite(value)})
+            cost = {"monitor.seconds": snapshot.seconds, "monitor.share": self.budget.used}
+            self._recorder.snapshot(snapshot, {name: value for name, value in cost.items() if math.isfinite(value)})
         else:
-            self._recorder.keep(found)
+            self._recorder.keep(snapshot)
         self.budget.pay(time.perf_counter() - began, again=True)
-        return found
+        return snapshot
 
     def close(self, status: Literal["finished", "failed"] = "finished") -> None:
-        """End: the trackers are closed, and the run, if the monitor opened it.
+        """Close the trackers, and finish the run if the monitor opened it.
 
         Args:
-            status: Of the run, ``"finished"`` or ``"failed"``.
+            status: Status of the run, ``"finished"`` or ``"failed"``.
         """
         self._recorder.close(status)
 
@@ -271,150 +293,102 @@ class Monitor:
         self.close("finished" if error is None else "failed")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # Of a model that holds its monitor copies are made, such as averages of its weights: they are not watched.
+        # Copies of a model that holds its monitor, such as averages of its weights, share the monitor.
         return self
 
-    # -- what was seen ------------------------------------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> pd.DataFrame:
-        """All numbers of the run, or, without one, since this monitor was made: columns step, layer, name, value."""
+        """Return all metrics of the run or, without one, of this monitor.
+
+        Returns:
+            Table with the columns step, layer (missing for the whole model), name and value.
+        """
         return self._recorder.metrics()
 
     def series(self, name: str, layer: str | None = None) -> pd.Series:
-        """One number over the steps.
+        """Return one metric over the steps.
 
         Args:
-            name: Of the number, ``"nfc"``.
-            layer: Whose; None is the whole model.
+            name: Name of the metric, such as ``"nfc"``.
+            layer: Name of the layer. None selects the whole model.
+
+        Returns:
+            Series of the values, indexed by step.
+
+        Raises:
+            InputError: If the metric was not recorded.
         """
         frame = self.metrics()
-        own = frame["layer"].isna() if layer is None else frame["layer"] == layer
-        found = frame[own & (frame["name"] == name)]
-        if found.empty:
-            raise InputError(f"nothing called {name!r} was recorded for {'the model' if layer is None else layer!r}")
-        return pd.Series(found["value"].to_numpy(), index=pd.Index(found["step"], name="step"), name=name)
+        of_layer = frame["layer"].isna() if layer is None else frame["layer"] == layer
+        rows = frame[of_layer & (frame["name"] == name)]
+        if rows.empty:
+            of = "the model" if layer is None else f"layer {layer!r}"
+            raise InputError(f"name must be a recorded metric, but nothing was recorded for {of} as {name!r}.")
+        return pd.Series(rows["value"].to_numpy(), index=pd.Index(rows["step"], name="step"), name=name)
 
     def plot(self, names: Iterable[str] | None = None) -> Figure:
-        """A picture of the numbers over the steps, a curve a layer; see `featlearn.training.evolution`."""
+        """Plot metrics over the steps, one panel per metric and one curve per layer.
+
+        Args:
+            names: Names of the metrics. None selects up to six, as in `featlearn.training.evolution`.
+
+        Returns:
+            The figure.
+        """
         return evolution(self.metrics(), names)
 
     # -- parts of a measurement ---------------------------------------------------------------------------------------
 
-    def _measured(self, step: int) -> Snapshot:
+    def _snapshot(self, step: int) -> Snapshot:
         layers, first = self._layers(self._model), self._layers(self._initial)
         matching_layers(layers.values(), first.values())
         numbers: dict[str, dict[str, float]] = {name: {} for name in layers}
         whole: dict[str, float] = {}
-        phases: dict[tuple[str | None, str], Any] = {}
+        phases: dict[measuring.Key, Any] = {}
         matrices: dict[str, Tensor] = {}
-        plan = self._planned(layers)
+        if self._plan is None:  # once: later measurements must be of the same rows as the first
+            self._plan = run_in_first(lambda: self._make_plan(layers))
+            if self._plan.notes and self._writes:
+                warnings.warn(self._plan.warning(), UserWarning, stacklevel=5)
+        plan = self._plan
         if "features" in plan.parts:
             options = self._features | {"outputs": plan.outputs, "max_memory": plan.memory}
             total = FeatureAccumulator(self._model, initial=self._initial, **options)
-            report, found = measuring.feature_numbers(total, self._rows, plan)
-            for name, values in found.items():
+            report, by_layer = measuring.feature_numbers(total, self._rows, plan)
+            for name, values in by_layer.items():
                 numbers[name].update(values)
-            matrices |= measuring.matrices_of(report, [n for n in self._matrices if n not in measuring.BESIDES])
+            matrices |= measuring.feature_matrices(report, self._matrices)
         if self._writes:
             if self._start is None:
-                self._start = measuring.make_start(self._initial, first, self._rows, plan, self._forward)
+                self._start = measuring.initial_spectra(self._initial, first, self._rows, plan, self._forward)
             if "weights" in plan.parts:
                 with at_rest(unwrap(self._model)), at_rest(self._initial):
-                    found, of, kept = measuring.weight_numbers(layers, first, self._start, self._directions)
-                for name, values in found.items():
-                    numbers[name] = values | numbers[name]
+                    by_layer, of, stored = measuring.weight_numbers(
+                        layers, first, self._start, self._directions, self._matrices
+                    )
+                numbers = {name: by_layer.get(name, {}) | values for name, values in numbers.items()}
                 phases |= of
-                matrices |= measuring.wanted_of(kept, self._matrices)
-            kernels, of, kept = measuring.kernel_numbers(
-                self._model, list(layers), self._rows, self._start, plan, self._forward
+                matrices |= stored
+            by_owner, of, stored = measuring.kernel_numbers(
+                self._model, list(layers), self._rows, self._start, plan, self._forward, self._matrices
             )
-            for owner, values in kernels.items():
+            for owner, values in by_owner.items():
                 (whole if owner is None else numbers[owner]).update(values)
             phases |= of
-            matrices |= measuring.wanted_of(kept, self._matrices)
+            matrices |= stored
         numbers = {name: values for name, values in numbers.items() if values}
         part = self._rows.part or plan.feature_rows < self._rows.samples
-        readings = measuring.read(layers, numbers, phases, part)
+        readings = measuring.diagnose_layers(layers, numbers, phases, part)
         return Snapshot(step, numbers, whole, readings, phases, matrices)
 
-    def _planned(self, layers: Mapping[str, Layer]) -> MeasurementPlan:
-        """Plan the measurements, once: later ones must be of the same rows as the start."""
-        if self._plan is None:
-            failure: Exception | None = None
-            plan: MeasurementPlan | None = None
-            if self._writes:
-                try:
-                    memory = self._max_memory or available_memory() // 10
-                    sizes = sizes_of(self._model, self._rows, self._forward)
-                    parts = frozenset(self._parts)
-                    sharing = None
-                    if "features" in parts:
-                        sharing = sharing_of(self._model, self._rows, sizes, memory, self._forward, self._globs)
-                    plan = plan_measurement(
-                        unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory, sharing
-                    )
-                except Exception as error:  # whatever the model says; other processes would wait for the plan
-                    failure = error
-            plan, told = self._told_by_the_first((plan, str(failure)))
-            if failure is not None:
-                raise failure
-            if plan is None:
-                raise InputError(f"process 0 could not measure: {told}")
-            self._plan = plan
-            if plan.notes and self._writes:
-                warnings.warn(plan.warning(), UserWarning, stacklevel=5)
-        return self._plan
+    def _make_plan(self, layers: Mapping[str, Layer]) -> MeasurementPlan:
+        memory = self._max_memory or available_memory() // 10
+        sizes = sizes_of(self._model, self._rows, self._forward)
+        parts, sharing = frozenset(self._parts), None
+        if "features" in parts:
+            sharing = sharing_of(self._model, self._rows, sizes, memory, self._forward, self._globs)
+        return plan_measurement(unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory, sharing)
 
     def _layers(self, model: nn.Module) -> dict[str, Layer]:
         return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}
-
-    def _agreed(self, mine: bool) -> bool:
-        """Whether all measure: clocks differ, and processes that did not measure together would wait for ever."""
-        return mine if self.budget.share is None else bool(self._told_by_the_first(mine))
-
-    def _told_by_the_first(self, mine: Any) -> Any:
-        """What process 0 knows, in all processes: only it reads the run and looks at its clock."""
-        if not in_processes():
-            return mine
-        told: list[Any] = [mine]
-        torch.distributed.broadcast_object_list(told, src=0)
-        return told[0]
-
-    def _by_the_first(self, work: Callable[[], Any], tell: bool = True) -> Any:
-        """Do something in process 0 only; the others get its result, if it is told, or its error.
-
-        Without the error they would wait forever for a process that has ended.
-        """
-        done, error = None, None
-        if self._writes:
-            try:
-                done = work()
-            except Exception as trouble:  # whatever it is, the others must hear of it
-                error = trouble
-        kind = type(error) if isinstance(error, FeatlearnError) else FeatlearnError
-        told, failed = self._told_by_the_first((done if tell else None, error and (kind, str(error))))
-        if error is not None:
-            raise error
-        if failed is not None:
-            raise failed[0](f"process 0: {failed[1]}")
-        return told if tell else done
-
-    # -- the start ----------------------------------------------------------------------------------------------------
-
-    def _start_model(
-        self, initial: nn.Module | Mapping[str, Tensor] | None, stored: Mapping[str, Tensor] | None
-    ) -> nn.Module:
-        """The model before training: as given, as the run has it, or as it is now."""
-        own = unwrap(self._model)
-        if initial is None:
-            initial = stored
-        with preserved_rng():
-            start = copied(own) if initial is None else initial_model(initial, own, own)
-        return start.requires_grad_(True)
-
-    # -- telling ------------------------------------------------------------------------------------------------------
-
-    def _tell(self, step: int | None) -> int:
-        number = self._next if step is None else as_step(step)
-        self._next = number + 1
-        return number

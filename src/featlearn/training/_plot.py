@@ -1,4 +1,4 @@
-"""The picture of a training: what became of every layer, step by step."""
+"""Figure of the metrics of each layer over the steps of a training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TITLES = {
     "nfc": "NFC",
     "centered_nfc": "centered NFC",
     "centered_ratio": "share of the change in NFC",
-    "weight_change": "moved, |W - W0| / |W0|",
+    "weight_change": "weight change, |W - W0| / |W0|",
     "fact": "FACT (cosine)",
     "relgrad": "relative gradient",
-    "ck.kta": "inputs aligned with labels",
-    "ntk.kta": "NTK aligned with labels",
+    "ck.kta": "alignment of inputs and labels",
+    "ntk.kta": "alignment of NTK and labels",
     "w.effective_rank": "effective rank of W",
-    "w.alpha": "exponent of W's tail",
+    "w.alpha": "power-law exponent of W",
     "alignment": "alignment with directions",
 }
 _USUAL = ("loss", "nfc", "centered_ratio", "weight_change", "fact", "ck.kta", "w.effective_rank")
@@ -34,27 +34,35 @@ _LOGARITHMIC = {"loss", "train_loss", "test_loss", "relgrad"}
 
 
 def evolution(source: Run | pd.DataFrame, names: Iterable[str] | None = None, title: str | None = None) -> Figure:
-    """Draw numbers of a run over its steps: a panel a number, a curve a layer.
+    """Plot metrics of a run over its steps, one panel per metric and one curve per layer.
 
     Args:
-        source: A run, or a frame with columns step, layer, name, value, as `featlearn.Monitor.metrics` gives it.
-        names: Numbers to draw; None takes the first six that are there of the loss, NFC, C/UC ratio, change of
-            weights, FACT, alignment of the layers' inputs with the labels, and effective rank.
-        title: Of the figure; the name of the run by default.
+        source: A run, or a table with the columns step, layer, name, value, as returned by `featlearn.Monitor.metrics`.
+        names: Names of the metrics. None selects the first six that were recorded out of loss, NFC, C/UC ratio, change
+            of weights, FACT, alignment of the layers' inputs with the labels, and effective rank.
+        title: Title of the figure. None uses the name of the run, if ``source`` is one.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: If a metric was not recorded, or none was.
     """
     frame = source.metrics() if isinstance(source, Run) else source
-    there = list(dict.fromkeys(frame["name"]))
-    usual = [name for name in _USUAL if name in there][:_PANELS]
+    recorded = list(dict.fromkeys(frame["name"]))
+    usual = [name for name in _USUAL if name in recorded][:_PANELS]
     wanted = usual if names is None else [names] if isinstance(names, str) else list(names)
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in wanted if name not in recorded]
     if missing or not wanted:
-        raise InputError(f"not recorded: {', '.join(missing) or 'anything'}; there are {', '.join(there) or 'none'}")
+        raise InputError(
+            f"names must be among the recorded metrics ({', '.join(recorded) or 'none'}); "
+            f"not recorded: {', '.join(missing) or 'any'}."
+        )
     panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for name in wanted:
-        own = frame[frame["name"] == name]
         panels[_TITLES.get(name, name)] = {
             str(layer) if isinstance(layer, str) else "": (rows["step"].tolist(), rows["value"].tolist())
-            for layer, rows in own.groupby("layer", sort=False, dropna=False)
+            for layer, rows in frame[frame["name"] == name].groupby("layer", sort=False, dropna=False)
         }
     return step_curves(
         panels,

@@ -1,4 +1,4 @@
-"""The rows that a monitor looks at: the same ones each time, kept in memory, shared by all processes for kernels."""
+"""Rows that a monitor measures on: fixed, kept in memory, and shared by all processes for kernels."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from featlearn.features import in_processes
 
 @dataclass(frozen=True, eq=False)
 class ProbeRows:
-    """What is measured at every step.
+    """Rows of the data that are used at each measurement.
 
     Attributes:
-        batches: Raw batches, as the model takes them, on the CPU or where they were.
-        kernel_batches: Raw batches of the kernels: the first rows, of all processes, of one shape.
-        kernel_targets: Their labels, ``(n,)`` or ``(n, c)``; None where there are none, or no one-per-row labels.
-        samples: Rows in ``batches``.
+        batches: Raw batches as the model takes them, on their original device.
+        kernel_batches: Raw batches for kernels: the first rows of all processes, of one shape.
+        kernel_targets: Labels of the rows for kernels, shape ``(n,)`` or ``(n, c)``. None if there is not one label per
+            row.
+        samples: Number of rows in ``batches``.
         part: Whether the data has more rows than were kept.
     """
 
@@ -43,42 +44,43 @@ class ProbeRows:
 
     @property
     def kernel_samples(self) -> int:
-        """Rows in ``kernel_batches``."""
+        """Number of rows in ``kernel_batches``."""
         return sum(_rows(raw) for raw in self.kernel_batches)
 
 
-def first_of(raws: list[Any], rows: int, at_a_time: int) -> list[Any]:
-    """Return the first rows of some batches, in batches of at most ``at_a_time`` rows.
+def first_of(raws: list[Any], rows: int, at_a_time: int | None = None) -> list[Any]:
+    """Return the first rows of some batches, in batches of limited size.
 
     Args:
         raws: Raw batches.
         rows: Number of rows to take.
-        at_a_time: Number of rows of a batch at most.
+        at_a_time: Maximum number of rows of a batch; None keeps the batches.
     """
-    found: list[Any] = []
+    result: list[Any] = []
     for raw in raws:
         n = min(_rows(raw), rows)
-        found += [_part(raw, start, min(start + at_a_time, n)) for start in range(0, n, at_a_time)]
+        size = at_a_time or max(n, 1)
+        result += [_part(raw, start, min(start + size, n)) for start in range(0, n, size)]
         rows -= n
-    return found
+    return result
 
 
 def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: int | None) -> ProbeRows:
-    """Read the data once and keep some of its rows: of tensors rows from all over, of batches the first.
+    """Read the data once and keep some of its rows: evenly spaced rows of tensors, the first rows of batches.
 
-    Taking them anew from a shuffling loader would measure other rows each time, and move the global generator. Tensors
-    may be sorted, by class for instance: their first rows would be no sample of the data.
+    Reading a shuffling loader again would measure other rows each time, and advance the global generator. Tensors may
+    be sorted, for instance by class: their first rows are not a sample of the data.
 
     Args:
-        data: As `featlearn.probe` takes it.
-        samples: Rows of each process for feature matrices; None keeps all.
-        kernel_samples: Rows for kernels, of all processes together.
-        batch_size: Rows a batch, for data given as tensors.
+        data: Data, as in `featlearn.probe`.
+        samples: Number of rows per process for feature matrices. None keeps all.
+        kernel_samples: Number of rows for kernels, of all processes together.
+        batch_size: Batch size when the data is given as tensors. None uses 256.
     """
     if samples is not None and samples < 1:
-        raise InputError(f"samples must be at least 1, or None for all the data, got {samples}")
+        raise InputError(f"samples must be at least 1, or None for all the data, got {samples}.")
     if kernel_samples < 2:
-        raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}")
+        raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}.")
     kept: list[Any] = []
     count, part = 0, False
     if samples is not None and sliceable(data) and rows_of(data) > samples:
@@ -92,30 +94,30 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
             raw = as_tensors(raw)
             rows = _rows(raw)
             if samples is not None and count + rows > samples:
-                raw, rows, part = _first(raw, samples - count), samples - count, True
+                raw, rows, part = _part(raw, 0, samples - count), samples - count, True
             kept.append(map_tensors(raw, lambda t: t.detach().clone()))
             count += rows
-    shared = _alike(_of_all_processes(kept, kernel_samples))
-    few, left = [], kernel_samples
-    for raw in shared:
-        rows = min(_rows(raw), left)
-        few.append(_first(raw, rows))
-        left -= rows
-        if not left:
-            break
+    shared = kept
+    if in_processes():
+        world = torch.distributed.get_world_size()
+        mine = [map_tensors(raw, Tensor.cpu) for raw in first_of(kept, -(-kernel_samples // world))]
+        gathered: list[Any] = [None] * world
+        torch.distributed.all_gather_object(gathered, mine)
+        shared = [raw for of_process in gathered for raw in of_process]
+    few = first_of(_usual_shape(shared), kernel_samples)
     return ProbeRows(kept, few, _targets(few), count, part)
 
 
 def _spread(data: Any, samples: int) -> Any:
-    """Rows at equal distances, in an order that spreads the first of them as well."""
+    """Return evenly spaced rows, in an order in which the first ones are spread too."""
     data = as_tensors(data)
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(0))
     which = order * rows_of(data) // samples
     return map_tensors(data, lambda t: t[which.to(t.device)])
 
 
-def _alike(raws: list[Any]) -> list[Any]:
-    """The batches of the shape that most rows have: kernels compare samples, and those padded otherwise are unlike."""
+def _usual_shape(raws: list[Any]) -> list[Any]:
+    """Return the batches of the most frequent shape: kernels cannot compare samples of different padding."""
     rows: Counter[tuple[Any, ...]] = Counter()
     for raw in raws:
         rows[_shapes(raw)] += _rows(raw)
@@ -124,47 +126,27 @@ def _alike(raws: list[Any]) -> list[Any]:
 
 
 def _shapes(raw: Any) -> tuple[Any, ...]:
-    found: list[tuple[int, ...]] = []
-    map_tensors(raw, lambda t: found.append(tuple(t.shape[1:])))
-    return tuple(found)
-
-
-def _of_all_processes(kept: list[Any], kernel_samples: int) -> list[Any]:
-    if not in_processes():
-        return kept
-    world = torch.distributed.get_world_size()
-    mine, left = [], -(-kernel_samples // world)
-    for raw in kept:
-        rows = min(_rows(raw), left)
-        if rows:
-            mine.append(map_tensors(_first(raw, rows), Tensor.cpu))
-        left -= rows
-    gathered: list[Any] = [None] * world
-    torch.distributed.all_gather_object(gathered, mine)
-    return [raw for part in gathered for raw in part]
+    shapes: list[tuple[int, ...]] = []
+    map_tensors(raw, lambda t: shapes.append(tuple(t.shape[1:])))
+    return tuple(shapes)
 
 
 def _rows(raw: Any) -> int:
     size = as_batch(raw, torch.device("cpu"), parts=None).size if not isinstance(raw, Tensor) else len(raw)
     if size is None:
-        raise InputError("a batch to monitor must hold tensors with samples first")
+        raise InputError("A batch of data must contain tensors whose first dimension is the sample.")
     return size
 
 
-def _first(raw: Any, rows: int) -> Any:
-    return _part(raw, 0, rows)
-
-
 def _part(raw: Any, start: int, stop: int) -> Any:
-    n = _rows(raw)  # what has another length, a mask or a number, belongs to all samples
+    n = _rows(raw)  # a tensor of another length, such as a mask, belongs to all samples
     return map_tensors(raw, lambda t: t[start:stop] if t.ndim and len(t) == n else t)
 
 
 def _targets(raws: list[Any]) -> Tensor | None:
-    """Labels of the rows, one a row, if that is what the targets are."""
+    """Return the targets if they are one label per row, else None."""
     targets = [as_batch(raw, torch.device("cpu"), parts=None).target for raw in raws]
     if not all(isinstance(t, Tensor) for t in targets):
         return None
     labels = torch.cat([t.detach().cpu() for t in targets])
-    fits = labels.ndim == 1 or (labels.ndim == 2 and labels.is_floating_point())
-    return labels if fits else None
+    return labels if labels.ndim == 1 or (labels.ndim == 2 and labels.is_floating_point()) else None

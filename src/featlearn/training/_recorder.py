@@ -1,4 +1,4 @@
-"""Open the run of a monitor, and write its numbers to that run, to memory and to trackers."""
+"""Recorder of a monitor, which writes metrics to a run, to memory and to trackers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from featlearn.training.trackers import Tracker
 
 
 class Recorder:
-    """Keeps numbers, words and matrices; trouble with a disk or a tracker does not end a training.
+    """Recorder of metrics, diagnoses and matrices; an error of a disk or a tracker does not end the training.
 
-    What the run has taken is not kept in memory as well; what it could not take is.
+    Metrics that the run could not store are kept in memory.
 
     Args:
-        run: A run that is open for writing, or None.
+        run: Run that is open for writing, or None.
         owns: Whether to finish the run at the end.
-        trackers: Where numbers go besides.
-        on_error: ``"warn"`` goes on when something cannot be written, ``"raise"`` does not.
+        trackers: Trackers that receive the metrics too.
+        on_error: ``"warn"`` turns errors of the run and of trackers into warnings, ``"raise"`` raises them.
     """
 
     def __init__(self, run: Run | None, owns: bool, trackers: Sequence[Tracker], on_error: str) -> None:
@@ -43,47 +43,46 @@ class Recorder:
         self._scalars: dict[int, dict[str, float]] = {}
 
     def numbers(self, step: int, numbers: dict[str, float]) -> None:
-        """Take numbers of the whole training."""
-        if not self._logged(step, {None: numbers}):
+        """Record metrics of the whole training."""
+        if not self._log(step, {None: numbers}):
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
-    def snapshot(self, found: Snapshot, cost: Mapping[str, float]) -> None:
-        """Take a measurement, and what it has cost."""
-        words = found.texts()
+    def snapshot(self, snapshot: Snapshot, cost: Mapping[str, float]) -> None:
+        """Record a measurement and its cost."""
+        texts = snapshot.texts()
         table: dict[str | None, dict[str, float | str]] = {
-            layer: {**numbers, **words.get(layer, {})} for layer, numbers in found.layers.items()
+            layer: {**numbers, **texts.get(layer, {})} for layer, numbers in snapshot.layers.items()
         }
-        table[None] = {**found.model, **words.get(None, {}), **cost}
-        if not self._logged(found.step, table):
-            self.keep(found)
-        elif found.matrices and self.run is not None:  # a run that takes no numbers is told of once
-            with self._warn_or_raise("the matrices cannot be written", RunStoreError):
-                self.run.save_matrices(found.step, found.matrices)
-        flat = {f"{layer}/{name}": v for layer, numbers in found.layers.items() for name, v in numbers.items()}
-        self._track(found.step, {**flat, **found.model, **cost})
+        table[None] = {**snapshot.model, **texts.get(None, {}), **cost}
+        if not self._log(snapshot.step, table):
+            self.keep(snapshot)
+        elif snapshot.matrices and self.run is not None:  # one warning is enough for a run that cannot be written
+            with self._warn_or_raise("The matrices cannot be written", RunStoreError):
+                self.run.save_matrices(snapshot.step, snapshot.matrices)
+        flat = {f"{layer}/{name}": v for layer, numbers in snapshot.layers.items() for name, v in numbers.items()}
+        self._track(snapshot.step, {**flat, **snapshot.model, **cost})
 
-    def keep(self, found: Snapshot) -> None:
-        """Keep the numbers of a measurement in memory."""
-        self.snapshots.append(replace(found, phases={}, matrices={}))
+    def keep(self, snapshot: Snapshot) -> None:
+        """Keep the metrics of a measurement in memory."""
+        self.snapshots.append(replace(snapshot, phases={}, matrices={}))
 
     def metrics(self) -> pd.DataFrame:
-        """All numbers: columns step, layer, name, value."""
-        rows: list[tuple[int, str | None, str, float]] = [
-            (step, None, name, value) for step, values in self._scalars.items() for name, value in values.items()
-        ]
-        for found in self.snapshots:
-            rows += [(found.step, None, name, value) for name, value in found.model.items()]
-            rows += [(found.step, layer, n, v) for layer, numbers in found.layers.items() for n, v in numbers.items()]
+        """Return all metrics, with the columns step, layer, name, value."""
+        tables: list[tuple[int, str | None, Mapping[str, float]]] = [(s, None, v) for s, v in self._scalars.items()]
+        for snapshot in self.snapshots:
+            tables.append((snapshot.step, None, snapshot.model))
+            tables += [(snapshot.step, layer, values) for layer, values in snapshot.layers.items()]
+        rows = [(step, layer, name, value) for step, layer, values in tables for name, value in values.items()]
         frame = pd.DataFrame(rows, columns=["step", "layer", "name", "value"])
         if self._record is not None:
-            with self._warn_or_raise("the run cannot be read", RunStoreError):
+            with self._warn_or_raise("The run cannot be read", RunStoreError):
                 stored = self._record.metrics() if self._stored is None else self._stored
                 frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
         return frame.sort_values("step", kind="stable", ignore_index=True)
 
     def close(self, status: Literal["finished", "failed"]) -> None:
-        """Close the trackers, and finish the run if it is ours."""
+        """Close the trackers, and finish the run if the recorder owns it."""
         trackers, self._trackers = self._trackers, []
         run, self.run = self.run, None
         try:
@@ -93,42 +92,37 @@ class Recorder:
         finally:
             if run is not None and self._owns and run.writes:
                 try:
-                    with self._warn_or_raise("the run cannot be finished", RunStoreError):
+                    with self._warn_or_raise("The run cannot be finished", RunStoreError):
                         run.finish(status)
                 finally:
-                    self._give_up(run)
+                    if run.writes:  # close it anyway: it counts as interrupted, and another process can write it
+                        with suppress(RunStoreError):  # its files may be gone, but the open connection has the metrics
+                            self._stored = run.metrics()
+                        run.close()
 
-    def _give_up(self, run: Run) -> None:
-        """Close a run that could not be finished: it counts as interrupted, and others may write it."""
-        if run.writes:
-            with suppress(RunStoreError):  # its files may be gone, and only the open connection has the numbers
-                self._stored = run.metrics()
-            run.close()
-
-    def _logged(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
-        """Whether there is a run, and it has taken numbers and words."""
-        taken = False
+    def _log(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
+        """Write metrics and texts to the run; return whether there is a run and it has stored them."""
         if self.run is not None:
-            with self._warn_or_raise("the run cannot be written", RunStoreError):
+            with self._warn_or_raise("The run cannot be written", RunStoreError):
                 self.run.log_layers(step, table)
-                taken = True
-        return taken
+                return True
+        return False
 
     def _track(self, step: int, numbers: dict[str, float]) -> None:
         for tracker in self._trackers:
-            with self._warn_or_raise(f"{type(tracker).__name__} takes no numbers", Exception):
+            with self._warn_or_raise(f"{type(tracker).__name__} cannot log metrics", Exception):
                 tracker.log(step, numbers)
 
     @contextmanager
-    def _warn_or_raise(self, trouble: str, errors: type[Exception]) -> Iterator[None]:
-        """What goes wrong in the block does not end the training, unless it is asked to."""
+    def _warn_or_raise(self, failure: str, errors: type[Exception]) -> Iterator[None]:
+        """Turn errors of the block into warnings, unless ``on_error`` is "raise"."""
         try:
             yield
         except errors as error:
             if self._on_error == "raise":
                 raise
-            # Without the step, so that a disk that stays full is told once.
-            warnings.warn(f"{trouble}, training goes on: {error}", UserWarning, stacklevel=4)
+            # Without the step, so that the warning of a full disk appears once.
+            warnings.warn(f"{failure}; training continues: {error}", UserWarning, stacklevel=4)
 
 
 Where = Run | str | os.PathLike[str] | None
@@ -137,7 +131,7 @@ Where = Run | str | os.PathLike[str] | None
 def stored_start(
     run: Where, config: Mapping[str, Any] | None, resume: bool, model: nn.Module
 ) -> tuple[dict[str, Any] | None, int]:
-    """Return the initial weights of a run that is continued, None if there are none, and the next step to count.
+    """Return the initial weights of a run that is continued, None if it has none, and the number of the next step.
 
     Args:
         run: Run, folder or None, as in `featlearn.Monitor`. It is only read.
@@ -146,13 +140,13 @@ def stored_start(
         model: Model that is trained, without wrappers.
 
     Raises:
-        InputError: The arguments contradict each other, or the run began with another config or architecture.
+        InputError: If the arguments contradict each other, or the run began with another config or architecture.
     """
     check_option("resume", resume, (True, False))
     if resume and run is None:
-        raise InputError("resume=True needs run: there is no run to continue. Pass a folder.")
+        raise InputError("resume=True requires run: there is no run to continue. Pass a folder.")
     if config is not None and (run is None or isinstance(run, Run)):
-        raise InputError("config belongs to a run that the monitor makes: give it a folder as run, or leave config out")
+        raise InputError("config requires a run that the monitor creates. Pass a folder as run, or omit config.")
     if run is None:
         return None, 0
     if isinstance(run, Run):
@@ -161,19 +155,18 @@ def stored_start(
     if old is None:
         return None, 0
     check_config(old, config)
-    start, last = old.initial(), old.last_step
-    now = model.state_dict()
+    start, now, last = old.initial(), model.state_dict(), old.last_step
     if start is not None and (changed := changed_tensors(start, now)):
-        told = [f"{name} was {_shape(start.get(name))} and is {_shape(now.get(name))}" for name in changed[:5]]
+        differences = [f"{name} was {_shape(start.get(name))} and is {_shape(now.get(name))}" for name in changed[:5]]
         raise InputError(
             f"model must have the architecture of the run in {str(old.path)!r} to continue it, got another: "
-            f"{'; '.join(told)}. Pass the same architecture, or leave out resume=True to start a new run."
+            f"{'; '.join(differences)}. Pass the same architecture, or omit resume=True to start a new run."
         )
     return start, 0 if last is None else last + 1
 
 
 def open_run(run: Where, config: Mapping[str, Any] | None, resume: bool, start: Mapping[str, Any]) -> Run | None:
-    """Open the run for writing, and keep the initial weights in it if it has none.
+    """Open the run for writing, and store the initial weights if it has none.
 
     Args:
         run: Run, folder or None, as in `featlearn.Monitor`.
@@ -183,15 +176,15 @@ def open_run(run: Where, config: Mapping[str, Any] | None, resume: bool, start: 
     """
     if run is None:
         return None
-    opened, told = (run, None) if isinstance(run, Run) else launch(run, config, resume=resume)
+    opened, message = (run, None) if isinstance(run, Run) else launch(run, config, resume=resume)
     try:
         if resume and opened.next_step:
             # Trainers that continue begin with the step at which they ended.
             opened.repeat_from(opened.next_step - 1)
         if opened.initial() is None:
             opened.save_initial(dict(start))
-        if told is not None:
-            warnings.warn(told, UserWarning, stacklevel=5)  # where the monitor is made
+        if message is not None:
+            warnings.warn(message, UserWarning, stacklevel=5)  # at the call of Monitor(...)
     except BaseException:
         if opened is not run:
             opened.close()

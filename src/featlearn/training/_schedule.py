@@ -1,4 +1,4 @@
-"""At which steps a monitor measures: every so many, at log-spaced ones, at chosen ones, or as a time budget allows."""
+"""Schedule of measurements: at equal distances, log-spaced, at given steps, or limited by a time budget."""
 
 from __future__ import annotations
 
@@ -11,29 +11,26 @@ from featlearn.errors import InputError
 
 Every = int | str | Iterable[int]
 _PER_DECADE = 8
+_EVERY = 'every must be a number of steps of at least 1, "log" or a list of steps from 0 on, got {!r}.'
 
 
 def step_rule(every: Every) -> Callable[[int], bool]:
-    """Whether a step is one to measure at.
+    """Return a function that returns whether to measure at a step.
 
     Args:
-        every: A number k for the steps 0, k, 2k, ...; ``"log"`` for 0 and about eight steps a decade; or the steps
-            themselves.
+        every: A number k for the steps 0, k, 2k, ...; ``"log"`` for 0 and about eight steps per decade; or a list of
+            steps.
 
     >>> due = step_rule("log")
     >>> [step for step in range(20) if due(step)]
     [0, 1, 2, 3, 4, 6, 7, 10, 13, 18]
     """
-    if isinstance(every, str):
-        if every != "log":
-            raise InputError(f'every must be a number of steps, "log" or a list of steps, got {every!r}')
+    if isinstance(every, str) and every == "log":
         return _is_log_step
-    if isinstance(every, bool):
-        raise InputError(f'every must be a number of steps, "log" or a list of steps, got {every!r}')
-    if isinstance(every, int):
-        if every < 1:
-            raise InputError(f"every must be at least 1 step, got {every}")
+    if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return lambda step: step % every == 0
+    if isinstance(every, int | str):
+        raise InputError(_EVERY.format(every))
     steps = _as_steps(every)
     return lambda step: step in steps
 
@@ -43,9 +40,9 @@ def _as_steps(every: Any) -> frozenset[int]:
         given = {float(step) for step in every}
         steps = frozenset(int(step) for step in given if step == int(step) and step >= 0)
     except (TypeError, ValueError):
-        raise InputError(f'every must be a number of steps, "log" or a list of steps, got {every!r}') from None
+        raise InputError(_EVERY.format(every)) from None
     if not steps or len(steps) != len(given):
-        raise InputError(f"steps to measure at must be whole numbers from 0 on, at least one, got {every!r}")
+        raise InputError(_EVERY.format(every))
     return steps
 
 
@@ -57,20 +54,21 @@ def _is_log_step(step: int) -> bool:
 
 
 class Budget:
-    """Keeps what measuring costs under a share of the time spent training.
+    """Time budget of a monitor, which limits the time of measurements to a share of the training time.
 
-    The first measurement is always made: nothing is known of its cost, and everything later is compared with it. After
-    that one is made as soon as it, and those before it, together take no more than the share, judged by the dearest
-    so far. So a training that lasts ``cost / share`` or longer keeps the budget; a shorter one pays for the first only.
+    The first measurement is always made, since its cost is not known in advance. Another one is made as soon as the
+    time of all measurements, including the next one, is within the share; the next one is assumed to take as long as
+    the longest so far. A training that lasts ``cost / share`` or longer stays within the budget; a shorter one exceeds
+    it by its first measurement only.
 
     Args:
-        share: Of the training time, 0.05 for 5%; None measures whenever asked.
-        clock: Seconds, rising; for tests.
+        share: Maximum time of measurements over time of training, such as 0.05 for 5%. None sets no limit.
+        clock: Function that returns a time in seconds.
     """
 
     def __init__(self, share: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
         if share is not None and not 0 < share < math.inf:
-            raise InputError(f"budget must be a share of the training time above 0, such as 0.05, got {share!r}")
+            raise InputError(f"budget must be a share of the training time above 0, such as 0.05, got {share!r}.")
         self.share = share
         self.spent = 0.0
         self._last = self._dearest = 0.0
@@ -78,32 +76,32 @@ class Budget:
         self._began = clock()
 
     def begin(self) -> None:
-        """Training begins now: what was done since the budget was made is no part of it."""
+        """Start the training time now; the time since the budget was created does not count."""
         self._began = self._clock() - self.spent
 
     @property
     def trained(self) -> float:
-        """Seconds since the start that went into training."""
+        """Training time so far in seconds, without measurements."""
         return self._clock() - self._began - self.spent
 
     @property
     def used(self) -> float:
-        """Time spent measuring over time spent training."""
+        """Time of measurements over time of training."""
         trained = self.trained
         return self.spent / trained if trained > 0 else math.inf if self.spent else 0.0
 
     def allows(self) -> bool:
-        """Whether one more measurement is within the budget."""
+        """Return whether one more measurement is within the budget."""
         if self.share is None or not self.spent:
             return True
         return self.spent + self._dearest <= self.share * self.trained
 
     def pay(self, seconds: float, again: bool = False) -> None:
-        """Tell what a measurement took.
+        """Add the time of a measurement.
 
         Args:
-            seconds: Time.
-            again: Whether it is more of the last one: numbers are written after they are measured.
+            seconds: Time in seconds.
+            again: Whether the time belongs to the last measurement, for instance that of writing it.
         """
         self.spent += seconds
         self._last = seconds + (self._last if again else 0.0)

@@ -1,4 +1,8 @@
-"""The small honest training loop: tensors in, a trained model and its losses out."""
+"""Minimal deterministic training loop with checkpoints.
+
+References:
+    Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644 (FACT).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from torch.optim import Optimizer
 
 from featlearn._utils.progress import progress_bar
 from featlearn._utils.rng import Seed, as_generator
-from featlearn._utils.validation import as_settings
+from featlearn._utils.validation import as_settings, check_int
 from featlearn.errors import DivergenceError, InputError
 from featlearn.runs import Run
 from featlearn.runs.launch import launch, run_to_continue
@@ -58,53 +62,65 @@ def fit(
 ) -> History:
     """Train a model on tensors, in place.
 
-    The model is trained in the mode it is in (a new module is in training mode). Shuffling, dropout and
-    whatever else the model draws come from ``generator``; the global generators are left as they were.
+    The model is trained in its current mode (a new module is in training mode). Shuffling, dropout and all other random
+    numbers come from ``generator``; the global generators are restored.
 
     Args:
-        model: Any module with ``model(X)`` a tensor.
-        data: ``(X, y)``.
-        loss: "mse" is nn.MSELoss, the mean over samples *and* outputs without a half; "half_mse" is half of
-            it; "cross_entropy" is nn.CrossEntropyLoss; or ``callable(output, target) -> scalar``, a mean
-            over samples.
-        optimizer: "sgd" ("gd" is the same), "adam", "adagrad", "slo", or a factory ``parameters -> Optimizer``,
-            which then sets its own lr, momentum and weight decay.
-        lr: Learning rate.
-        steps: Number of updates at most; give this or ``epochs``.
-        epochs: Number of passes over the data at most.
-        batch_size: Samples an update; None is full-batch gradient descent. The last batch of an epoch may
-            be smaller.
-        momentum: Of "sgd" and "slo".
-        weight_decay: lambda, the gradient of lambda/2 |theta|^2 added to every parameter's, as torch's own
-            optimizers do.
-        schedule: None for a constant rate, "cosine" for one that falls to 0 over all steps, or a factory
-            ``optimizer -> LRScheduler``, stepped after every update.
-        stop_loss: Stop as soon as the loss is below this. With batches the loss over all the data is
-            looked at after every epoch.
-        stop_relgrad: Stop as soon as `relative_gradient` is below this (looked at as often).
-        generator: Generator or integer seed.
-        callback: Called as ``callback(step, loss)`` before every update.
-        monitor: A `featlearn.Monitor`, told of every step before its update, and of the trained model at the end.
-        run: Where losses and checkpoints go: a `featlearn.runs.Run`, or a folder, in which a run is made. A run that
-            has a checkpoint is taken up there: killed at any instant and called again with the same arguments,
-            training ends with the same bits as if nothing had happened (on the same threads and versions). Other
-            arguments are refused. If the folder holds a run of another training without a checkpoint, a new run is
-            made beside it, in ``<folder>-2``, with a warning.
-        checkpoint_every: Updates between checkpoints; one is written at the end as well. None writes none.
-        progress: Whether to show a bar on stderr, if that is a terminal.
+        model: Any module for which ``model(X)`` is a tensor.
+        data: Inputs and targets ``(X, y)``.
+        loss: "mse" is nn.MSELoss, the mean over samples *and* outputs without a half; "half_mse" is half of it;
+            "cross_entropy" is nn.CrossEntropyLoss; or a function ``(output, target) -> scalar``, a mean over samples.
+        optimizer: "sgd" (or its synonym "gd"), "adam", "adagrad", "slo", or a factory ``parameters -> Optimizer``,
+            which sets lr, momentum and weight decay itself.
+        lr: Learning rate. Required unless ``optimizer`` is a factory.
+        steps: Maximum number of updates. Pass either this or ``epochs``.
+        epochs: Maximum number of passes over the data.
+        batch_size: Number of samples per update; the last batch of an epoch may be smaller. None is full-batch gradient
+            descent.
+        momentum: Momentum of "sgd" and "slo".
+        weight_decay: Coefficient lambda; the gradient of lambda/2 |theta|^2 is added to that of the loss, as in torch's
+            optimizers.
+        schedule: Schedule of the learning rate. None is constant, "cosine" decays to 0 over all steps; or a factory
+            ``optimizer -> LRScheduler``, which is stepped after each update.
+        stop_loss: Stop as soon as the loss is below this value. With batches, the loss over all the data is checked
+            after each epoch. None does not stop.
+        stop_relgrad: Stop as soon as `relative_gradient` is below this value, checked as often. None does not stop.
+        generator: Generator or integer seed. None is the seed 0.
+        callback: Function called as ``callback(step, loss)`` before each update.
+        monitor: `featlearn.Monitor` that records each step before its update, and the trained model at the end.
+        run: Run for losses and checkpoints: a `featlearn.runs.Run`, or a folder in which a run is created. A run with a
+            checkpoint is resumed: a training that is killed at any instant and started again with the same arguments
+            ends with the same bits (on the same threads and versions). Other arguments raise an error. If the folder
+            holds a run of another training without a checkpoint, a new run is created in ``<folder>-2``, with a
+            warning.
+        checkpoint_every: Number of updates between checkpoints; one is written at the end too. None writes none.
+        progress: Whether to show a progress bar on stderr, if that is a terminal.
+
+    Returns:
+        The losses and the reason why training stopped.
 
     Raises:
-        InputError: Arguments contradict each other or do not suit the data.
-        DivergenceError: The loss became infinite or NaN.
+        InputError: If arguments contradict each other or do not match the data.
+        DivergenceError: If the loss becomes infinite or NaN.
+
+    Example:
+        >>> import torch
+        >>> X, y = torch.eye(4), torch.ones(4, 1)
+        >>> model = torch.nn.Linear(4, 1, bias=False)
+        >>> history = fit(model, (X, y), lr=1.0, steps=200, stop_loss=1e-6, generator=0)
+        >>> history.stopped
+        'loss'
     """
     X, y = _check_data(data)
     batch = _check_length(len(X), steps, epochs, batch_size)
     objective = loss_function(loss)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise InputError("the model has no parameter that requires a gradient: there is nothing to train")
-    if checkpoint_every is not None and (run is None or not _is_count(checkpoint_every) or checkpoint_every < 1):
-        raise InputError(f"checkpoint_every is a number of updates, and needs run=; got {checkpoint_every} and {run!r}")
+        raise InputError("model must have a parameter that requires a gradient: there is nothing to train.")
+    if checkpoint_every is not None:
+        check_int("checkpoint_every", checkpoint_every, optional=True)
+        if run is None:
+            raise InputError(f"checkpoint_every={checkpoint_every} requires run. Pass a folder as run=.")
     updates = make_optimizer(optimizer, parameters, lr, momentum, weight_decay)
     if stop_relgrad is not None:
         check_decay(updates)
@@ -114,7 +130,7 @@ def fit(
     generator = as_generator(generator, "fit")
 
     def whole(gradient: bool) -> float:
-        """Loss over all the data and, if asked for, its gradient in ``.grad``."""
+        """Return the loss over all the data; optionally add its gradient to ``.grad``."""
         updates.zero_grad()
         value = 0.0
         with torch.set_grad_enabled(gradient):
@@ -147,21 +163,21 @@ def fit(
     )
     with ExitStack() as stack:
         if run is None or isinstance(run, Run):
-            own_run = run
+            log = run
         else:
-            own_run = stack.enter_context(_run_in(run, described | {"steps": total, "start": model_mark(model)}))
-        stack.enter_context(_own_randomness(generator, devices))
+            log = stack.enter_context(_open_run(run, described | {"steps": total, "start": model_mark(model)}))
+        stack.enter_context(_global_rng(generator, devices))
         advance = stack.enter_context(progress_bar(total, "training", progress))
-        stored = None if own_run is None else own_run.checkpoint()
+        stored = None if log is None else log.checkpoint()
         if stored is not None:
             training.load(stored[1])
             history.loss = training.losses
             if len(history.loss) > total:
-                raise InputError(f"the run has made {len(history.loss)} updates already, more than the {total} asked")
+                raise InputError(f"steps must be at least the {len(history.loss)} updates of the run, got {total}.")
             history.step = list(range(len(history.loss)))
             advance(len(history.loss))
         saved = len(history.loss)
-        for step in range(len(history.loss), total):
+        for step in range(saved, total):
             if batch < len(X):
                 if step % per_epoch == 0:
                     training.order = torch.randperm(len(X), generator=generator)
@@ -173,23 +189,21 @@ def fit(
             loss_now = objective(model(xs), ys)
             value = float(loss_now.detach())
             _check_finite(value, step, updates)
-            if own_run is not None:
-                own_run.log(step, {"loss": value})
+            if log is not None:
+                log.log(step, {"loss": value})
             if monitor is not None:
                 monitor.step(step, loss=value)
             if callback is not None:
                 callback(step, value)
             loss_now.backward()  # type: ignore[no-untyped-call]
+            history.step.append(step)
+            history.loss.append(value)
             if batch == len(X) and (reason := stop_reason(value)):
-                history.step.append(step)
-                history.loss.append(value)
                 history.stopped = reason
                 break
             updates.step()
             if scheduler is not None:
                 scheduler.step()
-            history.step.append(step)
-            history.loss.append(value)
             advance()
             rules = stop_loss is not None or stop_relgrad is not None
             if batch < len(X) and rules and (step + 1) % per_epoch == 0:
@@ -198,19 +212,19 @@ def fit(
                 if reason := stop_reason(value):
                     history.stopped = reason
                     break
-            if own_run is not None and checkpoint_every is not None and (step + 1) % checkpoint_every == 0:
-                training.save(own_run)
+            if log is not None and checkpoint_every is not None and (step + 1) % checkpoint_every == 0:
+                training.save(log)
                 saved = step + 1
         done = len(history.loss)
-        if own_run is not None and checkpoint_every is not None and history.stopped == "steps" and saved < done:
-            training.save(own_run)
+        if log is not None and checkpoint_every is not None and history.stopped == "steps" and saved < done:
+            training.save(log)
         history.final_loss = whole(gradient=stop_relgrad is not None)
         _check_finite(history.final_loss, len(history.step), updates)
         if stop_relgrad is not None:
             history.relgrad = relative_gradient(updates)
         updates.zero_grad()
-        if own_run is not None:
-            own_run.log(done, {"loss": history.final_loss})
+        if log is not None:
+            log.log(done, {"loss": history.final_loss})
         if monitor is not None:
             monitor.last(done, loss=history.final_loss)
     history.seconds = time.perf_counter() - began
@@ -218,11 +232,20 @@ def fit(
 
 
 def relative_gradient(optimizer: Optimizer) -> float:
-    """Distance from a critical point, ``|grad(L + lambda/2 |theta|^2)| / (lambda |theta|)``.
+    """Compute the relative distance from a critical point, ``|grad(L + lambda/2 |theta|^2)| / (lambda |theta|)``.
 
-    Norms run over the weight matrices (parameters of two or more dimensions) that have a gradient of L in
-    ``.grad``. The ratio is 1 for a loss without gradient and 0 at a critical point, where
-    ``lambda W = -dL/dW``: the point at which FACT is W^T W.
+    The norms run over the weight matrices (parameters of two or more dimensions) that have a gradient of L in
+    ``.grad``. The ratio is 1 if the gradient of the loss is zero. It is 0 at a critical point, where
+    ``lambda W = -dL/dW`` and FACT equals ``W^T W``.
+
+    Args:
+        optimizer: Optimizer with the parameters and their weight decay, lambda.
+
+    Returns:
+        The ratio; NaN if the weight decay or the weights are zero.
+
+    References:
+        Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, theorem 3.1.
     """
     residual, scale = 0.0, 0.0
     for group in optimizer.param_groups:
@@ -237,11 +260,11 @@ def relative_gradient(optimizer: Optimizer) -> float:
 
 def _check_data(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(a, Tensor) for a in data):
-        raise InputError(f"data must be a tuple (X, y) of two tensors, got {type(data).__name__}")
+        raise InputError(f"data must be a tuple (X, y) of two tensors, got {type(data).__name__}.")
     X, y = data
     if X.ndim == 0 or y.ndim == 0 or len(X) != len(y) or len(X) == 0:
         raise InputError(
-            f"X and y must have as many samples, at least one: their shapes are {tuple(X.shape)} and {tuple(y.shape)}"
+            f"X and y must have the same number of samples, at least 1, got {tuple(X.shape)} and {tuple(y.shape)}."
         )
     return X, y
 
@@ -249,16 +272,14 @@ def _check_data(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _check_length(n: int, steps: int | None, epochs: int | None, batch_size: int | None) -> int:
     """Check the number of updates and return the number of samples in one."""
     if (steps is None) == (epochs is None):
-        raise InputError(f"give either steps or epochs, got steps={steps} and epochs={epochs}")
+        raise InputError(f"Pass either steps or epochs, got steps={steps} and epochs={epochs}.")
     for name, count in (("steps", steps), ("epochs", epochs)):
-        if count is not None and not _is_count(count):
-            raise InputError(f"{name} must be a whole number, got {count!r}")
-        if count is not None and count < 0:
-            raise InputError(f"{name} must not be negative, got {count}")
+        if count is not None:
+            check_int(name, count, 0)
     if batch_size is None:
         return n
     if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, or None for the full batch, got {batch_size}")
+        raise InputError(f"batch_size must be at least 1, or None for the full batch, got {batch_size}.")
     return min(batch_size, n)
 
 
@@ -266,20 +287,21 @@ def _check_finite(value: float, step: int, optimizer: Optimizer) -> None:
     if not math.isfinite(value):
         rates = ", ".join(f"{g['lr']:g}" for g in optimizer.param_groups)
         raise DivergenceError(
-            f"the loss is {value} at step {step} with lr={rates}: lower the rate or the initial scale"
+            f"The loss is {value} at step {step} with lr={rates}. Reduce the learning rate or the initial scale."
             if step
-            else f"the loss is {value} before any update: look for NaN or infinite inputs, labels or weights"
+            else f"The loss is {value} before any update. Check inputs, labels and weights for NaN and infinity."
         )
 
 
 def _settings(
     loss: str | LossFunction, optimizer: Optimizer, schedule: str | ScheduleFactory | None, total: int, batch: int
 ) -> dict[str, Any]:
-    """What a training is, in plain words and numbers: the same when it is taken up again."""
+    """Return the settings of a training as JSON types; they must be the same when it is resumed."""
     groups = []
     for group in optimizer.param_groups:
-        options = {k: v for k, v in group.items() if k not in ("params", "initial_lr") and _is_plain(v)}
-        groups.append(options | ({"lr": group["initial_lr"]} if "initial_lr" in group else {}))
+        plain = {k: v for k, v in group.items() if v is None or isinstance(v, bool | int | float | str)}
+        initial = {"lr": group["initial_lr"]} if "initial_lr" in group else {}
+        groups.append({k: v for k, v in (plain | initial).items() if k != "initial_lr"})
     return {
         "loss": _name(loss),
         "optimizer": type(optimizer).__name__,
@@ -289,18 +311,18 @@ def _settings(
     }
 
 
-def _run_in(folder: str | os.PathLike[str], config: dict[str, Any]) -> Run:
-    """Open the run of a folder that this training continues or repeats from its start, or make a new one."""
+def _open_run(folder: str | os.PathLike[str], config: dict[str, Any]) -> Run:
+    """Open the run of a folder that this training continues or repeats from its start, or create a new one."""
     old = run_to_continue(folder)
     if old is not None and (old.checkpoint_steps() or old.config == as_settings(config)):
         run = Run.open(folder, write=True)
         if not run.checkpoint_steps():
             run.repeat_from(0)  # the same training, which ended before its first checkpoint
         return run
-    run, told = launch(folder, config)
-    if told is not None:
+    run, message = launch(folder, config)
+    if message is not None:
         try:
-            warnings.warn(told, UserWarning, stacklevel=3)
+            warnings.warn(message, UserWarning, stacklevel=3)
         except UserWarning:
             run.close()
             raise
@@ -311,20 +333,12 @@ def _name(of: Any) -> str:
     return of if isinstance(of, str) else str(getattr(of, "__qualname__", type(of).__name__))
 
 
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool | Tensor)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 @contextmanager
-def _own_randomness(generator: torch.Generator, devices: list[Any]) -> Iterator[None]:
-    """Let layers such as dropout, which know only the global generators, draw from ours."""
+def _global_rng(generator: torch.Generator, devices: list[Any]) -> Iterator[None]:
+    """Set the global generators, which layers such as dropout use, from a generator, and restore them at the end."""
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=devices):
-        # Not torch.manual_seed: it would reseed devices that are not restored afterwards.
+        # Unlike torch.manual_seed, which would reseed devices that are not restored afterwards.
         torch.default_generator.manual_seed(seed)
         for device in devices:
             with torch.cuda.device(device):
@@ -334,15 +348,15 @@ def _own_randomness(generator: torch.Generator, devices: list[Any]) -> Iterator[
 
 @dataclass
 class History:
-    """What happened in `fit`.
+    """Losses and result of `fit`.
 
     Attributes:
         step: Numbers of the updates, from 0.
         loss: Loss before each update, over its batch.
-        final_loss: Loss of the trained model over all the data, in the mode the model is in.
-        relgrad: `relative_gradient` of the trained model, if ``stop_relgrad`` was given, else NaN.
-        stopped: "steps" if all updates were made, else the rule that ended training.
-        seconds: Time taken.
+        final_loss: Loss of the trained model over all the data, in the current mode of the model.
+        relgrad: `relative_gradient` of the trained model if ``stop_relgrad`` was given, else NaN.
+        stopped: "steps" if all updates were made, else the stopping rule that ended training, "loss" or "relgrad".
+        seconds: Training time in seconds.
     """
 
     step: list[int] = field(default_factory=list)

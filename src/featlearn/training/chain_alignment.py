@@ -1,4 +1,9 @@
-"""Train a network on the chain monomial and probe it before and after (figure 1 of the NFA paper)."""
+"""Alignment of a network trained on the chain monomial, probed before and after training.
+
+References:
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    figure 1.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +28,17 @@ from featlearn.training._trainer import History, fit
 
 @dataclass(frozen=True)
 class ChainAlignment:
-    """A trained network, probed before and after, and its first layer's matrices.
+    """Reports of a network before and after training, and matrices of its first layer.
 
     Attributes:
-        before: Report of the network as initialized.
+        before: Report of the initial network.
         after: Report of the trained network, with the initial one as reference.
-        history: The training.
-        test_loss: Mean squared error on fresh points (labels have variance 1).
+        history: Losses of the training.
+        test_loss: Mean squared error on new points (the labels have variance 1).
         egop: Exact expected gradient outer product of the labels.
-        corrupted: ``W^T Q W`` with Q of K's spectrum and random eigenvectors.
-        corrupted_nfc: Its cosine with the NFM, for each of several Q.
-        spread: Standard deviation of K's eigenvalues over their mean.
+        corrupted: Corrupted AGOP ``W^T Q W``, where Q has the eigenvalues of K and random eigenvectors.
+        corrupted_nfc: Cosine of the corrupted AGOP with the NFM, for each of several Q.
+        spread: Standard deviation of the eigenvalues of K over their mean.
     """
 
     before: Report
@@ -47,23 +52,37 @@ class ChainAlignment:
 
     @property
     def mean_corrupted_nfc(self) -> float:
-        """Mean over the random rotations; a single one varies by a tenth either way."""
+        """Mean of ``corrupted_nfc`` over the random rotations; a single value varies by about 0.1."""
         return sum(self.corrupted_nfc) / len(self.corrupted_nfc)
 
     def plot(self) -> Figure:
-        """The four matrices of the figure."""
+        """Plot the four matrices of the paper's figure.
+
+        Returns:
+            The figure, with one panel per matrix.
+        """
         first = next(iter(self.after.values()))
         return four_matrices(self.egop, first.nfm, first.agop, self.corrupted)
 
 
 def four_matrices(egop: Tensor, nfm: Tensor, agop: Tensor, corrupted: Tensor) -> Figure:
-    """Draw the EGOP of the task, and the NFM, AGOP and corrupted AGOP of a layer."""
+    """Plot the EGOP of the task, and the NFM, AGOP and corrupted AGOP of a layer.
+
+    Args:
+        egop: Expected gradient outer product of the task, shape ``(k, k)``.
+        nfm: Neural feature matrix ``W^T W``, shape ``(k, k)``.
+        agop: Average gradient outer product ``W^T K W``, shape ``(k, k)``.
+        corrupted: AGOP with randomly rotated K, shape ``(k, k)``.
+
+    Returns:
+        The figure.
+    """
     return matrix_row(
         {"EGOP": egop, "NFM": nfm, "AGOP": agop, "corrupted AGOP": corrupted},
         titles={"EGOP": "EGOP of the task", "NFM": "NFM  $W^T W$", "AGOP": "AGOP  $W^T K W$"}
         | {"corrupted AGOP": "corrupted  $W^T Q W$"},
         subtitles={
-            "EGOP": "what there is to learn",
+            "EGOP": "target of learning",
             "NFM": f"cosine with EGOP {cosine(egop, nfm):.2f}",
             "AGOP": f"cosine with NFM {cosine(nfm, agop):.2f}",
             "corrupted AGOP": f"cosine with NFM {cosine(nfm, corrupted):.2f}",
@@ -86,23 +105,30 @@ def chain_alignment(
     run: Run | None = None,
     progress: bool = False,
 ) -> ChainAlignment:
-    """Train two hidden ReLU layers on the chain monomial, and probe them before and after.
+    """Train a network with two hidden ReLU layers on the chain monomial, and probe it before and after.
 
-    The defaults are the paper's setting (NFA paper, appendix J), trained by full-batch gradient descent until
-    the mean squared error is below 1e-6: 1 to 2 seconds. Published: NFC .93, corrupted .53, spread 5.9.
+    The defaults are the setting of the NFA paper (appendix J), trained by full-batch gradient descent until the mean
+    squared error is below 1e-6: 1 to 2 seconds. Published values: NFC .93, corrupted NFC .53, spread 5.9.
 
     Args:
-        n: Training points.
-        d: Input coordinates.
+        n: Number of training points.
+        d: Number of input coordinates.
         r: Length of the chain.
-        width: Of both hidden layers.
-        scale: Of the first layer's weights at initialization, times PyTorch's default.
+        width: Width of both hidden layers.
+        scale: Scale of the initial weights of the first layer, relative to PyTorch's default.
         lr: Learning rate.
-        steps: Updates at most.
+        steps: Maximum number of updates.
         rotations: Number of random corruptions.
-        generator: Generator or integer seed of data, network and rotations.
-        run: Where a monitor writes what happens during training; None watches nothing.
+        generator: Generator or integer seed of data, network and rotations. None is the seed 0.
+        run: Run in which a monitor records the training. None uses no monitor.
         progress: Whether to show progress bars.
+
+    Returns:
+        The reports before and after training, and the matrices of the first layer.
+
+    References:
+        Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+        appendix J.
     """
     generator = as_generator(generator, "chain alignment")
     task = chain_monomial_task(n, d, r, n_test=2000, generator=generator)
@@ -122,7 +148,7 @@ def chain_alignment(
     eigenvalues = torch.linalg.eigvalsh(covariance)
     matrices = [w.mT @ corrupt(covariance, generator) @ w for _ in range(rotations)]
     values = [cosine(first.nfm, m) for m in matrices]
-    # The picture shows the rotation nearest to the mean, neither the best nor the worst.
+    # The figure shows the rotation nearest to the mean, neither the best nor the worst.
     middle = min(range(rotations), key=lambda i: abs(values[i] - sum(values) / rotations))
     return ChainAlignment(
         before=before,

@@ -1,4 +1,4 @@
-"""Trackers for TensorBoard, MLflow and Weights & Biases, whose packages are imported when they are used."""
+"""Trackers for TensorBoard, MLflow and Weights & Biases, whose packages are imported on first use."""
 
 from __future__ import annotations
 
@@ -17,30 +17,36 @@ def needed(module: str, extra: str) -> Any:
     """Import a module of an optional package.
 
     Args:
-        module: Its name.
-        extra: The extra of featlearn that installs it.
+        module: Name of the module.
+        extra: Extra of featlearn that installs it.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingPackageError: If it cannot be imported.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise MissingPackageError(
-            f"{module} cannot be imported ({error}): install it with pip install 'featlearn[{extra}]'"
+            f"{module} cannot be imported ({error}). Install it with pip install 'featlearn[{extra}]'."
         ) from error
 
 
-_BATCH = 1000  # what a server takes in one request
+_BATCH = 1000  # maximum number of metrics per request
 
 
 class MLflowTracker:
-    """Writes metrics to a run of MLflow: a local SQLite or file store, or a server.
+    """Tracker that writes metrics to a run of MLflow in a local SQLite or file store, or on a server.
 
-    Through a client of its own: the global state of ``mlflow``, its active run and address, is left alone.
+    It uses a separate client: the global state of ``mlflow``, its active run and address, does not change.
 
     Args:
-        uri: Of the store, ``"sqlite:///mlflow.db"``; None takes MLflow's own choice.
-        experiment: Name of the experiment, made if it is not there.
-        run_name: Of a new run.
-        run_id: Of a run that goes on, instead.
+        uri: Address of the store, such as ``"sqlite:///mlflow.db"``. None uses MLflow's default.
+        experiment: Name of the experiment, which is created if it does not exist.
+        run_name: Name of a new run. None lets MLflow choose one.
+        run_id: Identifier of a run to continue. None creates a new run.
     """
 
     def __init__(
@@ -54,15 +60,21 @@ class MLflowTracker:
         self._metric = mlflow.entities.Metric
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         if run_id is None:
-            found = self._client.get_experiment_by_name(experiment)
-            number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+            old = self._client.get_experiment_by_name(experiment)
+            number = self._client.create_experiment(experiment) if old is None else old.experiment_id
             run_id = self._client.create_run(number, run_name=run_name).info.run_id
         self.run_id: str = str(run_id)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of a step; characters that MLflow does not allow in names become underscores."""
+        """Log metrics of a step. Characters that MLflow does not allow in names become underscores.
+
+        Args:
+            step: Number of the step.
+            values: Metrics by name.
+        """
         now = int(time.time() * 1000)
-        metrics = [self._metric(_allowed(name), value, now, step) for name, value in values.items()]
+        allowed = [(re.sub(r"[^\w\-. /]", "_", name), value) for name, value in values.items()]
+        metrics = [self._metric(name, value, now, step) for name, value in allowed]
         for first in range(0, len(metrics), _BATCH):
             self._client.log_batch(self.run_id, metrics=metrics[first : first + _BATCH])
 
@@ -71,15 +83,11 @@ class MLflowTracker:
         self._client.set_terminated(self.run_id)
 
 
-def _allowed(name: str) -> str:
-    return re.sub(r"[^\w\-. /]", "_", name)
-
-
 class TensorBoardTracker:
-    """Writes scalars to an event file, which ``tensorboard --logdir folder`` shows.
+    """Tracker that writes scalars to an event file, shown by ``tensorboard --logdir folder``.
 
     Args:
-        folder: Where the event file goes.
+        folder: Folder of the event file.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -87,34 +95,44 @@ class TensorBoardTracker:
         self._writer = needed("torch.utils.tensorboard", "tracking").SummaryWriter(str(Path(folder)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of a step."""
+        """Log metrics of a step.
+
+        Args:
+            step: Number of the step.
+            values: Metrics by name.
+        """
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write pending metrics and close the event file."""
         self._writer.close()
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Somewhere that numbers go, step by step: TensorBoard, MLflow, Weights & Biases, or anything of yours."""
+    """Protocol of receivers of metrics: TensorBoard, MLflow, Weights & Biases, or any class with these methods."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of a step; names of layers come first, ``net.0/nfc``."""
+        """Log metrics of a step.
+
+        Args:
+            step: Number of the step.
+            values: Metrics by name. The name of a layer is a prefix, as in ``net.0/nfc``.
+        """
 
     def close(self) -> None:
-        """Write what is left and let go of files."""
+        """Write pending metrics and close files."""
 
 
 class WandbTracker:
-    """Writes metrics to a run of Weights & Biases; offline, unless told otherwise.
+    """Tracker that writes metrics to a run of Weights & Biases, offline by default.
 
     Args:
         project: Name of the project.
-        folder: Where the run's files go.
-        mode: ``"offline"`` sends nothing (``wandb sync`` does, later), ``"online"`` does.
-        options: Of ``wandb.init``, such as ``name`` or ``config``.
+        folder: Folder of the run's files. None uses the default of ``wandb``.
+        mode: ``"offline"`` sends nothing (``wandb sync`` can send the files later), ``"online"`` sends metrics.
+        options: Options of ``wandb.init``, such as ``name`` or ``config``.
     """
 
     def __init__(
@@ -128,19 +146,24 @@ class WandbTracker:
         self._run = wandb.init(
             project=project, dir=None if folder is None else str(folder), mode=mode, reinit="create_new", **options
         )
-        # Numbers of a step come in several calls, and W&B's own counter refuses to go back.
+        # Metrics of a step are logged in several calls, and the counter of W&B only increases.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
     @property
     def folder(self) -> str:
-        """Where the run's files are."""
+        """Folder of the run's files."""
         return str(self._run.dir)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take numbers of a step."""
+        """Log metrics of a step.
+
+        Args:
+            step: Number of the step.
+            values: Metrics by name.
+        """
         self._run.log({**values, "step": step})
 
     def close(self) -> None:
-        """Write what is left and end the run."""
+        """Write pending metrics and finish the run."""
         self._run.finish()

@@ -1,4 +1,8 @@
-"""A two-layer student of a teacher, with the spectra of its weights and kernels before and after training."""
+"""Two-layer student of a teacher, with the spectra of its weights and kernels before and after training.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506 (the spectral paper).
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ from featlearn.training._schedule import Every, step_rule
 from featlearn.training._trainer import History, fit
 
 Watch = Callable[[nn.Module, TeacherTask], Mapping[str, float]]
-"""Numbers to follow during training."""
+"""Function of a network and its task that returns metrics by name."""
 
 Size = Literal["half", "full"] | tuple[int, int, int]
-"""Half or all of the paper's size, or ``(n, h, d)``."""
+"""Half of the paper's size, the paper's size, or ``(n, h, d)``."""
 
 _SIZES = {"full": (2000, 1500, 1000), "half": (1000, 750, 500)}
 _TRAINING: dict[int, dict[str, Any]] = {
@@ -61,43 +65,40 @@ def draw_student(
     """Draw a task and a two-layer network (spectral paper, equation 7).
 
     Args:
-        n: Training points.
+        n: Number of training points.
         h: Width of the hidden layer.
-        d: Input coordinates.
-        k: Directions of the teacher.
-        activation: Of the student, normalized.
-        teacher: sigma* of the teacher, normalized.
-        tau: Factor of the teacher's norm term (9).
-        center_norm: Whether that term has its mean taken off, see `teacher_task`.
+        d: Number of input coordinates.
+        k: Number of directions of the teacher.
+        activation: Activation of the student, which is normalized.
+        teacher: Activation sigma* of the teacher, which is normalized.
+        tau: Factor of the teacher's norm term, equation (9).
+        center_norm: Whether to subtract the mean of the norm term; see `featlearn.datasets.teacher_task`.
         noise: Standard deviation of the noise in the training labels.
-        n_test: Test points, whose labels have no noise.
-        generator: Generator or integer seed of the task and then of the network.
-        dtype: Of both.
+        n_test: Number of test points, whose labels have no noise.
+        generator: Generator or integer seed of the task and then of the network. None is the seed 0.
+        dtype: Type of the data and the weights. None is torch's default.
+
+    Returns:
+        The task and the network.
     """
-    generator = as_generator(generator, "student")
+    options: dict[str, Any] = {"generator": as_generator(generator, "student"), "dtype": dtype}
     task = teacher_task(
-        n,
-        d,
-        k,
-        activation=teacher,
-        tau=tau,
-        center_norm=center_norm,
-        noise=noise,
-        n_test=n_test,
-        generator=generator,
-        dtype=dtype,
+        n, d, k, activation=teacher, tau=tau, center_norm=center_norm, noise=noise, n_test=n_test, **options
     )
-    return task, ntk_mlp([d, h, 1], activation=activation, generator=generator, dtype=dtype)
+    return task, ntk_mlp([d, h, 1], activation=activation, **options)
 
 
 def new_student(n: int, h: int, d: int, **drawing: Any) -> Student:
-    """Draw a task and a network, and measure the network as it is: O(n^3), for the eigenvectors of its kernels.
+    """Draw a task and a network, and measure the initial network. Takes O(n^3) for the eigenvectors of its kernels.
 
     Args:
-        n: Training points.
+        n: Number of training points.
         h: Width of the hidden layer.
-        d: Input coordinates.
+        d: Number of input coordinates.
         drawing: Further arguments of `draw_student`.
+
+    Returns:
+        The student, to be trained with `train_student`.
     """
     task, model = draw_student(n, h, d, **drawing)
     return Student(task, model, _measure(model, task), _lazy_error(model, task))
@@ -109,13 +110,17 @@ def train_student(
     """Train a copy of the network with `featlearn.training.fit`, and measure it again.
 
     Args:
-        student: From `new_student`; it is left as it is, so that several trainings can start from one.
-        watch: Called during training with the network and its task; what it returns is in the result's ``watched``.
-        every: The steps at which it is called, as in `featlearn.Monitor`; the end of training is added.
-        frozen_readout: Train the first layer only (the spectral paper's section 5.1).
-        training: Arguments of `fit` other than model, data and callback.
+        student: Student from `new_student`. It is not changed, so that several trainings can start from it.
+        watch: Function called during training with the network and its task. The metrics that it returns are in the
+            result's ``watched``.
+        every: Steps at which ``watch`` is called, as in `featlearn.Monitor`; the end of training is added.
+        frozen_readout: Whether to train the first layer only (spectral paper, section 5.1).
+        training: Arguments of `featlearn.training.fit` other than model, data and callback.
+
+    Returns:
+        The trained student, with its spectra before and after training.
     """
-    task, before = student.task, student.state
+    task = student.task
     model = copy.deepcopy(student.model)
     if frozen_readout:
         model.get_parameter(READOUT).requires_grad_(False)
@@ -124,6 +129,7 @@ def train_student(
     with torch.no_grad():
         error = squared_error(model(task.X_test), task)
     variance = float(task.y_test.double().var(correction=0))
+    readouts = [of.get_parameter(READOUT).detach().double() for of in (student.model, model)]
     return SpectralEvolution(
         model=model,
         task=task,
@@ -132,69 +138,66 @@ def train_student(
         r2=1 - error / variance,
         lazy_error=student.lazy_error,
         lazy_r2=1 - student.lazy_error / variance,
-        weights=_evolution(before.weights, after.weights),
-        ck=_evolution(before.ck, after.ck),
-        ntk=_evolution(before.ntk, after.ntk),
-        readout_change=float((after.readout - before.readout).norm()),
+        readout_change=float((readouts[1] - readouts[0]).norm()),
         watched=watched,
+        **{name: _evolution(student.state[name], after[name]) for name in after},
     )
 
 
 def watched_fit(
     model: nn.Module, task: TeacherTask, watch: Watch | None, every: Every = "log", **training: Any
 ) -> tuple[History, pd.DataFrame]:
-    """Train a network with `featlearn.training.fit`, looking at it now and then.
+    """Train a network with `featlearn.training.fit`, and record metrics during training.
 
     Args:
-        model: The network, trained in place.
-        task: What it is trained on.
-        watch: As in `train_student`.
-        every: As in `train_student`.
-        training: Arguments of `fit` other than model, data and callback.
+        model: Network, trained in place.
+        task: Task with the training points.
+        watch: Function that returns metrics, as in `train_student`. None records nothing.
+        every: Steps at which ``watch`` is called, as in `train_student`.
+        training: Arguments of `featlearn.training.fit` other than model, data and callback.
 
     Returns:
-        The training, and what was watched, a row a step.
+        The losses of the training, and the metrics, one row per step.
     """
     watched: list[dict[str, float]] = []
     due = step_rule(every)
 
-    def look(step: int, loss: float) -> None:
+    def record(step: int, loss: float) -> None:
         if watch is not None and due(step):
             watched.append({"step": step, "loss": loss, **watch(model, task)})
 
-    history = fit(model, (task.X, task.y), callback=look, **training)
+    history = fit(model, (task.X, task.y), callback=record, **training)
     if watch is not None:
         watched.append({"step": len(history.step), "loss": history.final_loss, **watch(model, task)})
     return history, pd.DataFrame(watched)
 
 
 def hidden_weight(model: nn.Module) -> Tensor:
-    """W of a two-layer `ntk_mlp`, detached, in float64."""
+    """Return the hidden weight W of a two-layer `featlearn.models.ntk_mlp`, detached, in float64."""
     return model.get_parameter(_HIDDEN).detach().double().clone()
 
 
 def squared_error(prediction: Tensor, task: TeacherTask) -> float:
-    """Mean squared error of predictions for the test points, on labels without noise."""
+    """Return the mean squared error of predictions for the test points, whose labels have no noise."""
     return float((prediction.double() - task.y_test.double()).square().mean())
 
 
 def _lazy_error(model: nn.Module, task: TeacherTask) -> float:
-    """Test error of lazy training, ``f_0(x) + K(x, X) K(X, X)^-1 (y - f_0(X))`` (spectral paper, equation 6)."""
+    """Return the test error of lazy training, ``f_0(x) + K(x, X) K(X, X)^-1 (y - f_0(X))``, equation (6)."""
     lazy = LazyRegressor(model).fit(task.X.double().numpy(), task.y.double().numpy())
     return squared_error(torch.from_numpy(lazy.predict(task.X_test.double().numpy())), task)
 
 
-def _measure(model: nn.Module, task: TeacherTask) -> _State:
+def _measure(model: nn.Module, task: TeacherTask) -> dict[str, _Spectrum]:
     w = hidden_weight(model)
-    # In double precision: rounding to single would give eigenvalues to the null space.
+    # In double precision: with single precision, eigenvalues of the null space would not be zero.
     conjugate, tangent = ck(model, task.X, dtype=torch.float64), ntk(model, task.X, dtype=torch.float64)
     assert isinstance(tangent, Tensor)
-    return _State(
-        weights=_spectrum(w, w.mT @ w / w.shape[0], task.teacher.directions.mT),
-        ck=_spectrum(conjugate, conjugate, task.y, kernel_target_alignment(conjugate, task.y)),
-        ntk=_spectrum(tangent, tangent, task.y, kernel_target_alignment(tangent, task.y)),
-        readout=model.get_parameter(READOUT).detach().double().clone(),
-    )
+    return {
+        "weights": _spectrum(w, w.mT @ w / w.shape[0], task.teacher.directions.mT),
+        "ck": _spectrum(conjugate, conjugate, task.y, kernel_target_alignment(conjugate, task.y)),
+        "ntk": _spectrum(tangent, tangent, task.y, kernel_target_alignment(tangent, task.y)),
+    }
 
 
 def _spectrum(matrix: Tensor, gram: Tensor, directions: Tensor, kta: float | None = None) -> _Spectrum:
@@ -205,26 +208,22 @@ def _spectrum(matrix: Tensor, gram: Tensor, directions: Tensor, kta: float | Non
 
 def _evolution(before: _Spectrum, after: _Spectrum) -> MatrixEvolution:
     kta = None if before.kta is None or after.kta is None else (before.kta, after.kta)
-    return MatrixEvolution(
-        initial=before.values,
-        trained=after.values,
-        alignment=(before.alignment, after.alignment),
-        kta=kta,
-        change=change_norms(before.matrix, after.matrix),
-    )
+    change = change_norms(before.matrix, after.matrix)
+    return MatrixEvolution(before.values, after.values, (before.alignment, after.alignment), kta, change)
 
 
 @dataclass(frozen=True, eq=False)
 class MatrixEvolution:
-    """What became of the weights, or of a kernel.
+    """Spectrum of a weight matrix or kernel before and after training.
 
     Attributes:
         initial: Eigenvalues at initialization, ascending, in float64: of ``W^T W / h``, or of the kernel.
         trained: Eigenvalues after training.
-        alignment: Before and after, length of the leading eigenvector's projection onto what there is to learn: the
-            teacher's directions for weights, ``|beta . u_1|``, and the labels for kernels, ``|y . v_1| / |y|``.
-        kta: Kernel target alignment before and after (equation 15); None for weights.
-        change: Norms of the change of W, or of the kernel.
+        alignment: Length of the projection of the leading eigenvector onto the target, before and after training. The
+            target is the teacher's directions for weights, ``|beta . u_1|``, and the labels for kernels,
+            ``|y . v_1| / |y|``.
+        kta: Kernel target alignment before and after (spectral paper, equation 15). None for weights.
+        change: Norms of the change of W or of the kernel.
     """
 
     initial: Tensor
@@ -234,27 +233,29 @@ class MatrixEvolution:
     change: ChangeNorms
 
     def phase(self) -> Phase:
-        """Which phase the spectrum is in; see `featlearn.spectra.phase`."""
+        """Return the phase of the spectrum after training; see `featlearn.spectra.phase`."""
         return phase(self.initial, self.trained)
 
 
 @dataclass(frozen=True, eq=False)
 class SpectralEvolution:
-    """A trained student, and what training did to its matrices.
+    """Trained student, with the spectra of its matrices before and after training.
+
+    Equation and figure numbers are those of the spectral paper.
 
     Attributes:
-        model: The network.
-        task: What it was trained on.
-        history: The training.
-        test_error: Mean squared error on labels without noise.
-        r2: One minus that over the variance of these labels.
-        lazy_error: Test error of the kernel machine of the initial tangent kernel (equation 6), the benchmark.
-        lazy_r2: Its R^2.
-        weights: Of the hidden layer, by ``W^T W / h``. Figure 2 has ``W W^T / d``: h/d times as much.
-        ck: Of the conjugate kernel of the training points (equation 4).
-        ntk: Of their neural tangent kernel (equation 5).
-        readout_change: ``|v - v_0|``.
-        watched: What was watched, a row a step; empty if nothing was.
+        model: Trained network.
+        task: Task that it was trained on.
+        history: Losses of the training.
+        test_error: Mean squared error on test labels without noise.
+        r2: R^2 score, one minus ``test_error`` over the variance of the test labels.
+        lazy_error: Test error of kernel regression with the initial tangent kernel (equation 6), the baseline.
+        lazy_r2: R^2 score of the baseline.
+        weights: Spectrum of the hidden weights, ``W^T W / h``. Figure 2 shows ``W W^T / d``, which is h/d times it.
+        ck: Spectrum of the conjugate kernel of the training points (equation 4).
+        ntk: Spectrum of the neural tangent kernel of the training points (equation 5).
+        readout_change: Norm of the change of the readout, ``|v - v_0|``.
+        watched: Metrics recorded during training, one row per step. Empty if there was no ``watch``.
     """
 
     model: nn.Sequential
@@ -271,24 +272,24 @@ class SpectralEvolution:
     watched: pd.DataFrame
 
     def phases(self) -> dict[str, Phase]:
-        """The phase of the weights and of both kernels."""
+        """Return the phases of the weights ("W") and of both kernels ("CK", "NTK")."""
         return {"W": self.weights.phase(), "CK": self.ck.phase(), "NTK": self.ntk.phase()}
 
 
 @dataclass(frozen=True, eq=False)
 class Student:
-    """A task and a network that is not trained yet, from `new_student`.
+    """Task and initial network, from `new_student`.
 
     Attributes:
-        task: The task.
-        model: The network.
-        state: Its matrices and their spectra.
-        lazy_error: Test error of the kernel machine of its tangent kernel (equation 6).
+        task: Task to train on.
+        model: Initial network.
+        state: Matrices of the initial network with their spectra, by name: "weights", "ck", "ntk".
+        lazy_error: Test error of kernel regression with its tangent kernel (equation 6).
     """
 
     task: TeacherTask
     model: nn.Sequential
-    state: _State
+    state: dict[str, _Spectrum]
     lazy_error: float
 
 
@@ -298,14 +299,6 @@ class _Spectrum:
     values: Tensor
     alignment: float
     kta: float | None
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    weights: _Spectrum
-    ck: _Spectrum
-    ntk: _Spectrum
-    readout: Tensor
 
 
 @renamed_arguments(centre_norm="center_norm", seed="generator")
@@ -319,7 +312,7 @@ def spectral_case(
     generator: Seed = None,
     **training: Any,
 ) -> SpectralEvolution:
-    """Train the normalized tanh network of a case of table 1 on the softplus teacher, and measure it.
+    """Train the normalized tanh network of a case of the spectral paper's table 1 on the softplus teacher.
 
     ======  =========  ====  ==========  =====  ==============
     case    optimizer  rate  test error  R^2    spectra
@@ -331,37 +324,45 @@ def spectral_case(
     lazy                     .319        .681
     ======  =========  ====  ==========  =====  ==============
 
-    The paper is silent on some of the setting; what is taken here:
+    The paper does not specify the whole setting. The choices here:
 
     - The loss is nn.MSELoss, although equation (2) has half of it: with the half, no spike appears at rate 22.
     - Batches of 32 (figure 18), and test labels without noise, whose variance of 1 is what the published R^2 imply.
-    - An odd network cannot learn the mean of the teacher's norm term, tau, which would add tau^2 and more to its
+    - An odd network cannot learn the mean of the teacher's norm term, tau, which would add at least tau^2 to its
       error: the term is centered unless ``center_norm=False``.
-    - Cases 3 and 4 stop at a training loss of 1e-5 (figure 2). Case 4 needs a falling rate to come there. Cases 1 and
-      2 end after 400 steps and 200 epochs: at half size it takes case 1 1500 steps to come to 1e-5, with a spectrum
-      that is no less invariant and an error of .379 instead of .363, and case 2 more than ten times as long.
-    - At sizes other than "full" the rate of case 3 is 20: at half size, 22 diverges on some seeds.
-    - At "full" size the batches of case 4 are 16, those of Adam in figure 17. With 8 or 16 the weights have a heavy
-      tail (exponent 2.9); with 32, 64 and 128 (seed 0) a stretched bulk and 4 to 11 spikes.
+    - Cases 3 and 4 stop at a training loss of 1e-5 (figure 2). Case 4 needs a decaying rate to reach it. Cases 1 and
+      2 end after 400 steps and 200 epochs: at half size, case 1 needs 1500 steps to reach 1e-5, with a spectrum that is
+      equally invariant and an error of .379 instead of .363, and case 2 needs more than ten times as long.
+    - At sizes other than "full" the rate of case 3 is 20: at half size, 22 diverges for some seeds.
+    - At "full" size the batch size of case 4 is 16, that of Adam in figure 17. With 8 or 16 the weights have a heavy
+      tail (exponent 2.9); with 32, 64 and 128 (seed 0) they have a stretched bulk and 4 to 11 spikes.
 
     Measured at full size (seed 0): errors .360, .385, .242, .235, lazy .290; R^2 .645, .620, .762, .768, lazy .714.
     The lazy error over seeds 0 to 6 is .272 to .321 (mean .300, deviation .017), its R^2 .679 to .725.
 
     Args:
-        case: 1 to 4.
+        case: Number of the case, 1 to 4.
         size: "half" (n, h, d = 1000, 750, 500; 10 to 20 seconds), "full" (2000, 1500, 1000; 1 to 3 minutes), or
-            three numbers.
+            ``(n, h, d)``.
         tau: Factor of the teacher's norm term, equation (9).
-        center_norm: Whether to center that term.
+        center_norm: Whether to center the norm term.
         noise: Standard deviation of the noise in the training labels.
-        generator: Generator or integer seed of data, network and batches. Cases of one integer share data and network.
-        training: Arguments of `featlearn.training.fit` in place of the case's own, as ``lr`` or ``epochs``.
+        generator: Generator or integer seed of data, network and batches. None is the seed 0. Cases with the same
+            integer share data and network.
+        training: Arguments of `featlearn.training.fit` that replace those of the case, such as ``lr`` or ``epochs``.
+
+    Returns:
+        The trained student, with its spectra before and after training.
+
+    Raises:
+        InputError: If the case or the size is not valid.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, table 1 and figure 2.
     """
     if case not in _TRAINING:
-        raise InputError(f"table 1 has the cases 1, 2, 3 and 4, got {case!r}")
-    recipe = dict(_TRAINING[case])
-    if size == "full":
-        recipe |= _AT_FULL_SIZE.get(case, {})
+        raise InputError(f"case must be 1, 2, 3 or 4, got {case!r}.")
+    recipe = _TRAINING[case] | (_AT_FULL_SIZE.get(case, {}) if size == "full" else {})
     if "steps" in training or "epochs" in training:  # one excludes the other
         recipe = {key: value for key, value in recipe.items() if key not in ("steps", "epochs")}
     student = new_student(*student_sizes(size), tau=tau, center_norm=center_norm, noise=noise, generator=generator)
@@ -369,12 +370,9 @@ def spectral_case(
 
 
 def student_sizes(size: Size) -> tuple[int, int, int]:
-    """n, h and d of a size."""
-    if isinstance(size, str):
-        if size not in _SIZES:
-            raise InputError(f"size must be 'half', 'full' or (n, h, d), got {size!r}")
-        return _SIZES[size]
-    if not isinstance(size, tuple | list) or len(size) != 3:
-        raise InputError(f"size must be 'half', 'full' or (n, h, d), got {size!r}")
-    n, h, d = size
+    """Return n, h and d of a size."""
+    numbers = _SIZES.get(size) if isinstance(size, str) else size
+    if not isinstance(numbers, tuple | list) or len(numbers) != 3:
+        raise InputError(f"size must be 'half', 'full' or (n, h, d), got {size!r}.")
+    n, h, d = numbers
     return n, h, d

@@ -1,1 +1,1 @@
-"""Monitors inside other people's trainers: `.lightning` and `.transformers`, each imported by those who have it."""
+"""Monitor callbacks for Lightning and Hugging Face transformers, in modules that import these packages."""

@@ -1,4 +1,4 @@
-"""A monitor inside Lightning."""
+"""Monitor callback for Lightning."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _Callback: Any = needed("lightning.pytorch", "lightning").Callback
 
 
 class MonitorCallback(_Callback):  # type: ignore[misc]
-    """Watches feature learning in a ``lightning.Trainer``: ``Trainer(callbacks=[MonitorCallback(run="runs/a")])``.
+    """Monitor callback for a ``lightning.Trainer``: ``Trainer(callbacks=[MonitorCallback(run="runs/a")])``.
 
-    The monitor is made when training starts, told of every optimizer step with its loss, of the metrics of every
-    validation, and closed when training ends. Steps are Lightning's ``global_step``.
+    The monitor is created when training starts, and closed when training ends. It records each optimizer step with its
+    loss, and the metrics of each validation. Steps are Lightning's ``global_step``.
 
     Args:
-        data: Rows to measure on; None takes the first ones of the training loader.
-        module: Path of the submodule to watch, if not the whole LightningModule (whose ``forward`` is called).
+        data: Rows to measure on. None uses the first rows of the training loader.
+        module: Path of the submodule to monitor. None monitors the whole LightningModule (its ``forward`` is called).
         options: Options of `featlearn.Monitor`: ``run``, ``every``, ``budget``, ``loss``, ... Pass ``resume=True``
-            where ``trainer.fit(..., ckpt_path=...)`` continues a training whose run is in the folder ``run``.
+            if ``trainer.fit(..., ckpt_path=...)`` continues a training whose run is in the folder ``run``.
 
     Attributes:
-        monitor: The `featlearn.Monitor`, once training has begun.
+        monitor: `featlearn.Monitor` of the current training; None before the first one.
     """
 
     def __init__(self, data: Any = None, *, module: str | None = None, **options: Any) -> None:
@@ -35,42 +35,71 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
         self.monitor: Monitor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the monitor and measure the start."""
+        """Create the monitor and measure the initial model.
+
+        Args:
+            trainer: Trainer.
+            pl_module: LightningModule that is trained.
+
+        Raises:
+            InputError: If ``module`` is not a submodule.
+        """
         data = trainer.train_dataloader if self._data is None else self._data
         try:
             model = pl_module if self._module is None else pl_module.get_submodule(self._module)
         except AttributeError as error:
-            raise InputError(f"module={self._module!r} is no part of the LightningModule: {error}") from error
+            raise InputError(
+                f"module must be a submodule of the LightningModule, got {self._module!r}: {error}."
+            ) from error
         if self.monitor is not None:
-            self.monitor.close("failed")  # of a training that has ended without a word
+            self.monitor.close("failed")  # of an earlier training that was not ended
         self.monitor = Monitor(model, data, **self._options)
         self.monitor.step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Tell the monitor of a step; batches whose gradients are only added up make none."""
+        """Record a step. Batches whose gradients are accumulated keep the number of the step.
+
+        Args:
+            trainer: Trainer.
+            pl_module: LightningModule that is trained.
+            outputs: Loss, or mapping with the loss, of the training step.
+            batch: Batch of the training step.
+            batch_idx: Number of the batch in the epoch.
+        """
         assert self.monitor is not None
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            self.monitor.step(trainer.global_step, loss=loss.detach())
-        else:
-            self.monitor.step(trainer.global_step)
+        scalars = {"loss": loss.detach()} if isinstance(loss, Tensor) and loss.numel() == 1 else {}
+        self.monitor.step(trainer.global_step, **scalars)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Hand over what the validation has measured."""
+        """Record the metrics of a validation.
+
+        Args:
+            trainer: Trainer with the metrics.
+            pl_module: LightningModule that is trained.
+        """
         if self.monitor is not None and not trainer.sanity_checking:
-            self.monitor.record(trainer.global_step, _numbers(trainer.callback_metrics))
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.monitor.record(trainer.global_step, metrics)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Measure the trained model and close the monitor."""
+        """Measure the trained model and close the monitor.
+
+        Args:
+            trainer: Trainer.
+            pl_module: LightningModule that is trained.
+        """
         if self.monitor is not None:
             self.monitor.last(trainer.global_step)
             self.monitor.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close what is open; the run is marked as failed."""
+        """Close the monitor and mark its run as failed.
+
+        Args:
+            trainer: Trainer.
+            pl_module: LightningModule that is trained.
+            exception: Error that ended the training.
+        """
         if self.monitor is not None:
             self.monitor.close("failed")
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,246 @@
+"""Overviews of runs for pages that show many: few rows and one connection per run."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from featlearn.runs import _sql
+from featlearn.runs._sql import check_cell
+from featlearn.runs.database import DATABASE_FILE, Database
+from featlearn.runs.reader import parse_meta, status_of
+
+_SMALL = 8_000_000  # bytes; in a smaller database every row is read to find the names
+_SAMPLED = 64  # number of steps with metrics of layers that are read in a larger one
+
+# The primary key begins with the step: the next step is found by one search, however many rows each step has.
+_STEPS = (
+    "WITH RECURSIVE steps(step) AS (SELECT min(step) FROM metrics UNION ALL "
+    "SELECT (SELECT min(step) FROM metrics WHERE step > steps.step) FROM steps WHERE steps.step IS NOT NULL) "
+)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Summary of a run for a list of runs.
+
+    Attributes:
+        name: Name of the run.
+        status: Status, as in `featlearn.runs.Run`.
+        message: Reason for a failure, or an empty string.
+        started: Start time, in seconds since 1970.
+        seconds: Total time for which the run was written, in seconds; None for old versions.
+        last_step: Largest step with a value; None before the first.
+        config: Config of the run.
+        environment: Versions, platform, command.
+        loss: Name and last value of the first recorded metric out of loss, train_loss, test_loss, score and cv_score.
+        readings: Diagnosis of each layer at the last measurement.
+    """
+
+    name: str
+    status: str
+    message: str
+    started: float
+    seconds: float | None
+    last_step: int | None
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    loss: tuple[str, float] | None
+    readings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Curve of a metric over the steps.
+
+    Attributes:
+        layer: Name of the layer; None is the run itself.
+        steps: Steps, ascending.
+        values: Values at the steps; NaN where a NaN was logged.
+        total: Number of values in the requested range.
+    """
+
+    layer: str | None
+    steps: list[int]
+    values: list[float]
+    total: int
+
+
+def overview(folder: Path) -> Overview:
+    """Return the overview of the run in a folder."""
+    database = Database(folder / DATABASE_FILE)
+    with database.reading() as connection:
+        meta = _sql.read_meta(connection)
+        status = status_of(lambda: _sql.read_meta(connection), folder)
+        last = _sql.last_step(connection)
+        starts = connection.execute("SELECT began, seen FROM starts").fetchall()
+        spans = [max(_number(seen) - _number(began), 0.0) for began, seen in starts]
+        loss = _last_loss(connection, last)
+        readings = _last_readings(connection)
+    name, config, environment, started = parse_meta(meta, database.path)
+    seconds, message = sum(spans) if spans else None, meta.get("message", "")
+    return Overview(name, status, message, started.timestamp(), seconds, last, config, environment, loss, readings)
+
+
+def quantities(folder: Path) -> dict[str | None, list[str]]:
+    """Return the names of the metrics of each layer, and of the run itself under None.
+
+    In a large database, the names of layers are those of a sample of the steps at which layers were measured; the names
+    of the run itself are complete.
+    """
+    path = folder / DATABASE_FILE
+    with Database(path).reading() as connection:
+        if path.stat().st_size <= _SMALL:
+            pairs = set(connection.execute("SELECT DISTINCT layer, name FROM metrics").fetchall())
+        else:
+            pairs = _sampled_names(connection)
+        result: dict[str | None, list[str]] = {}
+        for layer, name in sorted(pairs, key=lambda pair: (natural_order(pair[0]), check_cell("text", pair[1], str))):
+            result.setdefault(layer or None, []).append(name)
+        return result
+
+
+def curves(
+    folder: Path,
+    name: str,
+    layer: str | None = None,
+    *,
+    width: int = 800,
+    first: int | None = None,
+    last: int | None = None,
+    log: bool = False,
+) -> list[Curve]:
+    """Return a metric over the steps, for each layer that has it, at the resolution of a screen.
+
+    The steps are divided into half as many parts as there are pixels, and each part gives its smallest and its largest
+    value, so a peak of a single step stays visible. If there are at most as many values as pixels, all are returned.
+
+    Args:
+        folder: Folder of the run.
+        name: Name of the metric.
+        layer: Name of the layer; "" selects the run itself, None all layers and the run.
+        width: Width in pixels.
+        first: First step. None starts at the first recorded step.
+        last: Last step. None ends at the last recorded step.
+        log: Whether the axis of the steps is logarithmic.
+
+    Returns:
+        One curve per layer, in natural order.
+    """
+    where, values = "step BETWEEN ? AND ? AND name = ?", [name]
+    if layer is not None:
+        where, values = f"{where} AND layer = ?", [name, layer]
+    with Database(folder / DATABASE_FILE).reading() as connection:
+        # Two queries: SQLite finds either end at once, but reads every row for both.
+        least, most = (connection.execute(f"SELECT {end}(step) FROM metrics").fetchone()[0] for end in ("min", "max"))
+        if least is None:
+            return []
+        least, most = max(least, first or 0), most if last is None else min(most, last)
+        rows: list[tuple[Any, ...]] = []
+        # One query per part, in the order of the primary key: to sort all rows by part would take twice as long.
+        extremes = "layer, min(step), max(step), min(value), max(value), count(*)"
+        for start, end in _parts(least, most, max(width // 2, 1), log):
+            query = f"SELECT {extremes} FROM metrics WHERE {where} GROUP BY layer"
+            rows += connection.execute(query, (start, end, *values))
+        rows = [row for row in rows if row[0] is not None]
+        if sum(row[5] for row in rows) <= width * len({row[0] for row in rows}):
+            query = f"SELECT layer, step, step, value, value, 1 FROM metrics WHERE {where} ORDER BY step"
+            rows = connection.execute(query, (least, most, *values)).fetchall()
+        return _as_curves(rows)
+
+
+def _parts(least: int, most: int, count: int, log: bool) -> list[tuple[int, int]]:
+    """Return the first and last steps of parts that cover a range."""
+    if most < least:
+        return []
+    if log:
+        edges = np.unique(np.geomspace(max(least, 1), most + 1, count + 1).astype(np.int64)) if most else np.array([1])
+        starts = [least, *(int(edge) for edge in edges if least < edge <= most)]
+    else:
+        length = -(-(most - least + 1) // count)
+        starts = list(range(least, most + 1, length))
+    return [(start, end - 1) for start, end in zip(starts, [*starts[1:], most + 1], strict=True)]
+
+
+def words(folder: Path, names: tuple[str, ...]) -> dict[tuple[str | None, str], list[tuple[int, int, str]]]:
+    """Return text values over the steps as intervals ``(first step, last step, text)``, by layer and name.
+
+    Args:
+        folder: Folder of the run.
+        names: Names of the values, such as "reading".
+    """
+    marks = ", ".join("?" * len(names))
+    query = f"SELECT layer, name, step, value FROM texts WHERE name IN ({marks}) ORDER BY step"
+    with Database(folder / DATABASE_FILE).reading() as connection:
+        result: dict[tuple[str | None, str], list[tuple[int, int, str]]] = {}
+        for layer, name, cell, value in connection.execute(query, names).fetchall():
+            step = check_cell("step", cell, int)
+            intervals = result.setdefault((layer or None, name), [])
+            if intervals and intervals[-1][2] == value:
+                intervals[-1] = (intervals[-1][0], step, value)
+            else:
+                intervals.append((step, step, check_cell("text", value, str)))
+        return dict(sorted(result.items(), key=lambda item: (natural_order(item[0][0] or ""), item[0][1])))
+
+
+def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
+    grouped: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        grouped.setdefault(row[0], []).append(row)
+    result = []
+    for layer in sorted(grouped, key=natural_order):
+        points: list[tuple[Any, Any]] = []
+        for _, start, end, low, high, count in grouped[layer]:
+            points.append((start, low))
+            if count > 1 and low != high and low is not None:
+                points.append((end, high))
+        steps = [check_cell("step", step, int) for step, _ in points]
+        values = [_number(value) for _, value in points]
+        result.append(Curve(layer or None, steps, values, sum(row[5] for row in grouped[layer])))
+    return result
+
+
+def _number(value: Any) -> float:
+    return np.nan if value is None else float(check_cell("number", value, int, float))
+
+
+def _sampled_names(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    of_run = "SELECT DISTINCT m.layer, m.name FROM steps CROSS JOIN metrics m ON m.step = steps.step AND m.layer = ''"
+    pairs = set(connection.execute(f"{_STEPS} {of_run}").fetchall())
+    layers = "SELECT 1 FROM metrics m WHERE m.step = steps.step AND m.layer > ''"
+    measured = connection.execute(f"{_STEPS} SELECT step FROM steps WHERE EXISTS ({layers})").fetchall()
+    for place in np.unique(np.linspace(0, len(measured) - 1, min(len(measured), _SAMPLED)).astype(int)).tolist():
+        query = "SELECT layer, name FROM metrics WHERE step = ? AND layer > ''"
+        pairs.update(connection.execute(query, measured[place]))
+    return pairs
+
+
+def _last_loss(connection: sqlite3.Connection, last: int | None) -> tuple[str, float] | None:
+    # Among the last steps only: a search for a name that was never logged would read every row.
+    query = "SELECT value FROM metrics WHERE step > ? AND layer = '' AND name = ? ORDER BY step DESC LIMIT 1"
+    for name in ("loss", "train_loss", "test_loss", "score", "cv_score"):
+        row = connection.execute(query, ((last or 0) - 200, name)).fetchone()
+        if row is not None:
+            return name, _number(row[0])
+    return None
+
+
+def _last_readings(connection: sqlite3.Connection) -> dict[str, str]:
+    row = connection.execute("SELECT step FROM texts WHERE name = 'reading' ORDER BY step DESC LIMIT 1").fetchone()
+    if row is None:
+        return {}
+    pairs = connection.execute("SELECT layer, value FROM texts WHERE step = ? AND name = 'reading'", row).fetchall()
+    return {str(layer): str(word) for layer, word in sorted(pairs, key=lambda pair: natural_order(pair[0]))}
+
+
+def natural_order(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names by the numbers in them: 2 before 10."""
+    return [
+        (int(part), "") if part.isascii() and part.isdigit() and len(part) < 18 else (-1, part)
+        for part in re.split(r"([0-9]+)", check_cell("text", text, str))
+    ]
