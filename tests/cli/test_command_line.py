@@ -34,7 +34,7 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "featlearn", "runs", "list", "nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "featlearn: there is no folder 'nowhere'\n"
+    assert done.stderr == "featlearn: root must be an existing folder, got 'nowhere'.\n"
 
 
 def test_a_traceback_is_shown_to_those_who_ask(featlearn: Any) -> None:

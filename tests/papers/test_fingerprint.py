@@ -357,14 +357,17 @@ def test_an_edited_library_is_measured_again(tmp_path: Path) -> None:
         (package / name).write_text(text.replace(before, after))
 
     first, times = run()
-    edit("features/_correlations.py", '"""The quotient, NaN over zero."""', '"""Better words."""  # and a comment')
+    edit(
+        "features/_factored_matrices.py",
+        '"""Return the quotient; NaN if the denominator is zero."""',
+        '"""Words."""  # note',
+    )
     with (package / "dashboard" / "_api.py").open("a") as file:
         file.write("\nNEW = 1\n")
     second, same = run()
     assert (second, same) == (first, times)
-    edit(
-        "features/_correlations.py", "return numerator / denominator if denominator != 0 else math.nan", "return 0.123"
-    )
+    quotient = "return numerator / denominator if denominator != 0 else math.nan"
+    edit("features/_factored_matrices.py", quotient, "return 0.123")
     kept, same = run("keep")
     assert same == times
     assert kept[0] > 0

@@ -152,7 +152,7 @@ def test_transition_over_rates():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: spectral_case(5), "cases 1, 2, 3 and 4"),
+        (lambda: spectral_case(5), "case must be 1, 2, 3 or 4, got 5"),
         (lambda: spectral_case(1, "quarter"), "quarter"),
         (lambda: spectral_case(1, (10, 10)), "n, h, d"),
         (lambda: learning_rate_transition((1.0,), 100), "n, h, d"),

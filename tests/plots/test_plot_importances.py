@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
-from featlearn.plots._feature_importance import feature_matrix_picture, importance_bars
+from featlearn.plots._bars import feature_matrix_picture, importance_bars
 from featlearn.plots.style import save_figure
 
 

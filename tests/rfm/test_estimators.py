@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV, KFold, PredefinedSplit, cross_
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, make_tabular
-from featlearn.rfm.class_targets import fit_sharpness, simplex
+from featlearn.rfm.training_rows import fit_sharpness, simplex
 
 source = np.random.default_rng(0)
 X = source.normal(size=(80, 4))

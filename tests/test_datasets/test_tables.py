@@ -4,7 +4,7 @@ import sys
 import pandas as pd
 import pytest
 
-from featlearn.datasets._data_home import data_folder
+from featlearn.datasets._base import data_folder
 from featlearn.datasets.tables import read_table
 from featlearn.errors import InputError
 

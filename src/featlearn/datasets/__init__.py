@@ -8,8 +8,8 @@ from featlearn.errors import DataNotPresent as DataNotPresent
 if TYPE_CHECKING:  # type checkers do not read the table below; a test compares the two
     from featlearn.datasets._base import ClassificationTask as ClassificationTask
     from featlearn.datasets._base import RegressionTask as RegressionTask
+    from featlearn.datasets._base import data_folder as data_folder
     from featlearn.datasets._base import one_hot_labels as one_hot_labels
-    from featlearn.datasets._data_home import data_folder as data_folder
     from featlearn.datasets._gaussian_inputs import covariance_with as covariance_with
     from featlearn.datasets._gaussian_inputs import decaying_covariance as decaying_covariance
     from featlearn.datasets._gaussian_inputs import gaussian_task as gaussian_task
@@ -49,8 +49,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
 
 # Public names of each module, imported when first used: a table is read without the code for images and text.
 _MODULES = {
-    "_base": "ClassificationTask RegressionTask one_hot_labels",
-    "_data_home": "data_folder",
+    "_base": "ClassificationTask RegressionTask data_folder one_hot_labels",
     "_gaussian_inputs": "covariance_with decaying_covariance gaussian_task sphere_task",
     "_modular_arithmetic": "circulant_share modular_task",
     "_parity": "ParityTask parity parity_task",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int, check_number, check_option
-from featlearn.datasets._data_home import data_folder, not_present
+from featlearn.datasets._base import data_folder, not_present
 from featlearn.errors import InputError
 
 Part = Literal["train", "test"]

@@ -22,8 +22,7 @@ from torch import Tensor
 from featlearn._utils.public_names import renamed_arguments
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
-from featlearn.datasets._base import ClassificationTask
-from featlearn.datasets._data_home import data_folder, not_present
+from featlearn.datasets._base import ClassificationTask, data_folder, not_present
 from featlearn.datasets._image_io import Images, as_images, read_cifar, read_idx, read_image_folder, read_mat, read_npz
 from featlearn.errors import InputError
 

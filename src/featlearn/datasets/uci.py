@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from featlearn.datasets._data_home import data_folder, not_present
+from featlearn.datasets._base import data_folder, not_present
 from featlearn.errors import InputError
 
 _ARCHIVE = "uci121_official.tar.xz"

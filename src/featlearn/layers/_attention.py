@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.layers._linear import token_rows
+from featlearn.layers._linear_conv import token_rows
 from featlearn.layers.base import Layer, child_name
 
 Record = Callable[[str, Tensor, Tensor], Tensor]

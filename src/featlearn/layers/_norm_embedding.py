@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featlearn.layers._linear import token_rows
+from featlearn.layers._linear_conv import token_rows
 from featlearn.layers.base import Layer, module_layer
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d

@@ -11,8 +11,7 @@ from torch.nn.utils import parametrize
 from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError
 from featlearn.layers._attention import attention_layers
-from featlearn.layers._conv import conv_layers
-from featlearn.layers._linear import linear_layers, transposed_layers
+from featlearn.layers._linear_conv import conv_layers, linear_layers, transposed_layers
 from featlearn.layers._norm_embedding import (
     batch_norm_layers,
     embedding_layers,

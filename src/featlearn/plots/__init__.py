@@ -1,9 +1,8 @@
 """Figures from arrays, independent of networks and runs."""
 
+from featlearn.plots._bars import feature_matrix_picture, importance_bars, layer_bars
 from featlearn.plots._curves import step_curves
-from featlearn.plots._feature_importance import feature_matrix_picture, importance_bars
 from featlearn.plots._heatmaps import matrix_row
-from featlearn.plots._layer_bars import layer_bars
 from featlearn.plots.spectra import qq_plot, spectrum, spectrum_evolution, spectrum_histogram, tail_plot
 from featlearn.plots.style import MARKERS, PALETTE, new_figure, save_figure, style
 

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from featlearn.errors import InputError
 from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._params import check_finite
-from featlearn.rfm.class_targets import fit_sharpness, simplex
+from featlearn.rfm.training_rows import fit_sharpness, simplex
 
 Array = NDArray[np.float64]
 

@@ -33,9 +33,9 @@ from featlearn._utils.validation import (
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import _sql
 from featlearn.runs._environment import describe_environment, process_started
+from featlearn.runs._reader import RunRecord
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock
-from featlearn.runs.reader import RunRecord
 from featlearn.runs.step_files import remove_all, remove_older, save_step, tidy
 
 _LOG = logging.getLogger("featlearn")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from featlearn.runs import _sql
+from featlearn.runs._reader import parse_meta, status_of
 from featlearn.runs._sql import check_cell
 from featlearn.runs.database import DATABASE_FILE, Database
-from featlearn.runs.reader import parse_meta, status_of
 
 _SMALL = 8_000_000  # bytes; in a smaller database every row is read to find the names
 _SAMPLED = 64  # number of steps with metrics of layers that are read in a larger one

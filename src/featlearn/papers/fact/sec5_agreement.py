@@ -22,10 +22,10 @@ from featlearn.papers.claim import at_least, holds
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.papers.fact.table3 import SMALL, some_tables
-from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
+from featlearn.rfm.training_rows import simplex
 
 UPDATES = {"fact": "FACT-RFM", "fact-geometric": "FACT-RFM, geometric"}
 

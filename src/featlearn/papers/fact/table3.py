@@ -32,11 +32,10 @@ from featlearn.papers.claim import Claim, about, holds, not_tried
 from featlearn.papers.experiment import Outcomes, Result, Values, experiment
 from featlearn.papers.fact.rfm_runs import rows_as_they_are
 from featlearn.rfm import RFMClassifier
-from featlearn.rfm.class_targets import simplex
 from featlearn.rfm.iteration import Coefficients, Settings, fit_rows, predict_rows
 from featlearn.rfm.kernels import make_kernel
 from featlearn.rfm.recursion import iterates
-from featlearn.rfm.training_rows import TrainingRows
+from featlearn.rfm.training_rows import TrainingRows, simplex
 
 PROTOCOLS = ("clean", "paper")
 _SHIFTS = (10.0, 1.0, 0.1, 0.01, 0.001)
