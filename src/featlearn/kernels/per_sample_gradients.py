@@ -384,7 +384,7 @@ def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -
     for name in picked:
         if named[name].is_complex():
             raise UnsupportedModelError(
-                f"complex parameters are not supported, got {name!r}, {named[name].dtype}. Leave it out with parameters=."
+                f"complex parameters are not supported, got {name!r}. Leave it out with parameters=."
             )
     return {name: named[name] for name in picked}
 
