@@ -118,7 +118,7 @@ def test_too_few_points_are_told(warnings_logged: list[str]) -> None:
     model, start, X = trained("tanh", scale=3.0)
     error = average_ntk(model, start, X, points=2).completeness_error
     assert error > 0.05
-    assert "misses the change of the network" in warnings_logged[0]
+    assert "differs from the change of the network" in warnings_logged[0]
 
 
 def test_bad_input() -> None:

@@ -121,7 +121,7 @@ def test_bad_input() -> None:
         ({"tolerance": 1.0}, "tolerance must be"),
         ({"model": "mlp"}, "model must be a module, a factory"),
         ({"model": lambda a, b, c: None}, "the factory must return a module"),
-        ({"model": nn.Linear(6, 3)}, "the network has 3 outputs and the labels 1 columns"),
+        ({"model": nn.Linear(6, 3)}, "as many outputs as labels, 1, got 3"),
     ):
         with pytest.raises(fl.InputError, match=message):
             LazyRegressor(**options).fit(X, y)

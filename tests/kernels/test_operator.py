@@ -229,7 +229,7 @@ def test_what_one_way_can_do(function: Any) -> None:
 
 
 def test_what_neither_way_can_do() -> None:
-    message = r"neither in forward mode \(.*\) nor by a second backward pass \(.*\): use ntk, which needs neither$"
+    message = r"neither in forward mode \(.*\) nor by a second backward pass \(.*\)\. Use ntk, which needs neither\.$"
     bag = nn.Sequential(nn.EmbeddingBag(7, 3), nn.Linear(3, 2)).double()
     for model, data in ((With(Cube.apply), X), (bag, torch.arange(6).reshape(3, 2))):
         assert torch.isfinite(ntk(model, data)).all()
@@ -250,7 +250,7 @@ def test_bad_input() -> None:
     for bad in ("full", -1, True, 1.5):
         with pytest.raises(fl.InputError, match='outputs must be "trace" or the number'):
             ntk_operator(model, X, outputs=bad)
-    with pytest.raises(fl.InputError, match="outputs=3 is no output: the model has 3"):
+    with pytest.raises(fl.InputError, match=r"outputs must be below 3.*got 3"):
         ntk_operator(model, X, outputs=3)
     with pytest.raises(fl.InputError, match="matches no parameter"):
         ntk_operator(model, X, parameters="7.*")
@@ -263,7 +263,7 @@ def test_bad_input() -> None:
     with pytest.raises(fl.InputError, match="NaN"):
         theta @ np.full(9, np.nan)
     lengths = [torch.zeros(2, 3, 4).double(), torch.zeros(2, 5, 4).double()]
-    with pytest.raises(fl.InputError, match="all batches must have as many outputs a sample"):
+    with pytest.raises(fl.InputError, match=r"all batches must have \d+ outputs per sample"):
         ntk_operator(model, lengths) @ np.ones(4)
 
 

@@ -20,9 +20,9 @@ from featlearn.capture._data import (
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import copied, initial_model, matching_layers
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
-from featlearn.capture._session import ModelSession, Sizes
+from featlearn.capture._session import ModelSession
 from featlearn.capture._shared_rows import shared_layers
-from featlearn.capture._trace import Call, Trace
+from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.errors import VectorizationError
 
 __all__ = [

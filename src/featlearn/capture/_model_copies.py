@@ -140,3 +140,9 @@ def weight_mark(model: nn.Module) -> list[tuple[int, float]]:
             for p in model.parameters()
             if id(p) not in rescaled
         ]
+
+
+def whole_weight(weight: Tensor) -> Tensor:
+    """Return a copy of a weight; a sharded one (FSDP2) is gathered, which every process must request."""
+    whole = getattr(weight, "full_tensor", None)
+    return weight.clone() if whole is None else whole().clone()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 from featlearn._utils.validation import check_option
 from featlearn.capture._data import Batch, Forward, as_batch, pick_rows, run_forward
 from featlearn.capture._hooks import Capture
-from featlearn.capture._model_copies import initial_model, matching_layers, placed, weight_mark
+from featlearn.capture._model_copies import initial_model, matching_layers, placed, weight_mark, whole_weight
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
-from featlearn.capture._trace import Call, Trace
+from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import find_layers, select_layers, unwrap
@@ -27,31 +26,6 @@ _ACT_ON_EACH_OTHER = (
     "are not defined (batch statistics, or samples in another than the first dimension?). If this is intended, pass "
     "forward=: each sample is then measured by a separate backward pass."
 )
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Numbers and memory of one sample in a forward pass.
-
-    Attributes:
-        outputs: Number of outputs.
-        numbers: Number of pre-activations of all layers, or of outputs if those are more.
-        bytes: Memory of these numbers in bytes. A graph takes about four times as much: activations, intermediate
-            results and gradients.
-        positions: Number of rows by layer name.
-        inputs: Number of entries of the inputs by layer name; 0 if inputs are not kept.
-    """
-
-    outputs: int
-    numbers: float
-    bytes: float
-    positions: Mapping[str, float]
-    inputs: Mapping[str, float]
-
-    @property
-    def graph(self) -> float:
-        """Estimate of the bytes of the graph of one sample."""
-        return 4 * self.bytes
 
 
 class ModelSession:
@@ -294,18 +268,7 @@ class ModelSession:
             batch: Batch from `batch`.
         """
         assert self._capture is not None
-        trace = self._capture.forward(lambda: self._call(batch))
-        n = trace.output.shape[0] if trace.output.ndim else 1
-        positions, inputs, passed = {}, {}, 0
-        for layer in self.layers:
-            calls = trace.calls.get(layer.name, ())
-            numbers = sum(call.shape.numel() for call in calls)
-            passed += numbers
-            positions[layer.name] = numbers / (n * layer.groups * layer.k_out)
-            inputs[layer.name] = sum(call.x.numel() for call in calls if call.x is not None) / n
-        numbers = max(passed, trace.output.numel(), 1)
-        memory = numbers / n * trace.output.element_size()
-        return Sizes(trace.output.numel() // n, numbers / n, memory, positions, inputs)
+        return self._capture.forward(lambda: self._call(batch)).sizes()
 
     def weights(self) -> dict[str, Tensor]:
         """Return copies of the weight matrices, shape (groups, k_out, k_in), by layer name."""
@@ -313,7 +276,7 @@ class ModelSession:
             if self._train_mode == "eval":
                 self.model.eval()
             refresh_hooked_weights(self.model)
-            return {layer.name: _whole(layer.matrix(layer.weight()).detach()) for layer in self.layers}
+            return {layer.name: whole_weight(layer.matrix(layer.weight()).detach()) for layer in self.layers}
 
     def mark(self) -> list[tuple[int, float]]:
         """Return a mark of the parameters, which changes if a parameter changes."""
@@ -443,9 +406,3 @@ def _leading(calls: Sequence[Call]) -> list[int]:
 
 def _listed(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype) for dtype in dtypes)) or "no floating-point tensor"
-
-
-def _whole(weight: Tensor) -> Tensor:
-    """Return a copy of a weight; a sharded one (FSDP2) is gathered, which every process must request."""
-    whole = getattr(weight, "full_tensor", None)
-    return weight.clone() if whole is None else whole().clone()

@@ -35,6 +35,31 @@ class Call:
     version: int
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers and memory of one sample in a forward pass.
+
+    Attributes:
+        outputs: Number of outputs.
+        numbers: Number of pre-activations of all layers, or of outputs if those are more.
+        bytes: Memory of these numbers in bytes. A graph takes about four times as much: activations, intermediate
+            results and gradients.
+        positions: Number of rows by layer name.
+        inputs: Number of entries of the inputs by layer name; 0 if inputs are not kept.
+    """
+
+    outputs: int
+    numbers: float
+    bytes: float
+    positions: Mapping[str, float]
+    inputs: Mapping[str, float]
+
+    @property
+    def graph(self) -> float:
+        """Estimate of the bytes of the graph of one sample."""
+        return 4 * self.bytes
+
+
 @dataclass
 class Trace:
     """Output of one forward pass, and the place of each layer's calls in its graph.
@@ -75,6 +100,20 @@ class Trace:
                 raise RuntimeError("the inputs were not kept: open Capture(..., inputs=True)")
             inputs.append(layer.inputs(call.x))
         return inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
+
+    def sizes(self) -> Sizes:
+        """Return the numbers and memory of one sample in this forward pass."""
+        n = self.output.shape[0] if self.output.ndim else 1
+        positions, inputs, passed = {}, {}, 0
+        for layer in self.layers:
+            calls = self.calls.get(layer.name, ())
+            numbers = sum(call.shape.numel() for call in calls)
+            passed += numbers
+            positions[layer.name] = numbers / (n * layer.groups * layer.k_out)
+            inputs[layer.name] = sum(call.x.numel() for call in calls if call.x is not None) / n
+        numbers = max(passed, self.output.numel(), 1)
+        memory = numbers / n * self.output.element_size()
+        return Sizes(self.output.numel() // n, numbers / n, memory, positions, inputs)
 
     def gradients(self, of: Tensor, cotangent: Tensor | None = None) -> dict[str, list[Tensor]]:
         """Compute the gradients of ``<of, cotangent>`` with respect to the pre-activations of each layer.

@@ -15,7 +15,7 @@ from functools import cached_property
 from torch import Tensor
 
 from featlearn._utils.validation import check_option
-from featlearn.features._factored_matrices import (
+from featlearn.features._correlations import (
     CONJUGATES,
     PARTNERS,
     LayerMatrices,

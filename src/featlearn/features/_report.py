@@ -25,7 +25,7 @@ from featlearn._utils.json import to_json
 from featlearn._utils.safetensors_file import check_version, damage_errors, stored_tensors, write_state
 from featlearn._utils.validation import check_option
 from featlearn.errors import InputError, NotMeasuredError
-from featlearn.features._factored_matrices import CONJUGATES
+from featlearn.features._correlations import CONJUGATES
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features.measurement_plan import Outputs
 from featlearn.layers import ParameterCoverage

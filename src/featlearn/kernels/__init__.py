@@ -1,4 +1,4 @@
-"""Kernels of a network, on the same capture as the probe, and how they align with labels."""
+"""Tangent and conjugate kernels of a network, and their alignment with labels."""
 
 from featlearn._utils.public_names import renamed_names
 from featlearn.kernels._ck_ptk import ck, ck_by_layer, ptk

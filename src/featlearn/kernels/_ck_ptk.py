@@ -1,4 +1,9 @@
-"""Kernels of one layer: of what goes into it (conjugate), and of the gradients that come back (tangent)."""
+"""Kernels of one layer: of its inputs (conjugate kernel), and of its output gradients (pre-activation tangent kernel).
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, eq. 4.
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +35,37 @@ def ck(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Conjugate kernel ``K_ab = x_a . x_b`` of the inputs of a layer (spectral paper, equation 4).
+    """Compute the conjugate kernel ``K_ab = x_a . x_b`` of the inputs of a layer.
 
-    By default of the last linear layer, which is the kernel of training that layer alone. Nothing is divided by the
-    width: an NTK-parameterized network carries its own 1/sqrt(h).
+    The conjugate kernel of the last linear layer is the kernel of training that layer only. The kernel is not divided
+    by the width: an NTK-parametrized network includes the factor 1/sqrt(h). Time: a forward pass and ``n m k``
+    products, memory ``(n + m) k``, for k inputs of the layer per sample.
 
     Args:
-        model: Any module.
-        X: Inputs: a tensor, an array, a dict of keyword arguments, or batches of these.
-        Z: Other inputs, for the kernel of X against Z; None is X against itself.
-        layer: Name of a layer whose inputs are meant.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time, for inputs given as tensors.
-        device: As in `featlearn.probe`.
-        dtype: As in `featlearn.probe`.
+        model: Module to measure.
+        X: Inputs: tensor, array, dict of keyword arguments, or batches of these.
+        Z: Other inputs, for the kernel of X against Z. None is X against itself.
+        layer: Name of the layer. None takes the last linear layer.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per batch, for inputs given as tensors.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
 
     Returns:
-        (n, m) in float64.
+        Kernel of shape (n, m) in float64.
 
-    Time: a forward pass and ``n m k`` products; memory ``(n + m) k`` for k numbers that enter the layer a sample.
+    Raises:
+        InputError: The layer does not exist or is not called, or its rows are not samples.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> fl.ck(torch.nn.Sequential(torch.nn.Linear(2, 1)), torch.eye(2)).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
-    subject = _subject(model, layer, forward, train_mode, device, dtype)
+    subject = _subject(model, layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     (kernel,) = _kernels(subject, X, Z, _inputs, batch_size, inputs=True).values()
     return kernel
 
@@ -65,19 +79,23 @@ def ck_by_layer(
     train_mode: str = "error",
     batch_size: int = 512,
 ) -> dict[str, Tensor]:
-    """The conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
+    """Compute the conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
 
-    Layers that the forward pass does not call, or whose rows are not samples, are left out.
+    Layers that the forward pass does not call, or whose rows are not samples, are left out. Time: a forward pass and
+    ``n^2 k`` products per layer; memory ``n k``, for k inputs of all layers per sample.
 
     Args:
-        model: Any module.
+        model: Module to measure.
         X: Inputs, as in `ck`.
-        layers: Globs of layer names; None takes all.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time, for inputs given as tensors.
+        layers: Glob pattern of layer names, or several. None takes all layers.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per batch, for inputs given as tensors.
 
-    Time: a forward pass and ``n^2 k`` products a layer; memory n k for the numbers that enter all layers a sample.
+    Returns:
+        Kernels of shape (n, n) in float64, by layer name.
     """
     subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode)
     return _kernels(subject, X, None, _inputs, batch_size, inputs=True, strict=False)
@@ -99,87 +117,84 @@ def ptk(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Pre-activation tangent kernel ``P_ab = J_a . J_b`` of a layer (NFA paper, equation PTK).
+    """Compute the pre-activation tangent kernel ``P_ab = J_a . J_b`` of a layer, with ``J = df/dh``.
 
-    ``J = df/dh``, summed over outputs, and over positions where the layer runs at several.
+    The product is summed over outputs, and over the positions of the layer. Time: one backward pass per output and
+    ``c n m k`` products; memory ``(n + m) c k``.
 
     Args:
-        model: Any module.
+        model: Module to measure.
         X: Inputs, as in `ck`.
-        Z: Other inputs, or None.
+        Z: Other inputs, for the kernel of X against Z. None is X against itself.
         layer: Name of the layer.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time, for inputs given as tensors.
-        device: As in `featlearn.probe`.
-        dtype: As in `featlearn.probe`.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per batch, for inputs given as tensors.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
 
     Returns:
-        (n, m) in float64.
+        Kernel of shape (n, m) in float64.
 
-    Time: one backward pass an output and ``c n m k`` products; memory ``(n + m) c k``.
+    Raises:
+        InputError: The layer does not exist or is not called, or its rows are not samples.
+        UnsupportedModelError: Samples share rows of the layer, and the model does not accept single samples.
     """
 
     def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
         n = trace.output.shape[0]
         plan = Outputs(trace.output.numel() // n)
-        # Every output by itself, so that no generator is asked.
+        # Each output is differentiated, so the generator is not used.
         for _, v in cotangents(plan, trace.output, torch.Generator()):
             if chosen.name in trace.shared:
                 if not trace.alone:
                     raise UnsupportedModelError(
-                        f"layer {chosen.name!r} has rows that several samples of a batch share, and the model does not "
-                        "take one sample by itself: a pre-activation tangent kernel is of samples apart"
+                        f"samples share rows of layer {chosen.name!r}, and the model does not accept single samples, "
+                        "so its pre-activation tangent kernel is not defined."
                     )
-                # Each sample's own gradient at all rows of the layer.
+                # Gradients of each sample at all rows of the layer.
                 samples = trace.gradients_by_sample(v)
-                yield torch.stack([torch.cat([j.flatten() for j in one[chosen.name]]) for one in samples])
+                yield torch.stack([torch.cat([j.flatten() for j in rows[chosen.name]]) for rows in samples])
                 continue
             rows = trace.gradients(trace.output, v)[chosen.name]
             width = sum(layer_call.shape.numel() for layer_call in trace.calls[chosen.name]) // n
             yield torch.cat([_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
 
-    subject = _subject(model, layer, forward, train_mode, device, dtype)
+    subject = _subject(model, layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     (kernel,) = _kernels(subject, X, Z, features, batch_size, inputs=False).values()
     return kernel
 
 
-def _subject(
-    model: nn.Module,
-    layer: str | None,
-    forward: Forward | None,
-    train_mode: str,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
-) -> ModelSession:
+def _subject(model: nn.Module, layer: str | None, **options: Any) -> ModelSession:
+    """Open a session with one layer, by default the last linear one."""
     if layer is None and isinstance(model, nn.Module):
-        linear = [found.name for found in find_layers(unwrap(model)) if found.kind.startswith("linear")]
+        linear = [x.name for x in find_layers(unwrap(model)) if x.kind.startswith("linear")]
         if not linear:
-            raise InputError("the model has no linear layer to take the inputs of: name one with layer=")
+            raise InputError("the model has no linear layer. Pass the name of another layer as layer=.")
         layer = linear[-1]
-    subject = ModelSession(model, layers=layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    subject = ModelSession(model, layers=layer, **options)
     if len(subject.layers) > 1:
-        raise InputError(f"layer={layer!r} matches {len(subject.layers)} layers: name one")
+        raise InputError(f"layer must match one layer, but {layer!r} matches {len(subject.layers)} layers.")
     return subject
 
 
 def _kernels(
     subject: ModelSession, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
 ) -> dict[str, Tensor]:
-    """The kernel of each layer; one that is not called, or not on samples, is an error, or left out if not strict."""
+    """Compute the kernel of each layer; a layer without rows of samples is left out, or an error if strict."""
     n = most_rows(X, most=None)
     m = n if Z is None else most_rows(Z, most=None)
-    check_fits(12.0 * n * m * len(subject.layers), f"kernels of {n:,} x {m:,} samples", "take fewer samples")
+    check_fits(12.0 * n * m * len(subject.layers), f"kernels of {n:,} x {m:,} samples", "pass fewer samples")
     with subject.open(inputs=inputs):
         left = _stacked(subject, X, features, batch_size, inputs, strict)
         right = left if Z is None else _stacked(subject, Z, features, batch_size, inputs, strict)
     kernels = {}
     for name, rows in left.items():
         if rows.shape[1] != right[name].shape[1]:
-            raise InputError(f"X and Z give features of different sizes, {rows.shape[1]} and {right[name].shape[1]}")
-        with torch.autocast(
-            rows.device.type, enabled=False
-        ):  # which would round the product, not only the forward pass
+            raise InputError(f"X and Z must have features of one size, got {rows.shape[1]} and {right[name].shape[1]}.")
+        with torch.autocast(rows.device.type, enabled=False):  # it would round the product too
             kernels[name] = (rows @ right[name].mT).to(torch.float64)
     return kernels
 
@@ -187,7 +202,7 @@ def _kernels(
 def _stacked(
     subject: ModelSession, data: Any, features: Features, batch_size: int, inputs: bool, strict: bool
 ) -> dict[str, Tensor]:
-    """The features of all samples for each layer, (n, k), outputs side by side."""
+    """Return the features of all samples by layer, shape (n, k), with outputs side by side."""
     blocks: dict[str, list[Tensor]] = {}
     for raw in batches(data, batch_size if sliceable(data) else None):
         batch = subject.batch(raw)
@@ -198,19 +213,18 @@ def _stacked(
         for layer in subject.layers:
             if layer.name not in trace.calls:
                 if strict:
-                    raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off")
+                    raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off.")
                 continue
             counts = {call.shape[0] if call.shape else 1 for call in trace.calls[layer.name]}
             if layer.name not in trace.shared and (counts != {n} or (inputs and layer.name in subject.unscaled)):
                 if not strict:
                     continue
                 raise InputError(
-                    f"layer {layer.name!r} has {max(counts)} rows for {n} samples, and they are not samples: these "
-                    "must come first in it"
+                    f"layer {layer.name!r} has {max(counts)} rows for {n} samples; samples must be its first dimension."
                 )
             rows = torch.cat(list(features(trace, layer)), dim=1).detach()
             if not torch.isfinite(rows).all():
-                raise InputError(f"the features of layer {layer.name!r} are NaN or infinite")
+                raise InputError(f"the features of layer {layer.name!r} must be finite, got NaN or infinite ones.")
             blocks.setdefault(layer.name, []).append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))
     return {name: torch.cat(rows) for name, rows in blocks.items()}
 

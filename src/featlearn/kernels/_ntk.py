@@ -1,4 +1,10 @@
-"""Compute the empirical neural tangent kernel in blocks of samples, within a memory limit."""
+"""Empirical neural tangent kernel in blocks of samples, within a memory limit.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, sec. 3.
+    Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
+    proposition 12.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +19,38 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int, is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
-from featlearn.kernels.contractions import Share, bytes_of, contract
+from featlearn.kernels.contractions import bytes_of, contract
 from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, Sketch, called_by_some
 
 _FIRST = 64
 _MOST_ROWS = 4096
 _FEWEST_ROWS = 64
-_BLOCK = 2**28  # bytes of features in a block: larger ones only take more time to be joined
+_BLOCK = 2**28  # bytes of features in a block; larger blocks take more time to concatenate
 
 
 def check_outputs(outputs: str | int) -> None:
-    """Refuse what is neither a way to take the outputs together nor the number of one."""
+    """Raise an error unless `outputs` is "trace", "full" or the index of an output."""
     if outputs not in ("trace", "full") and not is_int(outputs, 0):
-        raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}')
+        raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}.')
 
 
 def block_kernels(
     left: Sequence[Batch], right: Sequence[Batch], features: Callable[[Batch], Features], full: bool, memory: float
 ) -> dict[str, Tensor]:
-    """Each share's kernel from the features of blocks of samples; symmetric if both sides are one list.
+    """Compute the kernel of each layer from the features of blocks of samples.
 
-    The features of as many blocks on the right are kept as fit into half of the memory; those of the others are
-    computed again for each block on the left.
+    The features of as many right blocks are kept as fit into half of the memory; those of the others are computed again
+    for each left block.
+
+    Args:
+        left: Blocks of the first samples.
+        right: Blocks of the second samples; the same list object makes the kernel symmetric.
+        features: Function that returns the features of a block.
+        full: Whether to keep outputs separate.
+        memory: Limit in bytes.
+
+    Returns:
+        Kernels in float64 by layer name.
     """
     rows: dict[str, list[list[Tensor]]] = {}
     kept: dict[int, Features] = {}
@@ -44,76 +60,79 @@ def block_kernels(
         nonlocal free
         if j in kept:
             return kept[j]
-        found = features(right[j])
-        size = sum(bytes_of(share) for share in found.values())
+        result = features(right[j])
+        size = sum(bytes_of(share) for share in result.values())
         if size <= free and len(left) > 1:
-            kept[j], free = found, free - size
-        return found
+            kept[j], free = result, free - size
+        return result
 
     for i, block in enumerate(left):
         a = of_right(i) if right is left else features(block)
         row: dict[str, list[Tensor]] = {}
         for j in range(len(right)):
             if right is left and j < i:
-                found = {name: _mirrored(parts[j][i]) for name, parts in rows.items()}
+                # The kernel of X against itself is symmetric, in (n, m) and in (n, m, c, c).
+                above = {name: parts[j][i] for name, parts in rows.items()}
+                kernels = {name: b.mT if b.ndim == 2 else b.permute(1, 0, 3, 2) for name, b in above.items()}
             else:
                 b = a if right is left and i == j else of_right(j)
-                found = {name: contract(share, _partner(b, name), full).to(torch.float64) for name, share in a.items()}
-            for name, kernel in found.items():
+                if missing := a.keys() - b.keys():
+                    raise called_by_some(min(missing))
+                kernels = {name: contract(share, b[name], full).to(torch.float64) for name, share in a.items()}
+            for name, kernel in kernels.items():
                 row.setdefault(name, []).append(kernel)
         for name, parts in row.items():
             rows.setdefault(name, []).append(parts)
-    return {name: torch.cat([torch.cat(parts, dim=1) for parts in found]) for name, found in rows.items()}
-
-
-def _mirrored(block: Tensor) -> Tensor:
-    """A block below the diagonal from the one above it: the kernel of X against itself is symmetric."""
-    return block.mT if block.ndim == 2 else block.permute(1, 0, 3, 2)
-
-
-def _partner(features: Features, name: str) -> Share:
-    if name not in features:
-        raise called_by_some(name)
-    return features[name]
+    return {name: torch.cat([torch.cat(parts, dim=1) for parts in blocks]) for name, blocks in rows.items()}
 
 
 def rows_at_a_time(numbers: float, memory: float) -> float:
-    """How many samples a block has: what products need to be fast, and no more than the memory allows.
+    """Return the number of samples per block: enough for fast products, within the memory.
 
-    A quarter of it is for the features of a block and what they are made of, another for those of a second one.
+    A quarter of the memory is for the features of a block and their computation, another for those of a second block.
+
+    Args:
+        numbers: Number of features per sample, with intermediate results.
+        memory: Limit in bytes.
     """
     size = 4 * max(1.0, numbers)
     return min(memory / 8 / size, max(_FEWEST_ROWS, _BLOCK / size))
 
 
 def first_batch(subject: ModelSession, data: Any) -> Batch:
-    """Samples to learn from what a sample takes."""
+    """Return the first samples of the data, from which the size of a sample is measured."""
     return subject.batch(next(iter(batches(data, _FIRST if sliceable(data) else None))))
 
 
 def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
-    """Return the data in batches of at most so many rows; batches that were given are cut where samples can be told."""
+    """Return the data in batches of a maximum size; batches of the caller are split if they have one row per sample.
+
+    Args:
+        subject: Session of the model.
+        data: Inputs, as in `ntk`.
+        rows: Maximum number of rows.
+    """
     size = max(1, min(_MOST_ROWS, int(rows)))
-    found = []
+    blocks = []
     for raw in batches(data, size if sliceable(data) else None):
         batch = subject.batch(raw)
         n = batch.size or 0
         if n <= size or few_rows(batch) is batch:
-            found.append(batch)
+            blocks.append(batch)
         else:
-            found += [batch.rows(start, min(start + size, n)) for start in range(0, n, size)]
-    return found
+            blocks += [batch.rows(start, min(start + size, n)) for start in range(0, n, size)]
+    return blocks
 
 
 def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any) -> None:
-    """Refuse a tangent kernel that does not fit, before anything of it is made.
+    """Refuse a tangent kernel that does not fit into memory, before it is computed.
 
     Args:
         X: Inputs, as in `featlearn.ntk`.
         Z: Other inputs, or None.
-        tangents: Features, which know what a sample takes.
-        full: Whether the kernel has a block for each pair of outputs.
-        max_memory: As in `featlearn.ntk`.
+        tangents: Gradients, with the size of a sample.
+        full: Whether the kernel has a block per pair of outputs.
+        max_memory: Limit of the caller, as in `featlearn.ntk`.
     """
     c = tangents.count
     fewer = "pass sketches=16 for random output vectors, or outputs= the number of one output" if c > 1 else ""
@@ -123,7 +142,7 @@ def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool
         fewer or "leave parameters out with parameters=",
         max_memory,
     )
-    # The kernels come on top of max_memory: what is free limits them. Each is there in blocks, and once joined.
+    # The kernels are not part of max_memory; the free memory limits them. Each exists in blocks, and once concatenated.
     n = most_rows(X, most=None)
     m = n if Z is None else most_rows(Z, most=None)
     kernel = 8.0 * n * m * (c**2 if full else 1)
@@ -132,13 +151,18 @@ def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool
 
 
 def most_rows(*data: Any, most: int | None = _MOST_ROWS) -> int:
-    """About how many samples there are, at most as many as a block has: for the choice of a form."""
-    found = [_rows(part) for part in data if part is not None]
-    return max((rows if most is None else min(most, rows) for rows in found), default=64)
+    """Estimate the number of samples of the largest data set.
+
+    Args:
+        *data: Data sets; None is ignored.
+        most: Upper limit of the result. None is unlimited.
+    """
+    counts = [_rows(part) for part in data if part is not None]
+    return max((rows if most is None else min(most, rows) for rows in counts), default=64)
 
 
 def _rows(data: Any) -> int:
-    """Samples of data in any form; a guess where only reading it would tell."""
+    """Return the number of samples of data in any form; 64 if it is unknown."""
     if sliceable(data):
         return rows_of(data)
     if isinstance(data, list):
@@ -153,12 +177,16 @@ def _rows(data: Any) -> int:
 def _rows_of_batch(raw: Any) -> int:
     try:
         return rows_of(raw)
-    except InputError:  # tensors of other lengths beside the samples
+    except InputError:  # tensors of different lengths
         return 1
 
 
 def gradient_memory(max_memory: int | float | str | None) -> int:
-    """Return the bytes that gradients may take: by default a quarter of the machine, or half of what is free."""
+    """Return the memory limit of gradients in bytes.
+
+    Args:
+        max_memory: Limit of the caller. None is a quarter of the memory of the machine, at most half of the free one.
+    """
     if max_memory is not None:
         return parse_memory(max_memory)
     return min(parse_memory(None), available_memory()) // 2
@@ -181,41 +209,49 @@ def ntk(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor | dict[str, Tensor]:
-    """Empirical neural tangent kernel ``Theta_ab = <df(x_a)/dtheta, df(x_b)/dtheta>`` (spectral paper, section 3).
+    """Compute the empirical neural tangent kernel ``Theta_ab = <df(x_a)/dtheta, df(x_b)/dtheta>``.
 
-    A layer's share is ``(J_a . J_b)(x_a . x_b)``, with a bias ``(J_a . J_b)(x_a . x_b + 1)``, and a sum over pairs of
-    positions for tokens and convolutions (NFA paper, proposition 12). All parameters count: weights, biases, gains of
-    normalization layers, embeddings and, as ``"other parameters"``, whatever is no layer's own (parameters used in a
-    module's own code, weights tied to an embedding, parametrized weights), differentiated for all samples by vmap.
-
-    Args:
-        model: Any module.
-        X: Inputs: a tensor, an array, a dict of keyword arguments, or batches of these.
-        Z: Other inputs, for the kernel of X against Z; None is X against itself.
-        outputs: ``"trace"`` sums over outputs, (n, m); ``"full"`` keeps them, (n, m, c, c); a number takes that output.
-        by_layer: Return a dict of each layer's share instead of the sum.
-        max_memory: Bytes, or text as ``"2 GB"``, for the gradients held at a time; a quarter of the machine by default.
-            The kernel itself, and the graph of one block's forward pass, come on top.
-        parameters: Globs of parameter names to count; None counts all.
-        sketches: Number m of random output vectors v of signs that stand for the outputs in the trace, for models with
-            many: ``(1/m) sum_v <d(v . f(x_a))/dtheta, d(v . f(x_b))/dtheta>`` has the trace as its mean. None, and a
-            number of at least the outputs, take every output.
-        generator: Generator or seed of these vectors.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time; by default as many as are fast, within the memory.
-        device: As in `featlearn.probe`.
-        dtype: As in `featlearn.probe`.
-
-    Returns:
-        The kernel in float64, or a dict of kernels.
-
-    Raises:
-        InputError: The gradients of two samples, or the kernel, do not fit into memory; the message has the estimate.
+    A layer contributes ``(J_a . J_b)(x_a . x_b)``, with a bias ``(J_a . J_b)(x_a . x_b + 1)``, summed over pairs of
+    positions for tokens and convolutions. All parameters are included: weights, biases, gains of normalization layers,
+    embeddings and, as ``"other parameters"``, those that do not belong to one layer (parameters used in the code of a
+    module, weights tied to an embedding, parametrized weights), which are differentiated for all samples by vmap.
 
     Time: c backward passes, then for each layer the cheaper of pairs of positions, ``n m P^2 (k_in + c k_out)``, and
-    per-sample gradients, ``(n + m) c P k_in k_out + n m c k_in k_out``. Samples are taken in blocks, whose
+    per-sample gradients, ``(n + m) c P k_in k_out + n m c k_in k_out``. Samples are processed in blocks, whose
     gradients are kept while they fit into half of the memory, and computed again for each block of X otherwise.
+
+    Args:
+        model: Module to measure.
+        X: Inputs: tensor, array, dict of keyword arguments, or batches of these.
+        Z: Other inputs, for the kernel of X against Z. None is X against itself.
+        outputs: ``"trace"`` sums over outputs, shape (n, m); ``"full"`` keeps them, shape (n, m, c, c); an integer
+            selects that output.
+        by_layer: Whether to return a dict with the contribution of each layer instead of the sum.
+        max_memory: Limit for the gradients, in bytes or as text such as ``"2 GB"``, without the kernel and the graph of
+            one block. None is a quarter of the memory of the machine.
+        parameters: Glob pattern of parameter names to include, or several. None includes all.
+        sketches: Number m of random output vectors v of signs that estimate the trace, for models with many outputs:
+            the mean of ``(1/m) sum_v <d(v . f(x_a))/dtheta, d(v . f(x_b))/dtheta>`` is the trace. None, and a number of
+            at least the outputs, differentiate every output.
+        generator: Generator or seed of the random vectors. None is the seed 0.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per block. None chooses it from `max_memory`.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
+
+    Returns:
+        The kernel in float64, or a dict of kernels by layer name.
+
+    Raises:
+        InputError: An argument is invalid, or the gradients of two samples or the kernel do not fit into memory.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> fl.ntk(torch.nn.Linear(2, 1), torch.eye(2)).tolist()
+        [[2.0, 1.0], [1.0, 2.0]]
     """
     check_outputs(outputs)
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
@@ -238,7 +274,7 @@ def ntk(
         kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory)
     for name, kernel in kernels.items():
         if not torch.isfinite(kernel).all():
-            raise InputError(f"the gradients in {name!r} are NaN or infinite: leave parameters out with parameters=")
+            raise InputError(f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=.")
     if by_layer:
         return kernels
     total = sum(kernels.values())
@@ -251,6 +287,6 @@ def _sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch
         return None
     check_int("sketches", sketches, optional=True)
     if outputs != "trace":
-        raise InputError(f'sketches estimates the trace over outputs: it needs outputs="trace", got {outputs!r}')
+        raise InputError(f'sketches estimate the trace over outputs and need outputs="trace", got {outputs!r}.')
     seed = torch.randint(2**62, (1,), generator=as_generator(generator, "sketch"))
     return Sketch(sketches, int(seed))

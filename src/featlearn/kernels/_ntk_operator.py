@@ -1,4 +1,4 @@
-"""The neural tangent kernel as an operator, for sets whose kernel does not fit into memory."""
+"""Neural tangent kernel as a linear operator, for data whose kernel does not fit into memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featlearn.capture.parameter_jacobian import differentiable_attention, rever
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.per_sample_gradients import counted_parameters
 
-_NUMBERS = 2**20  # pre-activations in a batch: more would leave the processor's cache between two operations
+_NUMBERS = 2**20  # pre-activations per batch: more would exceed the cache of the processor
 _FEWEST, _MOST = 16, 4096
 
 Array = NDArray[np.float64]
@@ -41,69 +41,62 @@ def ntk_operator(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> LinearOperator:
-    """The kernel ``Theta = sum_c J_c J_c^T`` of `ntk`, known by its products ``Theta v`` alone.
+    """Return the kernel ``Theta = sum_c J_c J_c^T`` of `ntk` as an operator with products ``Theta v``.
 
-    ``u_c = J_c^T v`` is a backward pass, summed over batches; ``J_c u_c`` is a forward pass that carries derivatives
-    (where an operation has no forward mode, a backward pass through the backward pass). Whichever is used was
-    checked on the first samples: ``<J u, v> = <u, J^T v>``.
-
-    The leading eigenvalues, the trace and the norm of a kernel of any size:
+    ``u_c = J_c^T v`` is a backward pass, summed over batches; ``J_c u_c`` is a forward-mode pass (or, if an operation
+    has no forward mode, a backward pass through the backward pass), which is checked on the first samples by
+    ``<J u, v> = <u, J^T v>``. Leading eigenvalues, trace and norm of a kernel of any size::
 
         theta = ntk_operator(model, X, outputs=0)
         top_eigenpairs(theta, 10).values
         hutchpp_trace(theta, 60).value
         frobenius_norm(theta, 60).value
 
+    Time: for k vectors and c outputs, c k backward passes and c k forward-mode passes over the data; a product with one
+    output takes two to three times as long as a forward and a backward pass. With ``matmat`` the backward passes share
+    one forward pass, and four forward-mode passes share one. Memory: c k times the parameters in float64 (limited to a
+    quarter of the memory of the machine, with more forward passes), the graph of one batch, X and the vectors.
+
     Args:
-        model: Any module. Its weights must stay as they are: once they have changed, the operator refuses to be
-            applied, because a solver would see two matrices in one.
-        X: Inputs: a tensor, an array, a dict of keyword arguments, or a list of batches. They are read at every
-            application, and must stay as they are.
-        outputs: ``"trace"`` sums over outputs; a number takes that output.
-        parameters: Globs of parameter names to count; None counts all, frozen ones too.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time, for inputs given as tensors; by default as many as a processor's cache takes.
-        device: As in `featlearn.probe`.
-        dtype: As in `featlearn.probe`.
-        progress: Whether to show a bar for each application.
+        model: Module to measure. Its weights must not change: the operator then raises an error.
+        X: Inputs: tensor, array, dict of keyword arguments, or list of batches. They are read at every application, and
+            must not change.
+        outputs: ``"trace"`` sums over outputs; an integer selects that output.
+        parameters: Glob pattern of parameter names to include, or several. None includes all, also frozen ones.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per batch, for inputs given as tensors. None chooses it by the cache of a processor.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
+        progress: Whether to show a progress bar on stderr at each application.
 
     Returns:
-        An operator of shape (n, n), symmetric, float64 outside; inside, products are in the model's precision and
-        sums in float64.
-
-    Time: for k vectors and c outputs c k backward passes and c k forward passes of derivatives over the data; a
-    product with one output takes two to three times as long as a forward and a backward pass. With ``matmat`` the
-    backward passes share one forward pass, and the derivatives share theirs by fours. Memory: c k times the parameters
-    in float64 (if that is over a quarter of the machine's memory, fewer at a time, with more forward passes), and the
-    graph of one batch; never n times anything but X and the vectors.
+        Symmetric operator of shape (n, n) and dtype float64. Products are computed in the precision of the model, and
+        summed in float64.
 
     Raises:
+        InputError: An argument is invalid, or the data cannot be read repeatedly.
         UnsupportedModelError: An operation, such as that of `torch.nn.EmbeddingBag`, has neither a forward mode nor a
             second derivative.
     """
     if outputs != "trace" and not is_int(outputs, 0):
-        raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}')
+        raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}.')
     if not sliceable(X) and not isinstance(X, list):
         raise InputError(
-            "the data of an operator is read again at every application, in the same order: pass a tensor, a tuple, a "
-            f"dict or a list of batches, such as list(loader), not a {type(X).__name__}"
+            "X is read again at every application, so it must be a tensor, a tuple, a dict or a list of batches, such "
+            f"as list(loader), got a {type(X).__name__}."
         )
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     products = _Products(subject, counted_parameters(subject.model, parameters), outputs, progress)
     products.prepare(X, batch_size, one_row_a_sample=forward is None)
-    return LinearOperator(
-        shape=(products.n, products.n),
-        matvec=products.apply,
-        rmatvec=products.apply,
-        matmat=products.apply,
-        rmatmat=products.apply,
-        dtype=np.float64,
-    )
+    functions = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), products.apply)
+    return LinearOperator(shape=(products.n, products.n), dtype=np.float64, **functions)
 
 
 class _Products:
-    """A model and data, and the two passes over them that make a product."""
+    """Products of the kernel with vectors, by two passes over the data."""
 
     def __init__(self, subject: ModelSession, counted: dict[str, Tensor], outputs: str | int, progress: bool) -> None:
         self._subject, self._counted, self._outputs, self._progress = subject, counted, outputs, progress
@@ -115,7 +108,7 @@ class _Products:
         self.n = 0
 
     def prepare(self, data: Any, batch_size: int | None, one_row_a_sample: bool) -> None:
-        """Cut the data, count samples and outputs, and find out how the model can be differentiated."""
+        """Split the data, count samples and outputs, and choose the mode of differentiation."""
         subject = self._subject
         with torch.inference_mode(False), differentiable_attention():
             with subject.open(weight_gradients=True):
@@ -130,24 +123,24 @@ class _Products:
                     self._raw.append((slice(self.n, self.n + size), raw))
                     self.n += size
             if isinstance(self._outputs, int) and self._outputs >= self._count:
-                raise InputError(f"outputs={self._outputs} is no output: the model has {self._count}, counted from 0")
+                raise InputError(f"outputs must be below {self._count}, the number of outputs, got {self._outputs}.")
             self._choose(few_rows(subject.batch(self._raw[0][1])))
 
     def apply(self, given: Any) -> Array:
-        """``Theta V`` for a vector or the columns of a matrix, checked."""
+        """Return ``Theta V`` for a vector or the columns of a matrix."""
         if self._subject.is_outdated() or self._subject.mark() != self._mark:
-            raise InputError("the weights of the model have changed since the operator was made: make it again")
+            raise InputError("the weights of the model have changed since the operator was made. Make a new operator.")
         if np.iscomplexobj(given):
-            raise InputError("the operator is real: apply it to the real and the imaginary part of a vector")
+            raise InputError("vectors must be real, got complex ones. Apply the operator to both parts.")
         V = np.array(given, dtype=np.float64)
         if not np.isfinite(V).all():
-            raise InputError("the operator was applied to a vector with NaN or infinite entries")
+            raise InputError("vectors must be finite, got NaN or infinite entries.")
         with torch.inference_mode(False), differentiable_attention():
             vectors = torch.from_numpy(V.reshape(self.n, -1)).to(self._subject.device)
             return np.asarray(self._product(vectors.mT).mT.cpu().numpy()).reshape(V.shape)
 
     def _product(self, given: Tensor) -> Tensor:
-        """``Theta v`` for each row v."""
+        """Return ``Theta v`` for each row v."""
         vectors, sizes = _scaled(given)
         result = torch.zeros_like(vectors)
         chosen = range(self._count) if isinstance(self._outputs, str) else [self._outputs]
@@ -159,14 +152,14 @@ class _Products:
             for group in groups:
                 sums, scale = _scaled(self._pulled(vectors, group, advance))
                 if not torch.isfinite(scale).all():
-                    raise InputError("the gradients of the outputs in the parameters are NaN or infinite")
-                for rows, found in self._pushed(sums, advance):
+                    raise InputError("the gradients in the parameters must be finite, got NaN or infinite ones.")
+                for rows, products in self._pushed(sums, advance):
                     for i, (column, c) in enumerate(group):
-                        result[column, rows] += found[i, :, c] * scale[i]
+                        result[column, rows] += products[i, :, c] * scale[i]
         return result * sizes[:, None]
 
     def _pulled(self, vectors: Tensor, pairs: Sequence[Pair], advance: Callable[..., None]) -> Tensor:
-        """``J_c^T v`` for pairs of a vector and an output, (pairs, numbers)."""
+        """Return ``J_c^T v`` for pairs of a vector and an output, shape (pairs, numbers)."""
         sums = torch.zeros(len(pairs), self._numbers, dtype=torch.float64, device=vectors.device)
         with self._subject.open(weight_gradients=True):
             for rows, raw in self._raw:
@@ -176,22 +169,22 @@ class _Products:
                     cotangent = torch.zeros_like(output, memory_format=torch.contiguous_format)
                     cotangent.view(len(output), -1)[:, c] = vectors[column, rows].to(output.dtype)
                     self._pull(output, cotangent, total)
-                del output  # before the next graph is made
+                del output  # frees the graph before the next one
                 advance()
         return sums
 
     def _pushed(self, directions: Tensor, advance: Callable[..., None]) -> Iterator[tuple[slice, Tensor]]:
-        """For each batch its rows and ``J u`` for directions u, (directions, rows, outputs)."""
+        """Yield the rows of each batch and ``J u`` for directions u, shape (directions, rows, outputs)."""
         by_name = self._by_name(directions)
         with self._opened():
             for rows, raw in self._raw:
-                found = self._push(self._subject.batch(raw), by_name)
-                self._check(found.shape[1:], rows)
-                yield rows, found.reshape(*found.shape[:2], -1).to(torch.float64)
+                products = self._push(self._subject.batch(raw), by_name)
+                self._check(products.shape[1:], rows)
+                yield rows, products.reshape(*products.shape[:2], -1).to(torch.float64)
                 advance()
 
     def _choose(self, batch: Batch) -> None:
-        """Take the way of differentiating whose products agree with those of a backward pass."""
+        """Choose the mode of differentiation whose products agree with a backward pass."""
         g = torch.Generator().manual_seed(0)
         direction = torch.randn(1, self._numbers, generator=g, dtype=torch.float64).to(self._subject.device)
         pulled = torch.zeros_like(direction)
@@ -203,17 +196,17 @@ class _Products:
         for self._forward_mode in (True, False):
             try:
                 with self._opened():
-                    found = self._push(batch, self._by_name(direction))[0]
-            except Exception as error:  # of any kind: a model may look into tensors that have no values
+                    product = self._push(batch, self._by_name(direction))[0]
+            except Exception as error:  # of any kind: a model may read tensors that have no values
                 reasons.append(str(error).strip().split("\n")[0].rstrip("."))
                 continue
-            gap = (found.double() * v.double()).sum() - (pulled * direction).sum()
-            if float(gap.abs()) <= math.sqrt(torch.finfo(found.dtype).eps) * float(found.double().norm() * v.norm()):
+            gap = float(((product.double() * v.double()).sum() - (pulled * direction).sum()).abs())
+            if gap <= math.sqrt(torch.finfo(product.dtype).eps) * float(product.double().norm() * v.norm()):
                 return
             reasons.append("its derivatives are not those of a backward pass")
         raise UnsupportedModelError(
             f"the model can be differentiated along a direction neither in forward mode ({reasons[0]}) nor by a second "
-            f"backward pass ({reasons[1]}): use ntk, which needs neither"
+            f"backward pass ({reasons[1]}). Use ntk, which needs neither."
         )
 
     def _opened(self) -> AbstractContextManager[None]:
@@ -228,13 +221,13 @@ class _Products:
     def _pull(self, output: Tensor, cotangent: Tensor, total: Tensor) -> None:
         """Add the gradient of ``<output, cotangent>`` to a vector of all parameters."""
         tensors = list(self._counted.values())
-        # The graph is kept: that of a parametrized weight serves all batches.
-        found = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, materialize_grads=True)
-        for part, gradient in zip(self._split(total), found, strict=True):
+        # The graph is kept, because all batches share that of a parametrized weight.
+        gradients = torch.autograd.grad(output, tensors, cotangent, retain_graph=True, materialize_grads=True)
+        for part, gradient in zip(self._split(total), gradients, strict=True):
             part += gradient.reshape(-1)
 
     def _by_name(self, directions: Tensor) -> dict[str, Tensor]:
-        """Directions, (m, numbers), as one tensor a parameter in its own shape and precision."""
+        """Split directions, shape (m, numbers), into one tensor per parameter in its shape and precision."""
         parts = zip(self._counted.items(), self._split(directions), strict=True)
         return {name: part.reshape(-1, *p.shape).to(p.dtype) for (name, p), part in parts}
 
@@ -244,13 +237,13 @@ class _Products:
     def _check(self, shape: Sequence[int], rows: slice) -> None:
         if shape[0] != rows.stop - rows.start or math.prod(shape[1:]) != self._count:
             raise InputError(
-                f"a batch of {rows.stop - rows.start} samples with {self._count} outputs each gave an output of shape "
-                f"{tuple(shape)}: all batches must have as many outputs a sample, at every application"
+                f"all batches must have {self._count} outputs per sample at every application, got an output of shape "
+                f"{tuple(shape)} for {rows.stop - rows.start} samples."
             )
 
 
 def _scaled(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows divided by their largest entries, and those: tiny or huge rows would leave the range of single precision."""
+    """Divide rows by their largest entries, which keeps them in the range of single precision; return both."""
     sizes = rows.abs().amax(1)
     sizes = torch.where(sizes == 0, 1.0, sizes)
     return rows / sizes[:, None], sizes

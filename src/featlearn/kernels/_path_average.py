@@ -1,4 +1,8 @@
-"""The kernel of tangent features averaged along the straight path from a start to a trained network."""
+"""Kernel of tangent features averaged along the straight path from the initial to the trained network.
+
+References:
+    LeJeune & Alemohammad (2023), https://arxiv.org/abs/2308.15478, sec. 2.1.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from featlearn._utils.progress import progress_bar
-from featlearn._utils.validation import check_int
+from featlearn._utils.validation import check_int, check_option
 from featlearn.capture import Batch, Forward, ModelSession, initial_model
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import (
@@ -53,60 +57,62 @@ def average_ntk(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> AverageKernel:
-    r"""Kernel of the average tangent features between a start and the trained network.
+    r"""Compute the kernel of the average tangent features between the initial and the trained network.
 
-    ``K(a, b) = <g(a), g(b)>`` with ``g(x) = int_0^1 df/dtheta(x) dt`` at ``theta_t = (1 - t) theta_0 + t theta``
-    (adaptive tangent features, section 2.1). With these features the network is exactly linear,
+    ``K(a, b) = <g(a), g(b)>`` with ``g(x) = int_0^1 df/dtheta(x) dt`` at ``theta_t = (1 - t) theta_0 + t theta``. With
+    these features the network is exactly linear,
 
         ``f_theta(x) - f_theta0(x) = <g(x), theta - theta_0>``,
 
-    and how far the quadrature is from this identity is measured on X and returned. The integral is over gradients,
-    not over kernels: ``K`` is not the mean of the kernels along the path.
+    and the error of the quadrature in this identity is measured on X and returned. The integral is over gradients, not
+    over kernels: ``K`` is not the mean of the kernels along the path. Buffers, such as the running statistics of batch
+    norms, are those of the trained model along the whole path.
 
-    Buffers, as the running statistics of batch norms, are those of the trained model all along the path.
+    Time: ``points`` times the gradients of a tangent kernel, per block of samples, and ``n m c`` products per
+    parameter. Memory: ``c`` gradients per sample for the samples of two blocks, within ``max_memory``.
 
     Args:
-        model: The trained network.
-        initial: The start: a module or a state_dict.
+        model: Trained network.
+        initial: Initial network, or its state dict.
         X: Inputs, as in `featlearn.ntk`.
-        Z: Other inputs; None is X against itself.
+        Z: Other inputs, for the kernel of X against Z. None is X against itself.
         points: Number of points on the path.
-        rule: "midpoint", "trapezoid" or "gauss-legendre". For smooth activations the error falls like 1/points^2
-            for the first two and exponentially for the third; kinks, as ReLU's, leave about 1/points whichever.
-        outputs: As in `featlearn.ntk`.
-        max_memory: As in `featlearn.ntk`.
-        forward: As in `featlearn.probe`.
-        train_mode: As in `featlearn.probe`.
-        batch_size: Rows at a time; by default as many as the memory allows.
-        device: As in `featlearn.probe`.
-        dtype: As in `featlearn.probe`.
-        progress: Whether to show a bar on stderr, if that is a terminal.
+        rule: Quadrature rule, "midpoint", "trapezoid" or "gauss-legendre". For smooth activations the error falls like
+            1/points^2 for the first two and exponentially for the third; with kinks, as of a ReLU, like 1/points.
+        outputs: ``"trace"`` sums over outputs, ``"full"`` keeps them, an integer selects that output.
+        max_memory: Limit for the gradients, in bytes or as text such as ``"2 GB"``. None is a quarter of the memory of
+            the machine.
+        forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
+            inputs of the batch.
+        train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
+            evaluation mode and restores it.
+        batch_size: Number of rows per block. None chooses it from `max_memory`.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
+        progress: Whether to show a progress bar on stderr, if it is a terminal.
 
-    Time: ``points`` times the gradients of a tangent kernel, for each block of samples, and ``n m c`` products a
-    parameter. Memory: ``c`` gradients a sample for the samples of two blocks, within ``max_memory``.
+    Returns:
+        The kernel, with the error of the quadrature.
+
+    Raises:
+        InputError: An argument is invalid, `initial` is of another architecture, or the memory does not suffice.
     """
     check_outputs(outputs)
     times, weights = _quadrature(points, rule)
-    subject = ModelSession(
-        copy.deepcopy(model) if isinstance(model, nn.Module) else model,
-        vectors=True,
-        forward=forward,
-        train_mode=train_mode,
-        device=device,
-        dtype=dtype,
-    )
+    moving = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+    subject = ModelSession(moving, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
     tangents = PerSampleGradients(subject, outputs, materialize=True)
     memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z))
     check_kernel_memory(X, Z, tangents, outputs == "full", max_memory)
-    # Less than for one point: there are the averages beside it.
+    # Fewer rows than for one point, because the averages take memory too.
     rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
     left = blocks_of(subject, X, rows)
     right = left if Z is None else blocks_of(subject, Z, rows)
     rest = tangents.rest_features(left[0]) if tangents.rest else None
-    calls = len(left) + (0 if right is left else len(right))  # if all of them fit into the memory
+    calls = len(left) + (0 if right is left else len(right))  # if all features fit into the memory
 
     linear: Tensor | None = None
     with progress_bar(calls * points, "points on the path", progress) as advance:
@@ -117,15 +123,15 @@ def average_ntk(
             for t, weight in zip(times, weights, strict=True):
                 path.go(t)
                 with subject.open(inputs=True, weight_gradients=True):
-                    found = tangents.features(batch)
+                    point = tangents.features(batch)
                 if rest is not None:
-                    found |= rest(batch)
+                    point |= rest(batch)
                 total = {
                     name: average([total[name], share], [1.0, weight]) if total else average([share], [weight])
-                    for name, share in found.items()
+                    for name, share in point.items()
                 }
                 advance()
-            if linear is None:  # the first block of X is the first to be asked for
+            if linear is None:  # the first block of X comes first
                 linear = tangents.along(total, path.change)
             return total
 
@@ -137,7 +143,7 @@ def average_ntk(
     change = after - _values(subject, left[0], outputs)
     gap = float((linear - change).norm() / change.norm()) if change.any() else float((linear - change).norm())
     if gap > _CLOSE:
-        _log.warning("the average over %d points misses the change of the network by %.0f%%", points, 100 * gap)
+        _log.warning("the average over %d points differs from the change of the network by %.0f%%", points, 100 * gap)
     total = sum(kernels.values())
     assert isinstance(total, Tensor)
     return AverageKernel(total, gap, points, rule)
@@ -145,14 +151,14 @@ def average_ntk(
 
 @dataclass(frozen=True, eq=False)
 class AverageKernel:
-    """Outcome of `average_ntk`.
+    """Kernel of average tangent features, from `average_ntk`.
 
     Attributes:
-        kernel: In float64, (n, m), or (n, m, c, c) with all outputs.
-        completeness_error: ``|<g, theta - theta_0> - (f_theta - f_theta0)| / |f_theta - f_theta0|``, on the first block
-            of samples: how far the points on the path are from the integral.
-        points: Number of points.
-        rule: The quadrature.
+        kernel: Kernel in float64, shape (n, m), or (n, m, c, c) with all outputs.
+        completeness_error: Relative error ``|<g, theta - theta_0> - (f_theta - f_theta0)| / |f_theta - f_theta0|`` of
+            the quadrature, on the first block of samples.
+        points: Number of points on the path.
+        rule: Quadrature rule.
     """
 
     kernel: Tensor
@@ -168,14 +174,14 @@ class AverageKernel:
 
 
 class _Path:
-    """A model that can be moved along the straight line between two states."""
+    """Straight line between two states of a model."""
 
     def __init__(self, model: nn.Module, start: nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
         first = dict(start.named_parameters())
         if set(first) != set(self._parameters):
-            raise InputError("initial is of another architecture: its parameters have other names than the model's")
-        # In double precision, so that a point is rounded once.
+            raise InputError("initial is of another architecture: its parameters have different names.")
+        # In double precision, so that each point is rounded once.
         self._start = {name: first[name].detach().double() for name in self._parameters}
         self.change = {name: p.detach().double() - self._start[name] for name, p in self._parameters.items()}
 
@@ -192,7 +198,8 @@ def _values(subject: ModelSession, batch: Batch, outputs: str | int) -> Tensor:
 
 
 def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:
-    """Points between 0 and 1, and their weights."""
+    """Return points between 0 and 1, and their weights."""
+    check_option("rule", rule, get_args(Rule))
     check_int("points", points, 2 if rule == "trapezoid" else 1)
     if rule == "midpoint":
         return [(i + 0.5) / points for i in range(points)], [1 / points] * points
@@ -200,7 +207,5 @@ def _quadrature(points: int, rule: str) -> tuple[list[float], list[float]]:
         weights = np.full(points, 1 / (points - 1))
         weights[[0, -1]] /= 2
         return np.linspace(0, 1, points).tolist(), weights.tolist()
-    if rule == "gauss-legendre":
-        nodes, weights = np.polynomial.legendre.leggauss(points)
-        return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
-    raise InputError(f"rule must be 'midpoint', 'trapezoid' or 'gauss-legendre', got {rule!r}")
+    nodes, weights = np.polynomial.legendre.leggauss(points)
+    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()

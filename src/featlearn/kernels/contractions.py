@@ -1,7 +1,7 @@
-"""A layer's share of a tangent kernel, from inputs ``x`` and gradients ``J``, and how two blocks of samples contract.
+"""Contribution of a layer to a tangent kernel, from inputs ``x`` and gradients ``J`` of two blocks of samples.
 
-Three forms: inputs and gradients at each position, contracted in pairs; the same for unit vectors, given by their
-indices; and gradients per sample in the parameters themselves. The first two never form a gradient in a weight.
+There are three forms: inputs and gradients at each position, contracted in pairs; the same for unit vectors, given by
+their indices; and gradients per sample in the parameters. The first two do not form a gradient in a weight.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from torch import Tensor
 from featlearn.capture import Call
 from featlearn.layers import Layer, stacked
 
-_STRIP = 64  # rows; narrower products are slow
-_PAIRS = 2**23  # pairs of positions at a time: 32 MB in single precision
+_STRIP = 64  # rows of a strip; narrower products are slow
+_PAIRS = 2**23  # pairs of positions per product: 32 MB in single precision
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """``sum_{p,q} (J_ap . J_bq)(x_ap . x_bq)``, plus one in the second factor if the bias counts.
+    """Factors of ``sum_{p,q} (J_ap . J_bq)(x_ap . x_bq)``, where a bias adds one to the second factor.
 
     Attributes:
-        x: (n, P, G, k_in).
-        j: (n, c, P, G, k_out).
-        bias: Whether the bias counts.
+        x: Inputs, shape (n, P, G, k_in).
+        j: Gradients, shape (n, c, P, G, k_out).
+        bias: Whether the bias is included.
     """
 
     x: Tensor
@@ -36,11 +36,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Indexed:
-    """As `Pairs` for unit vectors: ``x_ap . x_bq`` is 1 where the indices are equal, and none is -1.
+    """Factors as in `Pairs` for unit vectors: ``x_ap . x_bq`` is 1 if the indices are equal and not -1.
 
     Attributes:
-        ids: (n, P).
-        j: (n, c, P, k_out).
+        ids: Indices, shape (n, P); -1 is the zero vector.
+        j: Gradients, shape (n, c, P, k_out).
     """
 
     ids: Tensor
@@ -52,7 +52,7 @@ class Gradients:
     """Gradients of each sample's outputs in parameters.
 
     Attributes:
-        parts: (n, c, numbers) for each of some parameters, side by side.
+        parts: Gradients of shape (n, c, numbers), one tensor per parameter.
     """
 
     parts: tuple[Tensor, ...]
@@ -64,15 +64,15 @@ Share = Pairs | Indexed | Gradients
 def share_of(
     layer: Layer, calls: Sequence[Call], rows: Sequence[Sequence[Tensor]], weight: bool, bias: bool, pairs: bool
 ) -> Share:
-    """What a layer brings for a block of samples.
+    """Return the contribution of a layer for a block of samples.
 
     Args:
-        layer: The layer.
-        calls: Its calls, with their inputs.
-        rows: For each of c cotangents the gradients of each call, (n, P, G, k_out).
-        weight: Whether the weight counts.
-        bias: Whether the bias counts.
-        pairs: Whether to keep positions rather than to form gradients in the weight.
+        layer: Layer that was called.
+        calls: Calls of the layer, with their inputs.
+        rows: Gradients of shape (n, P, G, k_out), one per cotangent and call.
+        weight: Whether the weight is included.
+        bias: Whether the bias is included.
+        pairs: Whether to keep positions instead of forming gradients in the weight.
     """
     if layer.one_hot:
         ids = _by_positions([layer.inputs(_given(call)) for call in calls])[..., 0, 0]
@@ -82,15 +82,14 @@ def share_of(
         return Pairs(_precise(x), _precise(stacked([_by_positions(row) for row in rows], dim=1)), bias)
     parts = []
     if weight:
-        found = [_weight_gradients(layer, call, [row[i] for row in rows]) for i, call in enumerate(calls)]
-        parts.append(_total(found))
+        parts.append(_total([_weight_gradients(layer, x, [row[i] for row in rows]) for i, x in enumerate(calls)]))
     if bias:
         parts.append(stacked([_total([part.sum(1) for part in row]).flatten(1) for row in rows], dim=1))
     return Gradients(tuple(_precise(part) for part in parts))
 
 
 def joined(shares: Sequence[Share]) -> Share:
-    """The shares of successive samples as one."""
+    """Concatenate the contributions of successive samples."""
     first = shares[0]
     if isinstance(first, Gradients):
         parts = [share.parts for share in shares if isinstance(share, Gradients)]
@@ -102,36 +101,44 @@ def joined(shares: Sequence[Share]) -> Share:
 
 
 def _weight_gradients(layer: Layer, call: Call, rows: Sequence[Tensor]) -> Tensor:
-    """Gradients in the weight from one call, (n, c, numbers)."""
-    # Under autocast a layer may take single precision and give half.
+    """Return the gradients in the weight from one call, shape (n, c, numbers)."""
+    # Under autocast a layer may have inputs in single and outputs in half precision.
     given, rows = single(_given(call)), [single(row) for row in rows]
     if layer.sample_gradients is not None:
         return layer.sample_gradients(given, rows).flatten(2)
     x = layer.inputs(given)
     if layer.k_out == layer.k_in == 1:
         return stacked([(row * x).sum((1, 3)) for row in rows], dim=1)
-    j = stacked(rows, dim=2)  # (n, P, c, G, k_out): the product then needs no copy
+    j = stacked(rows, dim=2)  # (n, P, c, G, k_out), so that the product needs no copy
     return torch.einsum("npcgo,npgi->ncgoi", j, x).flatten(2)
 
 
 def average(shares: Sequence[Share], weights: Sequence[float]) -> Share:
-    """The weighted mean of gradients at several parameters, for the same samples."""
+    """Return the weighted sum of gradients at several values of the parameters, for the same samples.
+
+    Args:
+        shares: Contributions of type `Gradients` or `Indexed`.
+        weights: Weight of each contribution.
+    """
     first = shares[0]
     if isinstance(first, Gradients):
         parts = [share.parts for share in shares if isinstance(share, Gradients)]
-        return Gradients(
-            tuple(
-                _total([w * part for w, part in zip(weights, same, strict=True)]) for same in zip(*parts, strict=True)
-            )
-        )
+        return Gradients(tuple(_weighted_sum(weights, same) for same in zip(*parts, strict=True)))
     assert isinstance(first, Indexed)
-    indexed = [share for share in shares if isinstance(share, Indexed)]
-    # The same indices at every point of the path, so that gradients add up position by position.
-    return Indexed(first.ids, _total([w * share.j for w, share in zip(weights, indexed, strict=True)]))
+    # The indices are the same at every point of the path, so gradients are added by position.
+    return Indexed(first.ids, _weighted_sum(weights, [share.j for share in shares if isinstance(share, Indexed)]))
 
 
 def derivative(share: Share, steps: Sequence[Tensor]) -> Tensor:
-    """Inner products (n, c) of gradients with steps in a weight (groups, k_out, k_in) and a bias (groups, k_out)."""
+    """Return the inner products of gradients with steps in the parameters.
+
+    Args:
+        share: Contribution of a layer, of type `Gradients` or `Indexed`.
+        steps: Steps in the weight, shape (groups, k_out, k_in), and in the bias, shape (groups, k_out).
+
+    Returns:
+        Inner products of shape (n, c).
+    """
     if isinstance(share, Indexed):
         rows = steps[0][0].mT[share.ids.clamp_min(0)] * (share.ids >= 0).unsqueeze(-1)
         return torch.einsum("ncpo,npo->nc", share.j.double(), rows)
@@ -140,7 +147,7 @@ def derivative(share: Share, steps: Sequence[Tensor]) -> Tensor:
 
 
 def bytes_of(share: Share) -> int:
-    """Memory that a share takes."""
+    """Return the memory of a contribution in bytes."""
     if isinstance(share, Gradients):
         tensors: tuple[Tensor, ...] = share.parts
     else:
@@ -149,24 +156,44 @@ def bytes_of(share: Share) -> int:
 
 
 def pair_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
-    """Products of one sample with all others by pairs of positions."""
+    """Return the operations of one sample with all others by pairs of positions.
+
+    Args:
+        layer: Layer.
+        samples: Number of samples.
+        positions: Number of positions per sample.
+        outputs: Number of outputs.
+    """
     return layer.groups * samples * positions**2 * (layer.k_in + outputs * layer.k_out)
 
 
 def sample_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
-    """Products of one sample with all others by gradients in the weight, and those to form its own."""
+    """Return the operations of one sample with all others by gradients in the weight, including their computation.
+
+    Args:
+        layer: Layer.
+        samples: Number of samples.
+        positions: Number of positions per sample.
+        outputs: Number of outputs.
+    """
     return layer.groups * layer.k_in * layer.k_out * outputs * (2 * positions + samples)
 
 
 def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:
-    """Whether pairs of positions take fewer products than gradients per sample, for a block of samples with itself."""
-    if layer.k_out == layer.k_in == 1:  # a gain: its gradients are smaller than what they are made of
+    """Return whether pairs of positions take fewer operations than gradients per sample; arguments as above."""
+    if layer.k_out == layer.k_in == 1:  # a gain, whose gradients are smaller than its inputs
         return False
     return pair_operations(layer, samples, positions, outputs) < sample_operations(layer, samples, positions, outputs)
 
 
 def contract(a: Share, b: Share, full: bool) -> Tensor:
-    """The share of the kernel between two blocks: (n, m), or (n, m, c, c) if outputs are kept apart."""
+    """Return the contribution to the kernel between two blocks of samples.
+
+    Args:
+        a: Contribution of the first block.
+        b: Contribution of the second block, of the same type.
+        full: Whether to keep outputs separate, shape (n, m, c, c), instead of the trace, shape (n, m).
+    """
     if isinstance(a, Gradients) and isinstance(b, Gradients):
         return _total([_gram(p, q, full) for p, q in zip(a.parts, b.parts, strict=True)])
     if isinstance(a, Indexed) and isinstance(b, Indexed):
@@ -191,20 +218,20 @@ def _by_pairs(a: Pairs, b: Pairs, full: bool) -> Tensor:
 
 
 def _strips(x: Tensor, j: Tensor, pairs: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Samples in strips, so that all pairs of positions of a strip fit into a small table."""
+    """Split samples into strips, so that all pairs of positions of a strip fit into a small table."""
     rows = max(1, _PAIRS // pairs)
     return torch.split(x, rows), torch.split(j, rows)
 
 
 def _weighted(j: Tensor, k: Tensor, inputs: Tensor, full: bool) -> Tensor:
-    """``sum_{p,q} (J_ap . J_bq) inputs_abpq``."""
+    """Return ``sum_{p,q} (J_ap . J_bq) inputs_abpq``."""
     if full:
         return torch.einsum("ncpo,mdqo,nmpq->nmcd", j, k, inputs)
     return (torch.einsum("ncpo,mcqo->nmpq", j, k) * inputs).sum((2, 3))
 
 
 def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
-    """By pairs, or by a table of the indices that occur, whichever is smaller."""
+    """Contract by pairs, or by a table of the used indices, whichever is smaller."""
     (n, p), (m, q) = a.ids.shape, b.ids.shape
     used = torch.unique(torch.cat([a.ids.flatten(), b.ids.flatten()]))
     if n * m * p * q < used.numel() * (n * p + m * q + n * m):
@@ -219,7 +246,7 @@ def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
 
 
 def _table(share: Indexed, used: Tensor) -> Tensor:
-    """Gradients of each sample in the rows of the table that are used, (n, c, numbers)."""
+    """Return the gradients of each sample in the used rows of the table, shape (n, c, numbers)."""
     n, c, positions, k = share.j.shape
     place = torch.searchsorted(used, share.ids.contiguous())
     j = share.j * (share.ids >= 0)[:, None, :, None]
@@ -229,7 +256,7 @@ def _table(share: Indexed, used: Tensor) -> Tensor:
 
 
 def _gram(a: Tensor, b: Tensor, full: bool, same: bool | None = None) -> Tensor:
-    """Inner products of (n, c, k) and (m, c, k): traced over outputs (n, m), or all of them (n, m, c, c)."""
+    """Return the inner products of (n, c, k) and (m, c, k): their trace (n, m), or all of them (n, m, c, c)."""
     same = a is b if same is None else same
     if not full:
         return _inner(a.flatten(1), b.flatten(1), same)
@@ -238,7 +265,7 @@ def _gram(a: Tensor, b: Tensor, full: bool, same: bool | None = None) -> Tensor:
 
 
 def _inner(a: Tensor, b: Tensor, same: bool) -> Tensor:
-    """``a b^T``; of a symmetric product only strips from the diagonal on, which is little more than half."""
+    """Return ``a b^T``; a symmetric product is computed in strips from the diagonal on, a little more than half."""
     n = a.shape[0]
     if not same or n < 2 * _STRIP:
         return a @ b.mT
@@ -258,18 +285,22 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def _weighted_sum(weights: Sequence[float], parts: Sequence[Tensor]) -> Tensor:
+    return _total([w * part for w, part in zip(weights, parts, strict=True)])
+
+
 def _by_positions(parts: Sequence[Tensor]) -> Tensor:
-    """Calls as further positions; one call is not copied."""
+    """Concatenate calls along the positions; a single call is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 def single(t: Tensor) -> Tensor:
-    """At least single precision."""
+    """Convert half precision to single precision."""
     return t if t.dtype in (torch.float32, torch.float64) else t.to(torch.float32)
 
 
 def _precise(t: Tensor) -> Tensor:
-    """At least single precision, detached, contiguous."""
+    """Return a detached, contiguous tensor in at least single precision."""
     return t.detach().to(t.dtype if t.dtype == torch.float64 else torch.float32).contiguous()
 
 

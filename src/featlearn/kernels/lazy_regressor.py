@@ -1,4 +1,8 @@
-"""Lazy training as a regressor: a network that moves along its first tangent features only."""
+"""Regression with the tangent kernel of a network at initialization (lazy training).
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, eq. 6.
+"""
 
 from __future__ import annotations
 
@@ -18,54 +22,63 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from featlearn._utils.memory import check_fits
+from featlearn._utils.validation import check_number
 from featlearn.capture import ModelSession, batches
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import ntk
 
 Array = NDArray[np.float64]
 Factory = Callable[[int, int, torch.Generator], nn.Module]
-"""``(n_features, n_outputs, generator) -> Module``."""
+"""Function of the number of features, the number of outputs and a generator that returns a module."""
 
 _WIDTH = 512
 _DOUBTFUL = 1e-2
-_BLOCK = 2**29  # bytes of the kernel that a prediction takes at a time
-_COPIES = 3  # of the kernel: itself, its eigenvectors, and what they are computed in
+_BLOCK = 2**29  # bytes of the kernel per block of a prediction
+_COPIES = 3  # matrices in memory: the kernel, its eigenvectors, and the workspace of the decomposition
 
 
 class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    r"""Regression with the tangent kernel of a network around its outputs, as it is initialized.
+    r"""Kernel ridge regression with the tangent kernel of a network, around its initial outputs.
 
-    ``f(x) = f_0(x) + K(x, X) (K(X, X) + n ridge I)^{-1} (y - f_0(X))`` (spectral paper, equation 6): what the network
-    would learn if its gradients never changed. With c outputs the kernel is that of all of them together, ``n c`` rows.
+    ``f(x) = f_0(x) + K(x, X) (K(X, X) + n ridge I)^{-1} (y - f_0(X))`` is the function that the network would learn if
+    its gradients did not change. With c outputs the kernel has ``n c`` rows. Kernel and solution are computed on the
+    device of the network. Time: one tangent kernel and an eigendecomposition, ``O((n c)^3)``. Memory: three matrices of
+    ``n c`` rows.
 
     Without a ridge the kernel may be singular (repeated samples, fewer parameters than labels) or nearly so. It is
-    inverted on the eigenvectors that stand out of rounding, which gives the least change of the parameters that fits
-    the labels as well as can be; `fit` warns where rounding reaches the predictions, and ``predict(X,
-    return_error=True)`` says by how much.
+    inverted on the eigenvectors above rounding errors, which gives the smallest change of the parameters with the
+    smallest residual. `fit` warns if rounding affects the predictions, and ``predict(X, return_error=True)`` returns an
+    estimate of the effect.
 
     Args:
-        model: A module, taken as it is (a copy is kept), or a factory ``(n_features, n_outputs, generator) -> Module``;
-            None is a network with one hidden layer of 512 ReLUs.
-        ridge: lambda of ``K + n lambda I``; 0 interpolates.
-        tolerance: Eigenvalues below this share of the largest count as zero; None is the rounding of the kernel, n c
-            times the precision of the parameters.
-        dtype: Precision of network and kernel; "float32" is faster, but the kernel is then known to seven digits.
-        batch_size: Rows at a time, as in `featlearn.ntk`.
-        max_memory: As in `featlearn.ntk`.
-        random_state: Seed of the factory's generator.
+        model: Module, which is copied, or factory ``(n_features, n_outputs, generator) -> Module``. None is a network
+            with one hidden layer of 512 ReLUs.
+        ridge: Ridge lambda of ``K + n lambda I``; 0 interpolates.
+        tolerance: Share of the largest eigenvalue below which eigenvalues count as zero, from 0 to below 1. None is the
+            rounding of the kernel, n c times the precision of the parameters.
+        dtype: Precision of network and kernel, "float64" or "float32", which is faster, but rounds the kernel to seven
+            digits.
+        batch_size: Number of rows per block. None chooses it from `max_memory`.
+        max_memory: Limit for the gradients, in bytes or as text such as ``"2 GB"``. None is a quarter of the memory of
+            the machine.
+        random_state: Seed, or random state, of the generator of the factory.
 
     Attributes:
         model_: The network.
-        dual_coef_: ``(K + n ridge I)^{-1} (y - f_0(X))``, (n, c).
-        eigenvalues_: Of the kernel, ascending.
-        rank_: How many of them were inverted.
-        condition_number_: Largest over smallest inverted one, with the ridge.
-        training_residual_: ``|f(X) - y| / |y - f_0(X)|``; not zero where labels contradict each other, or with a ridge.
-        X_fit_: The training inputs, on the device of the network.
+        dual_coef_: Coefficients ``(K + n ridge I)^{-1} (y - f_0(X))``, shape (n, c).
+        eigenvalues_: Eigenvalues of the kernel, ascending.
+        rank_: Number of eigenvalues that were inverted.
+        condition_number_: Ratio of the largest and the smallest inverted eigenvalue, with the ridge.
+        training_residual_: Relative residual ``|f(X) - y| / |y - f_0(X)|``; positive for contradictory labels, and with
+            a ridge.
+        X_fit_: Training inputs, on the device of the network.
 
-    Kernel and solution are computed on the device of the network.
-
-    Time: one tangent kernel and an eigendecomposition, ``O((n c)^3)``. Memory: three matrices of ``n c`` rows.
+    Example:
+        >>> import numpy as np, featlearn as fl
+        >>> X = np.random.default_rng(0).normal(size=(20, 3))
+        >>> model = fl.LazyRegressor(random_state=0).fit(X, X[:, 0])
+        >>> bool(np.allclose(model.predict(X), X[:, 0], atol=1e-6))
+        True
     """
 
     def __init__(
@@ -91,13 +104,18 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         """Solve for the change of the parameters that fits the labels.
 
         Args:
-            X: (n, features).
-            y: (n,) or (n, outputs).
+            X: Samples of shape (n, features).
+            y: Labels of shape (n,) or (n, outputs).
+
+        Returns:
+            This estimator.
+
+        Raises:
+            InputError: A parameter is invalid, the kernel is zero, or it does not fit into memory.
         """
-        if not (isinstance(self.ridge, int | float) and math.isfinite(self.ridge) and self.ridge >= 0):
-            raise InputError(f"ridge must be finite and not negative, got {self.ridge!r}")
-        if self.tolerance is not None and not 0 <= self.tolerance < 1:
-            raise InputError(f"tolerance must be a share between 0 and 1, got {self.tolerance!r}")
+        check_number("ridge", self.ridge, 0)
+        if self.tolerance is not None:
+            check_number("tolerance", self.tolerance, 0, below=1)
         self._dtype = _precision(self.dtype)
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         labels = np.asarray(y, dtype=np.float64)
@@ -117,10 +135,18 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return self
 
     def predict(self, X: Any, return_error: bool = False) -> Any:
-        """Predictions, and with ``return_error`` how far rounding of the kernel may have moved each.
+        """Predict labels, and optionally the errors due to rounding of the kernel.
 
-        The error is ``eps |K| |K^+ k(x)| |K^+ r|`` to first order, for a kernel known to a relative precision of eps:
-        it grows with the condition number, and tells nothing about how good the model is.
+        To first order the error is ``eps |K| |K^+ k(x)| |K^+ r|``, for a kernel of relative precision eps: it grows
+        with the condition number, and is not an estimate of the generalization error.
+
+        Args:
+            X: Samples of shape (n, features).
+            return_error: Whether to return the rounding errors too.
+
+        Returns:
+            Predictions of shape (n,) or (n, outputs), as the labels; with `return_error` a tuple of predictions and
+            errors.
         """
         check_is_fitted(self, "dual_coef_")
         rows = validate_data(self, X, reset=False, dtype=np.float64)
@@ -133,7 +159,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         return (values, errors) if return_error else values
 
     def _predicted(self, X: Array, c: int) -> tuple[Array, Array]:
-        """Predictions and their errors, (n, c)."""
+        """Return predictions and their errors, shape (n, c)."""
         points = self._points(X)
         cross = _as_matrix(self._kernel(points, self.X_fit_))
         flat = torch.as_tensor(self.dual_coef_, device=cross.device).reshape(-1)
@@ -145,28 +171,27 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
-        tags.regressor_tags.poor_score = True  # a few samples in 1 to 20 dimensions are not what a wide network is for
+        tags.regressor_tags.poor_score = True  # a wide network overfits the small data of the checks
         return tags
 
     def _points(self, X: Array) -> Tensor:
-        """Samples in the precision and on the device of the network."""
+        """Return samples in the precision and on the device of the network."""
         return torch.tensor(X, dtype=self._dtype, device=device_of(self.model_))
 
     def _kernel(self, X: Tensor, Z: Tensor | None) -> Tensor:
-        found = ntk(
-            self.model_, X, Z, "full", batch_size=self.batch_size, max_memory=self.max_memory, train_mode="eval"
-        )
-        assert isinstance(found, Tensor)
-        return found
+        memory = self.max_memory
+        kernel = ntk(self.model_, X, Z, "full", False, memory, batch_size=self.batch_size, train_mode="eval")
+        assert isinstance(kernel, Tensor)
+        return kernel
 
     def _start(self, X: Tensor, outputs: int) -> Tensor:
-        """The network's own outputs, (n, c) in float64."""
+        """Return the outputs of the network, shape (n, c), in float64."""
         subject = ModelSession(self.model_, train_mode="eval")
         rows = [subject.outputs(subject.batch(raw)) for raw in batches(X, self.batch_size or 1024)]
         values = torch.cat(rows).double()
         values = values.reshape(values.shape[0], -1)
         if values.shape[1] != outputs:
-            raise InputError(f"the network has {values.shape[1]} outputs and the labels {outputs} columns")
+            raise InputError(f"model must have as many outputs as labels, {outputs}, got {values.shape[1]}.")
         return values
 
     def _solve(self, kernel: Tensor, residual: Tensor) -> None:
@@ -175,7 +200,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.eigenvalues_ = eigenvalues.cpu().numpy()
         top = float(eigenvalues[-1])
         if not top > 0:
-            raise InputError("the tangent kernel is zero on these samples: no parameter has a gradient (dead units?)")
+            raise InputError("the tangent kernel is zero on these samples: no parameter has a gradient (dead units?).")
         self._precision = len(eigenvalues) * torch.finfo(self._dtype).eps
         floor = top * (self._precision if self.tolerance is None else self.tolerance)
         ridge = n * self.ridge
@@ -192,9 +217,9 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         doubt = self._precision * self.condition_number_
         if doubt > _DOUBTFUL:
             warnings.warn(
-                f"the kernel's condition number is {self.condition_number_:.1e}: rounding alone may move predictions "
-                f"by up to {min(1.0, doubt):.0%} of their change; set ridge="
-                + (', or dtype="float64"' if self._dtype != torch.float64 else ""),
+                f"the condition number of the kernel is {self.condition_number_:.1e}: rounding may change predictions "
+                f"by up to {min(1.0, doubt):.0%}. Set ridge="
+                + (', or dtype="float64".' if self._dtype != torch.float64 else "."),
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -203,7 +228,18 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
 def network_of(
     model: nn.Module | Factory | None, features: int, outputs: int, random_state: Any, dtype: torch.dtype
 ) -> nn.Module:
-    """A copy of a module, or what a factory makes, in the given precision."""
+    """Return a copy of a module, or the module that a factory returns, in a precision.
+
+    Args:
+        model: Module, factory, or None for one hidden layer of 512 ReLUs.
+        features: Number of inputs.
+        outputs: Number of outputs.
+        random_state: Seed, or random state, of the generator of the factory.
+        dtype: Precision of the result.
+
+    Raises:
+        InputError: The model is neither a module nor a factory of modules.
+    """
     if isinstance(model, nn.Module):
         made: Any = copy.deepcopy(model)
     elif model is None or callable(model):
@@ -212,10 +248,10 @@ def network_of(
     else:
         raise InputError(
             "model must be a module, a factory (n_features, n_outputs, generator) -> Module, or None, "
-            f"got {type(model).__name__}"
+            f"got {type(model).__name__}."
         )
     if not isinstance(made, nn.Module):
-        raise InputError(f"the factory must return a module, got {type(made).__name__}")
+        raise InputError(f"the factory must return a module, got {type(made).__name__}.")
     return made.to(dtype)
 
 
@@ -225,16 +261,15 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _precision(dtype: Any) -> torch.dtype:
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found not in (torch.float32, torch.float64):
-        raise InputError(f'dtype must be "float32" or "float64", got {dtype!r}')
-    assert isinstance(found, torch.dtype)
-    return found
+    precision: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if precision not in (torch.float32, torch.float64):
+        raise InputError(f'dtype must be "float32" or "float64", got {dtype!r}.')
+    return precision  # type: ignore[no-any-return]
 
 
 def _hidden_layer(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    """One hidden layer of ReLUs, with weights of variance 2 and 1 over their inputs and biases of zero."""
-    # Without torch's own draws, which would take from the global generator.
+    """Return a network with one hidden layer of ReLUs, weights of variance 2/n and 1/n, and zero biases."""
+    # The initialization of torch, which uses the global generator, is skipped.
     layers = [nn.utils.skip_init(nn.Linear, *sizes) for sizes in ((features, _WIDTH), (_WIDTH, outputs))]  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for layer, gain in zip(layers, (2.0, 1.0), strict=True):
@@ -245,6 +280,6 @@ def _hidden_layer(features: int, outputs: int, generator: torch.Generator) -> nn
 
 
 def _as_matrix(kernel: Tensor) -> Tensor:
-    """(n, m, c, d) as (n c, m d)."""
+    """Reshape (n, m, c, d) to (n c, m d)."""
     n, m, c, d = kernel.shape
     return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

@@ -1,4 +1,4 @@
-"""Gradients of a network's outputs in its parameters, in the forms that kernels need, for blocks of samples."""
+"""Per-sample gradients of the outputs of a network in its parameters, for blocks of samples."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from featlearn.kernels.contractions import Gradients, Share, derivative, joined,
 from featlearn.layers import Layer
 
 OTHER = "other parameters"
-"""Under this name stand the gradients in parameters that are no layer's own."""
+"""Name of the gradients in parameters that do not belong to one layer."""
 
-_CACHE = 2**24  # gradients at a time: what does not stay near the processor until it is used is slower
+_CACHE = 2**24  # gradients per block: more would exceed the cache of the processor
 _FEW = 16
-_COARSEST = 0.03  # of two sums in half precision; a gradient that is partly another layer's is further off
+_COARSEST = 0.03  # relative error of sums in half precision; a gradient with a part of another layer differs more
 
 Features = dict[str, Share]
 
 
 @dataclass(frozen=True)
 class Owned:
-    """Which parameters are layers' own, see `owned`.
+    """Parameters that belong to layers, see `owned`.
 
     Attributes:
         weights: Names of the layers that own their weight.
         biases: Names of the layers that own their bias.
-        parameters: ``id`` of the parameters that are wholly layers' own.
-        totals: The total gradients that they were compared with, by the parameter's ``id``.
-        telling: Whether none of the gradients that agreed was zero: zero tells nothing.
+        parameters: ``id`` of the parameters that belong to layers completely.
+        totals: Total gradients that the gradients of layers were compared with, by ``id`` of the parameter.
+        telling: Whether none of the gradients that agreed was zero; the agreement of zeros is not conclusive.
     """
 
     weights: frozenset[str]
@@ -51,14 +51,14 @@ class Sketch:
 
     Attributes:
         vectors: Number m of vectors.
-        seed: Of their signs; the same seed gives the same vectors for every batch and every model.
+        seed: Seed of the signs; the same seed gives the same vectors for every batch and every model.
     """
 
     vectors: int
     seed: int = 0
 
     def draw(self, count: int) -> Iterator[Tensor]:
-        """Yield the vectors for a number of outputs, (count,)."""
+        """Yield the vectors, shape (count,), for a number of outputs."""
         generator = torch.Generator().manual_seed(self.seed)
         for _ in range(self.vectors):
             bits = torch.randint(0, 2, (count,), generator=generator)
@@ -66,23 +66,23 @@ class Sketch:
 
 
 class PerSampleGradients:
-    """Which parameters are had from ``x`` and ``J``, and the features of a batch.
+    """Per-sample gradients of a model, from the ``x`` and ``J`` of its layers where possible.
 
-    A parameter is a layer's own if the gradient assembled from the layer's ``x`` and ``J`` is the parameter's total
-    gradient. Ties between kinds of layers, parametrizations and uses outside a module are not: what is left, `rest`,
-    goes by per-sample gradients.
+    A parameter belongs to a layer if the gradient assembled from the ``x`` and ``J`` of the layer is the total gradient
+    of the parameter. This excludes ties between kinds of layers, parametrizations and uses outside a module; the
+    gradients in these parameters, `rest`, are computed per sample.
 
     Args:
-        subject: The model, with vectors.
-        outputs: ``"trace"``, ``"full"`` or the number of an output.
-        parameters: Globs of the parameters that count; None for all.
-        sketch: Random output vectors in the place of all outputs; None takes these.
-        materialize: Whether to form gradients in weights even where pairs of positions are cheaper.
+        subject: Session of the model, with gains and embeddings as layers.
+        outputs: ``"trace"``, ``"full"`` or the index of an output.
+        parameters: Glob pattern of the parameters to include, or several. None includes all.
+        sketch: Random output vectors instead of all outputs. None differentiates all outputs.
+        materialize: Whether to form gradients in weights even if pairs of positions are cheaper.
 
     Attributes:
-        rest: The parameters that are no layer's own, once prepared.
-        numbers: How many numbers the features of a sample have, with those on the way to them.
-        count: How many outputs, or vectors in them, are differentiated.
+        rest: Parameters that do not belong to a layer, after `prepare`.
+        numbers: Number of features per sample, with intermediate results.
+        count: Number of outputs, or output vectors, that are differentiated.
     """
 
     def __init__(
@@ -106,8 +106,13 @@ class PerSampleGradients:
         self.numbers = 0.0
 
     def prepare(self, batch: Batch, samples: int) -> None:
-        """Learn from a first batch whose the parameters are, and what a sample takes; ``samples`` come in all."""
-        # Two samples tell, unless a gradient is zero on both.
+        """Determine from a first batch which parameters belong to layers, and the size of a sample.
+
+        Args:
+            batch: First samples of the data.
+            samples: Number of all samples.
+        """
+        # Two samples suffice, unless a gradient is zero on both.
         trace = self._subject.trace(few_rows(batch))
         self._check_alone(trace, few_rows(batch))
         self._measure(trace, samples)
@@ -115,26 +120,26 @@ class PerSampleGradients:
             self._sort(self._subject.trace(batch))
 
     def _check_alone(self, trace: Trace, batch: Batch) -> None:
-        """Refuse a model whose samples act on each other: gradients of single samples are those of another function."""
+        """Refuse a model whose samples act on each other, so that gradients of single samples are not defined."""
         self._subject.separate(trace, batch, shared := shared_layers(trace))
         if shared and not trace.alone:
             raise UnsupportedModelError(
-                "the samples of a batch act on each other, so that a tangent kernel of samples by themselves has no "
-                "meaning; featlearn.kernels.ntk_operator differentiates whole batches"
+                "the samples of a batch act on each other, so a tangent kernel of single samples is not defined. Use "
+                "featlearn.kernels.ntk_operator, which differentiates whole batches."
             )
 
     @property
     def shares(self) -> int:
-        """How many kernels there are, one per layer, and one of the other parameters."""
+        """Number of kernels: one per layer, and one of the other parameters."""
         return max(1, len(self._weights | self._biases) + bool(self.rest))
 
     @property
     def numbers_of_the_rest(self) -> float:
-        """How many numbers the gradients of a sample in the other parameters have, with those on the way to them."""
+        """Number of features per sample including the other parameters, with intermediate results."""
         return self.numbers + self.count * sum(p.numel() for p in self.rest.values())
 
     def features(self, batch: Batch) -> Features:
-        """X and J of every layer for a batch, or the gradients made of them."""
+        """Return the features of a batch by layer name: ``x`` and ``J``, or gradients in the parameters."""
         if batch.size is None or few_rows(batch) is batch or batch.size <= self._rows_at_a_time:
             return self._features(batch)
         starts = range(0, batch.size, self._rows_at_a_time)
@@ -142,7 +147,7 @@ class PerSampleGradients:
         for part in parts[1:]:
             if differing := set(part) ^ set(parts[0]):
                 raise called_by_some(min(differing))
-        # Popped, so that no more than one layer is there twice.
+        # Popped, so that at most one layer is in memory twice.
         return {name: joined([part.pop(name) for part in parts]) for name in list(parts[0])}
 
     def _features(self, batch: Batch) -> Features:
@@ -155,27 +160,32 @@ class PerSampleGradients:
             if i == 0:
                 whole = self.count == 1 or self._sketch is not None
                 self._check_rows(shared_layers(trace, v, gradients) if whole else shared_layers(trace))
-            for name, found in gradients.items():
-                if found:
-                    rows.setdefault(name, []).append(found)
+            for name, parts in gradients.items():
+                if parts:
+                    rows.setdefault(name, []).append(parts)
         features: Features = {}
         for layer in self._subject.layers:
             name = layer.name
             weight, bias = name in self._weights, name in self._biases
             if name in rows and (weight or bias):
-                mine = rows.pop(name)
-                features[name] = share_of(layer, trace.calls[name], mine, weight, bias, name in self._pairs)
+                calls = trace.calls[name]
+                features[name] = share_of(layer, calls, rows.pop(name), weight, bias, name in self._pairs)
         return features
 
     def _check_rows(self, shared: set[str]) -> None:
-        """Refuse rows that samples share, of a layer that had rows of its own for each sample in the first batch."""
+        """Refuse layers whose rows are shared by samples in this batch, but not in the first."""
         if wrong := shared & (self._weights | self._biases):
             raise InputError(
-                f"layer {min(wrong)!r} has rows that samples share in some batches and not in others: pass batch_size=1"
+                f"samples share rows of layer {min(wrong)!r} in some batches and not in others. Pass batch_size=1."
             )
 
     def along(self, features: Features, change: Mapping[str, Tensor]) -> Tensor:
-        """``<df_c(x_a)/dtheta, change>``, (n, c), for a change of all parameters by name and materialized features."""
+        """Return the derivatives ``<df_c(x_a)/dtheta, change>``, shape (n, c), along a change of the parameters.
+
+        Args:
+            features: Features of a batch, with ``materialize``.
+            change: Change of each parameter by name.
+        """
         names = {id(p): name for name, p in self._counted.items()}
         layers = {layer.name: layer for layer in self._subject.layers}
         total: Tensor | None = None
@@ -195,10 +205,13 @@ class PerSampleGradients:
         return total
 
     def rest_features(self, batch: Batch) -> Callable[[Batch], Features]:
-        """Gradients in the parameters that are no layer's own, as a function of a batch; the model must be closed.
+        """Return a function that computes the gradients of a batch in the other parameters. The session must be closed.
 
-        By vmap, checked on the first samples against autograd; where vmap cannot take the model, one sample after
-        another.
+        The gradients are computed by vmap, which is checked against autograd on the first samples; if vmap does not
+        support the model, sample by sample.
+
+        Args:
+            batch: First samples of the data.
         """
         names = list(self.rest)
         first = few_rows(batch)
@@ -212,9 +225,9 @@ class PerSampleGradients:
         return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)[0]),))}
 
     def _one_by_one(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Gradients of each sample's outputs in the parameters that are no layer's own, (n, c, numbers).
+        """Return the gradients of each sample in the other parameters, shape (n, c, numbers).
 
-        The other result is the directions in the outputs, as `ModelSession.jacobian` takes them.
+        The second result is the directions in the outputs, an argument of `ModelSession.jacobian`.
         """
         parameters = list(self.rest.values())
         samples = []
@@ -232,10 +245,10 @@ class PerSampleGradients:
         return torch.stack(samples), directions
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
-        """Vectors in the outputs, the same for every sample, shaped like the output."""
+        """Yield vectors in the outputs, the same for every sample, shaped like the output."""
         n, count = output.shape[0], output[0].numel()
         if isinstance(self._outputs, int) and self._outputs >= count:
-            raise InputError(f"outputs={self._outputs} is no output: the model has {count}, counted from 0")
+            raise InputError(f"outputs must be below {count}, the number of outputs, got {self._outputs}.")
         if self._sketch is not None and self._sketch.vectors < count:
             for signs in self._sketch.draw(count):
                 yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
@@ -246,13 +259,17 @@ class PerSampleGradients:
             yield v
 
     def outputs_of(self, count: int) -> int:
-        """How many outputs, or vectors in them, are differentiated where a sample has ``count``."""
+        """Return the number of outputs, or output vectors, that are differentiated.
+
+        Args:
+            count: Number of outputs of a sample.
+        """
         if isinstance(self._outputs, int):
             return 1
         return count if self._sketch is None else min(count, self._sketch.vectors)
 
     def _measure(self, trace: Trace, samples: int) -> None:
-        """How many numbers there are, and which layers are better kept by positions."""
+        """Count the features per sample, and choose the layers that are contracted by pairs of positions."""
         n = trace.output.shape[0]
         self.count = c = self.outputs_of(trace.output[0].numel())
         numbers = passed = 0.0
@@ -261,7 +278,7 @@ class PerSampleGradients:
             positions = sum(call.shape.numel() for call in calls) // (n * layer.groups * layer.k_out)
             outputs = positions * layer.groups * layer.k_out
             passed += outputs
-            # Gradients arrive position by position, whatever is made of them.
+            # Gradients are computed at each position in any case.
             numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
             if not self._materialize and pairs_are_cheaper(layer, samples, positions, c):
                 self._pairs.add(layer.name)
@@ -271,33 +288,40 @@ class PerSampleGradients:
         self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
 
     def _sort(self, trace: Trace) -> bool:
-        """Find out which parameters are layers' own; whether no gradient was zero, which tells nothing."""
-        found = owned(self._subject.layers, trace, list(self._counted.values()))
-        self._weights, self._biases = set(found.weights), set(found.biases)
-        # A layer that is never called has no gradient, and `_features` watches that it stays so.
+        """Find the parameters that belong to layers; return whether no gradient was zero."""
+        own = owned(self._subject.layers, trace, list(self._counted.values()))
+        self._weights, self._biases = set(own.weights), set(own.biases)
+        # A layer that is not called has no gradient; `_features` checks that it is not called later.
         self._called = set(trace.calls)
         idle = {
             id(tensor)
             for layer in self._subject.layers
             if layer.name not in trace.calls
             for tensor in (layer.weight(), _bias_of(layer))
-            if id(tensor) in found.totals and not found.totals[id(tensor)].any()
+            if id(tensor) in own.totals and not own.totals[id(tensor)].any()
         }
-        self.rest = {
-            name: t for name, t in self._counted.items() if id(t) not in found.parameters and id(t) not in idle
-        }
-        return found.telling
+        known = own.parameters | idle
+        self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
+        return own.telling
 
 
 def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -> Owned:
-    """Which of the parameters are layers' own, by one backward pass with random weights.
+    """Find the parameters that belong to layers, by one backward pass with random weights.
 
-    A parameter is a layer's own if its total gradient is the one assembled from the layer's ``x`` and ``J``. One of
-    which only a part is, as a packed attention's may be, is left whole.
+    A parameter belongs to a layer if its total gradient is the one assembled from the ``x`` and ``J`` of the layer. A
+    parameter that belongs to layers only in part, as that of a packed attention may, is not included.
+
+    Args:
+        layers: Layers of the model.
+        trace: Trace of a batch.
+        parameters: Parameters of the model.
+
+    Returns:
+        The layers and parameters.
     """
     n = trace.output.shape[0]
     generator = torch.Generator().manual_seed(0)
-    # Not signs: those of two samples may cancel.
+    # Normal weights, because the signs of two samples may cancel.
     weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
     rows, grads = trace.gradients_and_totals(trace.output, weights, parameters)
     true = {id(t): g for t, g in zip(parameters, grads, strict=True)}
@@ -307,17 +331,17 @@ def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -
     covered: dict[int, int] = {}
     claims: list[tuple[int, str, str]] = []
     for layer in layers:
-        # What the first sample's output says nothing about must be zero: rows are samples, not positions.
+        # Rows must be samples: the output of the first sample must not depend on the other rows.
         if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
             continue
         j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
         weight, eps = layer.weight(), torch.finfo(j.dtype).eps
         j, x = single(j), single(x) if x.is_floating_point() else x
-        if id(weight) in true and _is_sum(
-            layer.matrix(true[id(weight)]), _assembled(layer, x, j), _assembled(layer, _size(x), j.abs()), eps
-        ):
-            claims.append((id(weight), layer.name, "weight"))
-            covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
+        if id(weight) in true:
+            sizes = _assembled(layer, x.abs() if x.is_floating_point() else x, j.abs())  # indices have no size
+            if _is_sum(layer.matrix(true[id(weight)]), _assembled(layer, x, j), sizes, eps):
+                claims.append((id(weight), layer.name, "weight"))
+                covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
         bias = _bias_of(layer)
         if bias is None or layer.vector is None or id(bias) not in true:
             continue
@@ -335,31 +359,38 @@ def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -
 
 
 def called_by_some(name: str) -> InputError:
-    """What is wrong with a layer that is called for some batches alone."""
+    """Return the error for a layer that is called for some batches only."""
     return InputError(
-        f"layer {name!r} is called for some batches of samples and not for others: pass batch_size=1, or leave its "
-        "parameters out with parameters="
+        f"layer {name!r} is called for some batches of samples and not for others. Pass batch_size=1, or leave its "
+        "parameters out with parameters=."
     )
 
 
 def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -> dict[str, Tensor]:
-    """The parameters whose names match the globs, or all."""
+    """Return the parameters whose names match glob patterns.
+
+    Args:
+        model: Module with the parameters.
+        patterns: Glob pattern, or several. None selects all parameters.
+
+    Raises:
+        InputError: A pattern matches no parameter.
+        UnsupportedModelError: A selected parameter is complex.
+    """
     named = {name: p for name, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
-    picked = (
-        named
-        if patterns is None
-        else select_matching(parse_patterns(patterns, "parameters"), list(named), "parameters", "parameter")
-    )
+    picked = list(named)
+    if patterns is not None:
+        picked = select_matching(parse_patterns(patterns, "parameters"), picked, "parameters", "parameter")
     for name in picked:
         if named[name].is_complex():
             raise UnsupportedModelError(
-                f"complex parameters are not supported: {name!r} is {named[name].dtype}. Leave it out with parameters="
+                f"complex parameters are not supported, got {name!r}. Leave it out with parameters=."
             )
     return {name: named[name] for name in picked}
 
 
 def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
-    """The gradient in a layer's weight from its inputs and gradients, (groups, k_out, k_in)."""
+    """Return the gradient in a layer's weight from its inputs and gradients, shape (groups, k_out, k_in)."""
     if not layer.one_hot:
         return torch.einsum("npgo,npgi->goi", j, x)
     ids, kept = x.flatten(), (x.flatten() >= 0).unsqueeze(1)
@@ -367,25 +398,21 @@ def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
     return table.index_add_(0, ids.clamp_min(0), j.flatten(0, 2) * kept).mT.unsqueeze(0)
 
 
-def _is_sum(total: Tensor, found: Tensor, sizes: Tensor, eps: float) -> bool:
-    """Whether two sums are equal up to rounding by ``eps``, given the sum of the sizes of their terms.
+def _is_sum(total: Tensor, other: Tensor, sizes: Tensor, eps: float) -> bool:
+    """Return whether two sums are equal up to rounding by ``eps``, given the sum of the absolute values of their terms.
 
-    Terms may cancel: the gradient in the bias of an attention's keys is exactly zero, and rounding is all there is.
+    Terms may cancel: the gradient in the bias of the keys of an attention is zero up to rounding.
     """
     limit = min(100 * max(eps, torch.finfo(total.dtype).eps), _COARSEST)
-    return float((total - found).norm()) <= limit * float(sizes.norm())
+    return float((total - other).norm()) <= limit * float(sizes.norm())
 
 
-def _size(x: Tensor) -> Tensor:
-    return x.abs() if x.is_floating_point() else x  # indices have no size
-
-
-def _same(expected: Tensor, found: Tensor) -> bool:
-    return float((expected - found).norm()) <= 1e3 * torch.finfo(found.dtype).eps * float(expected.norm())
+def _same(expected: Tensor, result: Tensor) -> bool:
+    return float((expected - result).norm()) <= 1e3 * torch.finfo(result.dtype).eps * float(expected.norm())
 
 
 def _bias_of(layer: Layer) -> Tensor | None:
-    found: Any = layer.module
+    bias: Any = layer.module
     for part in (layer.bias or "").split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, Tensor) else None
+        bias = getattr(bias, part, None)
+    return bias if isinstance(bias, Tensor) else None
