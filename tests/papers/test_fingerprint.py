@@ -358,7 +358,7 @@ def test_an_edited_library_is_measured_again(tmp_path: Path) -> None:
 
     first, times = run()
     edit(
-        "features/_factored_matrices.py",
+        "features/_correlations.py",
         '"""Return the quotient; NaN if the denominator is zero."""',
         '"""Words."""  # note',
     )
@@ -367,7 +367,7 @@ def test_an_edited_library_is_measured_again(tmp_path: Path) -> None:
     second, same = run()
     assert (second, same) == (first, times)
     quotient = "return numerator / denominator if denominator != 0 else math.nan"
-    edit("features/_factored_matrices.py", quotient, "return 0.123")
+    edit("features/_correlations.py", quotient, "return 0.123")
     kept, same = run("keep")
     assert same == times
     assert kept[0] > 0
