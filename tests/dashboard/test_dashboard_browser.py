@@ -140,7 +140,7 @@ def test_the_list_is_sorted_searched_and_leads_on(browser: webdriver.Chrome, sit
     search.clear()
     search.send_keys(Keys.SPACE)
     for name in ("first", "second"):
-        browser.find_element(By.CSS_SELECTOR, f"input[aria-label='choose {name} to compare']").click()
+        browser.find_element(By.CSS_SELECTOR, f"input[aria-label='select {name} to compare']").click()
     browser.find_element(By.LINK_TEXT, "Compare 2 selected").click()
     wait(lambda: "NFC of several runs" in drawn(browser))
     assert browser.execute_script("return document.querySelector('.chart').data.length") == 2
