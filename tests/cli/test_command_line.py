@@ -54,7 +54,7 @@ def test_wrong_options_end_with_2(featlearn: Any) -> None:
 
 
 def test_the_dashboard_says_what_is_missing(featlearn: Any) -> None:
-    assert "there is no folder 'nowhere'" in featlearn("dashboard", "nowhere").sentence
+    assert "FOLDER must be an existing folder with runs, got 'nowhere'" in featlearn("dashboard", "nowhere").sentence
 
 
 def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("featlearn.cli._dashboard.importlib.import_module", without)
     with pytest.raises(typer.Exit):
         module.dashboard()
-    told = "the dashboard needs starlette, which is not installed: call pip install 'featlearn[dashboard]'"
+    told = "The dashboard requires starlette, which is not installed. Run pip install 'featlearn[dashboard]'."
     assert capsys.readouterr().err == f"featlearn: {told}\n"
 
 
@@ -80,7 +80,10 @@ def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str
     with pytest.raises(typer.Exit) as ended, handle_errors():
         raise ZeroDivisionError("two\nlines")
     assert ended.value.exit_code == 1
-    assert capsys.readouterr().err == "featlearn: ZeroDivisionError: two lines (featlearn --debug ... shows where)\n"
+    assert (
+        capsys.readouterr().err
+        == "featlearn: ZeroDivisionError: two lines (featlearn --debug ... shows the traceback)\n"
+    )
     with handle_errors():
         warnings.simplefilter("always")
         for _ in range(3):
@@ -103,11 +106,11 @@ import featlearn.cli
 
 
 def test_a_stream_that_knows_no_plus_minus_shows_a_question_mark() -> None:
-    from featlearn.cli._errors import replace_what_cannot_be_shown
+    from featlearn.cli._errors import replace_unsupported_characters
 
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    replace_what_cannot_be_shown(stream)
+    replace_unsupported_characters(stream)
     stream.write("1 ± 2")
     stream.flush()
     assert stream.buffer.getvalue() == b"1 ? 2"  # type: ignore[attr-defined]
-    replace_what_cannot_be_shown(io.StringIO())
+    replace_unsupported_characters(io.StringIO())

@@ -18,8 +18,8 @@ def test_demo_prints_the_table_and_writes_pictures_a_report_and_a_page(featlearn
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
     report = fl.Report.load(folder / "report")
     assert f"{report['0'].nfc:.3f}" in done.out
-    assert "It looks at proline, flavanoids and alcohol most" in done.out
-    assert "The weights' spectrum is bulk + spikes: 1 new eigenvalue" in done.out
+    assert "The most important features are proline, flavanoids and alcohol" in done.out
+    assert "The spectrum of the weights is bulk + spikes: 1 new eigenvalue" in done.out
     assert "demo/index.html" in done.out.splitlines()[-2]
     page = (folder / "index.html").read_text()
     assert page.count("data:image/png") == 5

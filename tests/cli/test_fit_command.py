@@ -64,7 +64,7 @@ def test_a_table_becomes_a_model_that_predicts(featlearn: Any) -> None:
     rows.to_csv(folder / "new.csv", index=False)
     done = featlearn("predict", "fit/model.safetensors", "new.csv", "-o", "sub/out.csv", "--proba", "--chunk", "7")
     assert done.code == 0, done.err
-    assert done.err == "featlearn: 1 column left aside, not of the training: 'further'\n"
+    assert done.err == "featlearn: 1 column ignored, not in the training: 'further'\n"
     found = pd.read_csv(folder / "sub/out.csv")
     assert list(found.columns) == ["home", "P(no)", "P(yes)"]
     assert found["home"].tolist() == model.predict(rows).tolist()
@@ -113,7 +113,10 @@ def test_what_is_wrong_with_a_table_is_one_sentence_and_nothing_is_written(featl
         (("good.csv", "--target", "homes"), "no column 'homes' (--target): its columns are 'age'"),
         (("good.csv", "--target", "home", "--drop", "x"), "no column 'x' (--drop)"),
         (("good.csv", "--target", "home", "--task", "regression"), "'home' must hold numbers for regression, got '"),
-        (("good.csv", "--target", "age", "--cv", "40"), "--cv takes 0"),
+        (
+            ("good.csv", "--target", "age", "--cv", "40"),
+            "--cv must be 0 (no cross-validation) or from 2 to 17 folds for 34 rows, got 40",
+        ),
         (("good.csv", "--target", "home", "--out", "good.csv"), "is a file"),
         (("good.csv", "--target", "home", "--iterations", "-1"), "n_iter"),
     ):
@@ -143,9 +146,9 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
         ((model, "narrow.csv"), "lacks 2 columns of the training: 'age', 'noise'"),
         ((model, "texts.csv"), "column 'age' must hold numbers or missing values as at fit, got 'old'"),
         ((model, "none.csv"), "there is no file"),
-        ((model, "header.csv"), "no rows"),
+        ((model, "header.csv"), "at least one row"),
         ((model, "empty.csv"), "empty"),
-        ((model, "good.csv", "-o", "good.csv"), "is the table itself"),
+        ((model, "good.csv", "-o", "good.csv"), "must not be the table itself, got 'good.csv'"),
         ((model, "good.csv", "-o", "out.txt"), "ends in .csv"),
     ):
         sentence = featlearn("predict", *arguments).sentence
@@ -155,7 +158,10 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
     assert (
         featlearn("fit", "named.csv", "--target", "P(no)", "--drop", "day", "--cv", "0", "--iterations", "0").code == 0
     )
-    assert "the target is called P(no)" in featlearn("predict", model, "named.csv", "--proba").sentence
+    assert (
+        "The target P(no) is also the name of a probability"
+        in featlearn("predict", model, "named.csv", "--proba").sentence
+    )
 
 
 def test_ctrl_c_leaves_nothing_half_written(featlearn: Any) -> None:

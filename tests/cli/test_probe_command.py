@@ -123,26 +123,26 @@ def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> 
     (folder / "empty").mkdir()
     digits = ("--data", "digits")
     for arguments, told in (
-        (("model.py:nett", *digits), "there is no 'nett'; there are net, conv, wrong, leave, nothing"),
+        (("model.py:nett", *digits), "there is no 'nett'; the file has net, conv, wrong, leave, nothing"),
         (("model.py:leave", *digits), "raised SystemExit: left"),
         (("model.py:wrong", *digits), "raised ZeroDivisionError: division by zero (line"),
-        (("model.py:nothing", *digits), "must give a torch.nn.Module, and gives a int"),
-        (("none.py:net", *digits), "there is no file 'none.py'"),
+        (("model.py:nothing", *digits), "must return a torch.nn.Module, got int"),
+        (("none.py:net", *digits), "The file 'none.py' does not exist"),
         (("no_such_module:net", *digits), "No module named 'no_such_module'"),
-        (("end.safetensors", *digits), "pass the weights with --checkpoint"),
-        (("program.pt2", *digits), "name the code that makes the model"),
+        (("end.safetensors", *digits), "the weights with --checkpoint"),
+        (("program.pt2", *digits), "Pass the code of the model"),
         (("empty", *digits), "no config.json"),
         (("model.py", *digits), "path/to/file.py:factory"),
         (("model.py:net", *digits, "--checkpoint", "junk.pt"), "junk.pt"),
-        (("model.py:conv", *digits, "--checkpoint", "start.pt"), "do not fit the model"),
-        (("model.py:net", *digits, "--weight-decay", "1"), "needs --loss"),
+        (("model.py:conv", *digits, "--checkpoint", "start.pt"), "do not match the model"),
+        (("model.py:net", *digits, "--weight-decay", "1"), "requires --loss"),
         (("model.py:net", *digits, "--outputs", "some"), "--outputs must be"),
         (("model.py:net", *digits, "--layers", "x*"), "x*"),
-        (("model.py:net", "--data", "iris"), "the model cannot take 150 rows of iris, inputs of shape 4"),
-        (("model.py:net", "--data", "texts.csv", "--target", "b"), "are none: a"),
+        (("model.py:net", "--data", "iris"), "The model cannot be called with 150 rows of iris, inputs of shape 4"),
+        (("model.py:net", "--data", "texts.csv", "--target", "b"), "these are not: a"),
         (("model.py:net", "--data", "junk.npz"), "junk.npz"),
         (("model.py:net", "--data", "objects.npz"), "objects.npz"),
-        (("model.py:net", "--data", "lines.txt"), "only a Hugging Face folder"),
+        (("model.py:net", "--data", "lines.txt"), "requires a Hugging Face folder"),
         (("model.py:net", "--data", "nowhere"), "digits"),
     ):
         sentence = featlearn("probe", *arguments).sentence
@@ -175,7 +175,7 @@ def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> Non
     save_file({f"layers.{i}.weight": torch.randn(80, 60) for i in range(14)}, folder / "many.safetensors")
     done = featlearn("spectra", "many.safetensors")
     assert done.code == 0, done.err
-    assert "pictures of the first 12 of 14" in done.out
+    assert "figures of the first 12 of 14" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     page = (folder / "spectra/index.html").read_text()
     assert page.count("data:image/png") == 12
@@ -200,7 +200,7 @@ def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> Non
 def test_weights_without_a_number_and_wrong_options_are_one_sentence(featlearn: Any, folder: Path) -> None:
     save_file({"w": torch.full((20, 20), float("nan"))}, folder / "nan.safetensors")
     assert (
-        "no weight matrix of nan.safetensors could be measured: w (" in featlearn("spectra", "nan.safetensors").sentence
+        "No weight matrix of nan.safetensors could be measured: w (" in featlearn("spectra", "nan.safetensors").sentence
     )
     assert not (folder / "spectra").exists()
     assert "--outputs must be" in featlearn("probe", "model.py:net", "--data", "digits", "--outputs", "²").sentence

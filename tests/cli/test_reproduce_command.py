@@ -67,6 +67,6 @@ def test_ctrl_c_keeps_what_was_measured(jobs: str, featlearn: Any) -> None:
 
     done = featlearn("reproduce", "nfa-fig1", "--scale", "full", "--jobs", jobs, "--out", ".", meanwhile=interrupt)
     assert done.code == 130
-    assert "stopped. What was measured is kept in" in done.err
+    assert "stopped. Measurements are stored in" in done.err
     assert "Traceback" not in done.err
     assert 1 <= len(list(points.glob("*.safetensors"))) < 10

@@ -52,7 +52,7 @@ def test_runs_are_listed_shown_compared_exported_and_removed(featlearn: Any) -> 
 
     refused = featlearn("runs", "remove", "runs/a", stdin="n\n")
     assert refused.code == 1
-    assert "pass --yes" in featlearn("runs", "remove", "runs/a", "--json").sentence
+    assert "Pass --yes" in featlearn("runs", "remove", "runs/a", "--json").sentence
     assert (folder / "runs/a/run.db").exists()
     assert featlearn("runs", "remove", "runs/a", stdin="y\n").code == 0
     assert featlearn("runs", "remove", "runs/b", "--yes", "--json").json == {"removed": "runs/b"}

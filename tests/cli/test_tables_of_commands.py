@@ -36,7 +36,7 @@ def test_the_targets_of_a_probe_are_those_of_the_table(tmp_path: Path) -> None:
         _, y = load_data(str(tmp_path / "t.csv"), net, target="y", labeled=True).batch
         assert y.tolist() == wanted
     pd.DataFrame({"x": np.arange(4.0), "y": [0, 1.5, 2, 1]}).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(InputError, match="not whole"):
+    with pytest.raises(InputError, match="non-integer"):
         load_data(str(tmp_path / "t.csv"), net, target="y", labeled=True, classes=True)
     outputs = torch.tensor([1.0, 3.0])
     assert LOSSES["mse"](outputs, torch.tensor([0, 1])).tolist() == [1, 4]  # outputs (n,) are legal

@@ -361,7 +361,7 @@ def test_what_a_browser_may_do(client: TestClient) -> None:
 
 
 def test_other_machines_need_a_token(root: Path) -> None:
-    with pytest.raises(InputError, match="give a token"):
+    with pytest.raises(InputError, match="requires a token"):
         serve(root, host="0.0.0.0")
     with pytest.raises(InputError, match="at least 16"):
         serve(root, host="0.0.0.0", token="short")
@@ -388,12 +388,12 @@ def test_a_server_says_where_it_is_and_stops_when_asked(root: Path) -> None:
 
 
 def test_a_port_that_is_taken(root: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="choose another port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InputError, match="Choose another port"):
         serve(root, port=taken.getsockname()[1])
 
 
 def test_missing_packages_and_folders_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match="root must be an existing folder"):
         create_app(tmp_path / "none")
     monkeypatch.setattr("featlearn.dashboard._app.find_spec", lambda name: None)
     for call in (lambda: create_app(tmp_path), lambda: serve(tmp_path)):

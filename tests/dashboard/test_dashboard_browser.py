@@ -140,8 +140,8 @@ def test_the_list_is_sorted_searched_and_leads_on(browser: webdriver.Chrome, sit
     search.clear()
     search.send_keys(Keys.SPACE)
     for name in ("first", "second"):
-        browser.find_element(By.CSS_SELECTOR, f"input[aria-label='choose {name} to compare']").click()
-    browser.find_element(By.LINK_TEXT, "Compare 2 chosen").click()
+        browser.find_element(By.CSS_SELECTOR, f"input[aria-label='select {name} to compare']").click()
+    browser.find_element(By.LINK_TEXT, "Compare 2 selected").click()
     wait(lambda: "NFC of several runs" in drawn(browser))
     assert browser.execute_script("return document.querySelector('.chart').data.length") == 2
     assert "lr" in text(browser)
@@ -270,7 +270,7 @@ def test_the_saved_page_works_alone(browser: webdriver.Chrome, site: Site, tmp_p
     address = export_html(site.root, tmp_path / "saved.html").as_uri()
     found = identifiers(site)
     visit(browser, address, "")
-    assert "saved page" in text(browser, "header")
+    assert "exported page" in text(browser, "header")
     go(browser, f"#/run/{found['first']}")
     wait(lambda: len(drawn(browser)) >= 4)
     go(browser, f"#/run/{found['first']}/matrices")

@@ -65,7 +65,7 @@ def test_one_run_and_places_that_cannot_be(tmp_path: Path) -> None:
     assert '"single":true' in target.read_text(encoding="utf-8")
     assert [path.name for path in tmp_path.iterdir()] != []
     assert not list(tmp_path.glob(".one.html*"))
-    with pytest.raises(InputError, match="there is no folder"):
+    with pytest.raises(InputError, match="root must be an existing folder"):
         export_html(tmp_path / "none", tmp_path / "x.html")
     with pytest.raises(RunStoreError, match="cannot be written"):
         export_html(root, root / "ledger.json" / "x.html")

@@ -1,10 +1,10 @@
-"""The command ``featlearn``."""
+"""Command-line interface ``featlearn``."""
 
 import sys
 
 try:
     from featlearn.cli.app import app
-except KeyboardInterrupt:  # Ctrl-C before there is a command that could say so
+except KeyboardInterrupt:  # Ctrl-C before a command handles it
     print("featlearn: stopped. Nothing was written.", file=sys.stderr)
     raise SystemExit(130) from None
 

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of commands: tables for the terminal, JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ from featlearn._utils.json import to_json
 
 
 def result_console() -> Console:
-    """The console of results, which go to stdout; words in them are not colored by what they look like."""
+    """Return the console of results, on stdout, without syntax highlighting."""
     return Console(highlight=False)
 
 
+def print_line(console: Console, text: str | Text) -> None:
+    """Print a text as it is: without markup, and without line breaks at the width of the terminal."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
-    """Print one JSON value to stdout, for programs: numbers that JSON does not know become null."""
+    """Print one JSON value to stdout; NaN and infinity become null."""
     print(json.dumps(to_json(value), indent=1, allow_nan=False))
 
 
 def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Group:
-    """A table for the terminal; texts are shown as they are, without markup.
+    """Return a table for the terminal; texts are shown without markup.
 
     Args:
-        columns: Title to how it stands: ``"left"``, ``"right"``, ``"name"`` for names that are shortened if the
-            terminal is too narrow for all columns, or ``"fold"`` for long texts, which may take several lines.
-        rows: A cell a column; numbers are shortened.
-        caption: A line below.
+        columns: Format of each column by its title: ``"left"``, ``"right"``, ``"name"`` for names that are shortened
+            if the terminal is too narrow, or ``"fold"`` for long texts, which may take several lines.
+        rows: Rows with one cell per column; numbers are rounded.
+        caption: Line below the table. None prints none.
     """
     cells = [[value if isinstance(value, Text) else Text(_cell(value)) for value in row] for row in rows]
     widths = [max([len(title), *(len(row[i]) for row in cells)]) for i, title in enumerate(columns)]
@@ -47,21 +52,20 @@ def text_table(columns: Mapping[str, str], rows: Iterable[Sequence[Any]], captio
                 row[i] = Text(shorten(row[i].plain, max(widths[i] + room, 8)))
     for row in cells:
         table.add_row(*row)
-    # Beside the table, and not its caption, which would be as narrow as the table.
+    # Not the caption of the table, which would be as narrow as the table.
     return Group(table, Text(caption, "dim")) if caption else Group(table)
 
 
 def print_files(console: Console, files: Iterable[tuple[Path | str, str]]) -> None:
-    """Say what was written, a line a file."""
+    """Print the written files, one line per file."""
     listed = [(str(path), what) for path, what in files]
     width = max(len(path) for path, _ in listed)
     for path, what in listed:
-        line = Text(f"  {path:{width}s}  ").append(what, style="dim")
-        console.print(line, soft_wrap=True)
+        print_line(console, Text(f"  {path:{width}s}  ").append(what, style="dim"))
 
 
 def shorten(name: str, most: int = 30) -> str:
-    """A long name with its beginning left out: the end of a layer's name tells more."""
+    """Omit the beginning of a long name: the end of a layer's name is more specific."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 
@@ -72,6 +76,6 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if not isinstance(value, Real):
         return str(value)
-    from featlearn._utils.formatting import short_number  # brings torch, which --help can do without
+    from featlearn._utils.formatting import short_number  # imports torch, which --help does not need
 
     return short_number(float(value))

@@ -1,4 +1,4 @@
-"""``featlearn dashboard``: runs in a browser, live."""
+"""Command ``featlearn dashboard``, which shows runs in a browser, live."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from featlearn.errors import InputError
 
 
 def dashboard(
-    folder: Annotated[Path, typer.Argument(help="Folder of runs, with all folders below it.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Folder of runs, including its subfolders.")] = Path(),
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8050,
-    host: Annotated[str, typer.Option(help="Address to listen on; this machine alone by default.")] = "127.0.0.1",
-    token: Annotated[str | None, typer.Option(help="A word that visitors must know.")] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    export: Annotated[Path | None, typer.Option(help="Write one .html file instead, and end.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --export: name the file as JSON.")] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on. Default: this machine only.")] = "127.0.0.1",
+    token: Annotated[str | None, typer.Option(help="Access token required from clients.")] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the dashboard in a browser.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write one .html file and exit.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --export: print the file name as JSON.")] = False,
 ) -> None:
-    """Show runs in a browser while they are being written; Ctrl-C ends it.
+    """Show runs in a browser, live. Stop it with Ctrl-C.
 
     Examples:
       featlearn dashboard demo --open
       featlearn dashboard runs --port 9000 --host 0.0.0.0 --token a-long-secret-word
       featlearn dashboard runs --export runs.html
     """
-    with handle_errors("The runs are as they were."):
+    with handle_errors("The runs are not changed."):
         if not folder.is_dir():
-            raise InputError(f"there is no folder {str(folder)!r}: name one that holds runs")
+            raise InputError(f"FOLDER must be an existing folder with runs, got {str(folder)!r}.")
         try:
             server = importlib.import_module("featlearn.dashboard")
         except ImportError as error:
-            missing = error.name or "a package"
             raise InputError(
-                f"the dashboard needs {missing}, which is not installed: call pip install 'featlearn[dashboard]'"
+                f"The dashboard requires {error.name or 'a package'}, which is not installed. "
+                "Run pip install 'featlearn[dashboard]'."
             ) from error
         if export is not None:
             server.export_html(folder, export)
@@ -48,7 +48,7 @@ def dashboard(
             return
 
         def ready(address: str) -> None:
-            print_notice(f"runs of {folder} on {address}, until Ctrl-C")
+            print_notice(f"serving the runs of {folder} at {address}; press Ctrl-C to stop")
             if show:
                 import webbrowser
 

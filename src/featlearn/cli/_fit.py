@@ -1,4 +1,4 @@
-"""``featlearn fit``: fit a recursive feature machine to a table."""
+"""Command ``featlearn fit``, which fits a recursive feature machine to a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from featlearn._utils.formatting import count
-from featlearn.cli._console import print_files, print_json, result_console, text_table
+from featlearn.cli._console import print_files, print_json, print_line, result_console, text_table
 from featlearn.cli._errors import handle_errors
 from featlearn.cli._output_dir import check_folder, check_run, open_page, staged
 from featlearn.errors import InputError
@@ -29,7 +29,7 @@ _FILES = ("model.safetensors", "features.png", "importances.csv", "run", "index.
 
 
 class Task(StrEnum):
-    """What a target is."""
+    """Task of a fit."""
 
     auto = "auto"
     regression = "regression"
@@ -37,7 +37,7 @@ class Task(StrEnum):
 
 
 class Update(StrEnum):
-    """How features are learned."""
+    """Update rule of the features."""
 
     fact = "fact"
     geometric = "fact-geometric"
@@ -57,8 +57,8 @@ class Fitted:
         why: Reason for this task.
         rows: Number of rows.
         score: Score of the model in each fold, named by the metric; None without cross-validation.
-        baseline: The same without learned features; None if the model has none.
-        seconds: Duration of the fit.
+        baseline: Score without learned features in each fold; None if the model has none.
+        seconds: Time of the fit, in seconds.
     """
 
     model: Any
@@ -73,11 +73,11 @@ class Fitted:
 
     @property
     def machine(self) -> Any:
-        """The fitted estimator."""
+        """Fitted estimator."""
         return self.model["estimator"]
 
     def importances(self) -> pd.Series[float]:
-        """Shares of the feature matrix's diagonal, the largest first."""
+        """Return the shares of the feature matrix's diagonal, the largest first."""
         import pandas as pd
 
         shares = pd.Series(self.machine.feature_importances_, index=self.machine.feature_names())
@@ -85,25 +85,25 @@ class Fitted:
 
 
 def fit(
-    table: Annotated[Path, typer.Argument(help="A .csv, .tsv (.gz) or .parquet file with a header.")],
-    target: Annotated[str, typer.Option(help="The column to predict.")],
-    task: Annotated[Task, typer.Option(help="auto: texts, booleans and few whole numbers are classes.")] = Task.auto,
-    update: Annotated[Update, typer.Option(help="How features are learned; none is plain kernels.")] = Update.fact,
-    cv: Annotated[int, typer.Option(help="Folds of the cross-validation; 0 for none.")] = 5,
-    drop: Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")] = None,
-    centers: Annotated[int | None, typer.Option(help="Nystrom centers, for more than ~10,000 rows.")] = None,
-    iterations: Annotated[int, typer.Option(help="Updates of the features at the most.")] = 5,
+    table: Annotated[Path, typer.Argument(help="File .csv, .tsv (.gz) or .parquet, with a header.")],
+    target: Annotated[str, typer.Option(help="Column to predict.")],
+    task: Annotated[Task, typer.Option(help="auto: strings, booleans and few integers are classes.")] = Task.auto,
+    update: Annotated[Update, typer.Option(help="Feature update rule; none is kernel ridge regression.")] = Update.fact,
+    cv: Annotated[int, typer.Option(help="Number of cross-validation folds; 0 for none.")] = 5,
+    drop: Annotated[list[str] | None, typer.Option(help="Column to omit; may be repeated.")] = None,
+    centers: Annotated[int | None, typer.Option(help="Number of Nystrom centers, for over 10,000 rows.")] = None,
+    iterations: Annotated[int, typer.Option(help="Maximum number of feature updates.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centers.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the model and the report.")] = Path("fit"),
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Fit a machine that learns which columns of a table count, and say how well it does.
+    """Fit a recursive feature machine to a table, and score it by cross-validation.
 
-    Numbers, categories, booleans and gaps are taken as they are. Writes
-    model.safetensors (for featlearn predict), a page, a picture, and a run
-    for the dashboard. Scores are of rows left out, with their standard
-    deviation over folds, beside those of the same machine without features.
+    Numbers, categories, booleans and missing values are accepted. Writes
+    model.safetensors (for featlearn predict), a report, a figure, and a run
+    for the dashboard. Scores are on held-out rows, with their standard
+    deviation over folds, next to those of the same model without features.
 
     Examples:
       featlearn fit wine.csv --target cultivar
@@ -146,7 +146,7 @@ def _fit(
 
     rounds = 1 if update == "none" else 2
     with progress_bar(rounds * len(splits) + 1, "fits") as advance:
-        model = make(update).fit(X, y)  # first: what is wrong with the table is said at once
+        model = make(update).fit(X, y)  # first, so that errors in the table are raised at once
         advance()
         score = _scores(make(update), X, y, splits, task, advance) if splits else None
         baseline = _scores(make("none"), X, y, splits, task, advance) if splits and rounds > 1 else None
@@ -154,7 +154,7 @@ def _fit(
 
 
 def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
-    """Return shuffled folds as (train, test) rows; those of a classification have the same shares of the classes."""
+    """Return shuffled folds as (train, test) rows, stratified by class for a classification."""
     import numpy as np
     from sklearn.model_selection import KFold, StratifiedKFold
 
@@ -162,20 +162,20 @@ def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[N
         return []
     if folds < 2 or len(y) < 2 * folds:
         raise InputError(
-            f"{count(folds, 'fold')} of {count(len(y), 'row')} cannot be left out: --cv takes 0 (no "
-            f"cross-validation), or from 2 to {len(y) // 2} folds"
+            f"--cv must be 0 (no cross-validation) or from 2 to {len(y) // 2} folds for {count(len(y), 'row')}, "
+            f"got {folds}."
         )
     if task == "regression":
         return list(KFold(folds, shuffle=True, random_state=seed).split(y))
     labels, rows = np.unique(y, return_counts=True)
     if folds > rows.max():
-        raise InputError(f"no class has as many as {folds} rows: pass --cv {max(int(rows.max()), 2)} or 0")
+        raise InputError(f"No class has as many as {folds} rows. Pass --cv {max(int(rows.max()), 2)} or 0.")
     splits = list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros(len(y)), y))
     if any(len(np.unique(y[train])) < 2 for train, _ in splits):
         rare = int(rows.argmin())
         raise InputError(
-            f"the class {labels.tolist()[rare]!r} has {count(int(rows[rare]), 'row')} only, and without it there is "
-            "nothing to tell apart: pass --cv 0"
+            f"The class {labels.tolist()[rare]!r} has {count(int(rows[rare]), 'row')} only, and a fold without it has "
+            "a single class. Pass --cv 0."
         )
     return splits
 
@@ -183,7 +183,7 @@ def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[N
 def _scores(
     model: Any, X: pd.DataFrame, y: NDArray[Any], splits: list[Any], task: str, advance: Callable[[], None]
 ) -> pd.Series[float]:
-    """Cross-validate: return the accuracy of a classification, or the R² of a regression, in each fold."""
+    """Return the accuracy of a classification, or the R² of a regression, in each fold."""
     import pandas as pd
     from sklearn.model_selection import cross_validate
 
@@ -202,19 +202,13 @@ def _write(fitted: Fitted, out: Path) -> None:
     from featlearn.training.rfm_run import log_machine, machine_config
 
     machine, names = fitted.machine, fitted.machine.feature_names()
-    about = {
-        "target": fitted.target,
-        "task": fitted.task,
-        "table": fitted.table,
-        "rows": fitted.rows,
-        "score": _summary(fitted.score),
-    }
+    settings = {"table": fitted.table, "rows": fitted.rows}
+    about = {"target": fitted.target, "task": fitted.task, **settings, "score": _summary(fitted.score)}
     figure = machine.plot_features()
     with staged(out) as draft:
         save_tabular(draft / "model.safetensors", fitted.model, about)
         save_figure(figure, draft / "features.png")
         fitted.importances().rename("importance").rename_axis("feature").to_csv(draft / "importances.csv")
-        settings = {"table": fitted.table, "rows": fitted.rows}
         config = machine_config(machine, names, fitted.target, settings)
         with Run.create(draft / "run", config, name=f"fit of {fitted.target}") as run:
             log_machine(run, machine, names)
@@ -240,48 +234,38 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
         folds = pd.DataFrame(_rows(fitted)).T.rename(columns=lambda fold: f"fold {fold + 1}")
         table = folds.assign(mean=folds.mean(axis=1), deviation=folds.std(axis=1))
         table = table[["mean", "deviation", *folds.columns]].rename_axis(str(fitted.score.name))
-        sections.append(Section("Rows that it has not seen", tuple(_verdict(fitted)), {"": table}))
+        sections.append(Section("Score on held-out rows", tuple(_verdict(fitted)), {"": table}))
     top = fitted.importances().head(10)
     shares = pd.DataFrame({"importance": top}).rename_axis("feature")
+    text = (
+        "The feature matrix M defines the distance between rows. Its diagonal is the importance of each feature; its "
+        "other entries show which features act together."
+    )
+    title = f"Shares of the diagonal, {len(top)} of {count(len(machine.feature_names()), 'feature')}"
     sections.append(
-        Section(
-            "What counts",
-            (
-                "The feature matrix M measures distances between rows. Its diagonal says how much a feature counts, "
-                "what is beside the diagonal which features count together.",
-            ),
-            {f"Shares of the diagonal, {len(top)} of {count(len(machine.feature_names()), 'feature')}": shares},
-            {"The feature matrix, and its diagonal": figure},
-        )
+        Section("Feature importances", (text,), {title: shares}, {"The feature matrix, and its diagonal": figure})
     )
     # The table has one target: the standardized error is the same error in another unit.
     history = machine.history_.drop(columns="standardized_error").rename(columns={"effective_rank": "effective rank"})
-    sections.append(
-        Section(
-            "How it was learned",
-            (f"Iteration 0 knows no features. Iteration {machine.best_iteration_} is kept: it has the least error.",),
-            {"error: mean squared error on rows left out, with classes as corners of a simplex": history}
-            if fitted.task == "classification"
-            else {"error: mean squared error on rows left out": history},
-        )
-    )
-    kinds = column_kinds(fitted.model)
-    listed = {
-        title: ", ".join(name for name, found in kinds.items() if found == kind)
-        for title, kind in (("numbers", "number"), ("categories", "category"), ("not used (dates, or empty)", "unused"))
-    }
-    sections.append(Section("Columns of the table", settings={k: v for k, v in listed.items() if v}))
+    text = f"Iteration 0 has no learned features. Iteration {machine.best_iteration_} is selected: its error is lowest."
+    corners = ", with classes as corners of a simplex" if fitted.task == "classification" else ""
+    sections.append(Section("Iterations", (text,), {f"error: mean squared error on held-out rows{corners}": history}))
+    kinds, listed = column_kinds(fitted.model), {}
+    for title, kind in (("numbers", "number"), ("categories", "category"), ("not used (dates, or empty)", "unused")):
+        if names := [name for name in kinds if kinds[name] == kind]:
+            listed[title] = ", ".join(names)
+    sections.append(Section("Columns of the table", settings=listed))
     return sections
 
 
 def _rows(fitted: Fitted) -> dict[str, pd.Series[float]]:
-    """Return the scores of the model and of the baseline by their titles, where there are any."""
+    """Return the scores of the model and of the baseline by their titles, if there are any."""
     rows = {f"features learned by {fitted.machine.update}": fitted.score, "no features learned": fitted.baseline}
     return {title: scores for title, scores in rows.items() if scores is not None}
 
 
 def _summary(scores: pd.Series[float] | None) -> dict[str, Any] | None:
-    """Return the scores as JSON holds them."""
+    """Return the scores as JSON types."""
     if scores is None:
         return None
     metric = str(scores.name).lower().replace("²", "2")
@@ -289,13 +273,13 @@ def _summary(scores: pd.Series[float] | None) -> dict[str, Any] | None:
 
 
 def _verdict(fitted: Fitted) -> list[str]:
-    """What the scores say, in words."""
+    """Return a sentence that compares the score with the baseline, if there is one."""
     score, baseline = fitted.score, fitted.baseline
     if score is None or baseline is None:
         return []
     gains = score - baseline
     better, same = int((gains > 0).sum()), int((gains == 0).sum())
-    also = f", as good in {same}" if same else ""
+    also = f", equal in {same}" if same else ""
     return [
         f"Learning features changes the {score.name} by {score.mean() - baseline.mean():+.4f} on average: better in "
         f"{better} of {count(len(gains), 'fold')}{also}."
@@ -324,52 +308,39 @@ def _numbers(fitted: Fitted, out: Path) -> dict[str, Any]:
 
 def _print(fitted: Fitted, out: Path) -> None:
     console = result_console()
-    console.print(Text(fitted.target, "bold").append(f" of {fitted.table}: {fitted.task}", "not bold"), soft_wrap=True)
+    print_line(console, Text(fitted.target, "bold").append(f" of {fitted.table}: {fitted.task}", "not bold"))
     features = len(fitted.machine.feature_names())
-    console.print(
-        f"{count(fitted.rows, 'row')}, {count(features, 'feature')}; {fitted.why}\n", markup=False, soft_wrap=True
-    )
+    print_line(console, f"{count(fitted.rows, 'row')}, {count(features, 'feature')}; {fitted.why}\n")
     if fitted.score is not None:
-        console.print(
-            text_table(
-                {"": "left", f"{fitted.score.name} on rows left out": "right"},
-                [(title, f"{scores.mean():.4f} ± {scores.std():.4f}") for title, scores in _rows(fitted).items()],
-                f"mean ± standard deviation over {count(len(fitted.score), 'fold')}",
-            )
-        )
+        rows = [(title, f"{scores.mean():.4f} ± {scores.std():.4f}") for title, scores in _rows(fitted).items()]
+        caption = f"mean ± standard deviation over {count(len(fitted.score), 'fold')}"
+        console.print(text_table({"": "left", f"{fitted.score.name} on held-out rows": "right"}, rows, caption))
         for line in _verdict(fitted):
             console.print(line, markup=False)
         console.print()
-    shares = fitted.importances()
-    console.print(
-        text_table(
-            {"feature": "name", "importance": "right"},
-            [(str(name), f"{share:.3f}") for name, share in shares.head(_SHOWN).items()],
-            f"{min(_SHOWN, features)} of {features}; iteration {fitted.machine.best_iteration_} is kept",
-        )
-    )
+    rows = [(str(name), f"{share:.3f}") for name, share in fitted.importances().head(_SHOWN).items()]
+    caption = f"{min(_SHOWN, features)} of {features}; iteration {fitted.machine.best_iteration_} is selected"
+    console.print(text_table({"feature": "name", "importance": "right"}, rows, caption))
     console.print()
-    print_files(
-        console,
-        [
-            (out / "model.safetensors", "for featlearn predict"),
-            (out / "index.html", "the report"),
-            (out / "features.png", "the feature matrix"),
-            (out / "importances.csv", "how much each feature counts"),
-            (out / "run", "for featlearn dashboard"),
-        ],
-    )
+    files = {
+        "model.safetensors": "for featlearn predict",
+        "index.html": "report",
+        "features.png": "feature matrix",
+        "importances.csv": "importance of each feature",
+        "run": "for featlearn dashboard",
+    }
+    print_files(console, [(out / name, what) for name, what in files.items()])
     console.print(f"[dim]{fitted.seconds:.1f} s[/dim]")
 
 
 ONE_CORE_ROWS = 2000
-"""Tables of no more rows are fitted on one core: two took as long (63 seconds each for 2,000 rows and three folds)."""
+"""Maximum number of rows of a table that is fitted on one core: two cores were not faster (63 seconds each)."""
 
 
 def use_one_core() -> None:
-    """Small matrices gain nothing from a second core, and on a busy machine its threads wait for each other.
+    """Restrict torch to one core: for small matrices, threads on a busy machine wait for each other.
 
-    With two other programs at work on two cores, a demo of 18 seconds took eight minutes, and a fit of 400 rows nine.
+    With two other programs running on two cores, a demo of 18 seconds took eight minutes, and a fit of 400 rows nine.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Data as commands take them: tables, arrays, images and lines of text, as one batch for a model."""
+"""Data of commands: tables, arrays, images and text files, as one batch for a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.formatting import count, pick_text
-from featlearn.cli._model_loader import is_hugging_face
+from featlearn.cli._model_loader import check_file, is_hugging_face, load_weights
 from featlearn.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ _TOKENS = 64
 
 @dataclass(frozen=True)
 class Data:
-    """What a model is measured on.
+    """Data on which a model is measured.
 
     Attributes:
-        batch: A tensor, a tuple ``(X, y)``, or a dict of tokens.
+        batch: Tensor, tuple ``(X, y)``, or dict of tokens.
         rows: Number of samples.
-        about: In words.
+        about: Description of the data.
     """
 
     batch: Any
@@ -55,16 +55,20 @@ def load_data(
     """Read data for a model.
 
     Args:
-        name: A .csv, .tsv or .parquet table, .npz or .safetensors with X and perhaps y, .txt for a Hugging Face
-            model, or the name of a set.
-        model: Whose inputs they are: images stay images for convolutions, whole numbers tokens for embeddings.
-        target: Column of a table.
-        rows: So many at the most, drawn at random.
-        standardize: Whether each column or pixel gets mean 0 and standard deviation 1.
-        labeled: Whether a loss is measured, so that a target is needed.
-        classes: Whether that loss is one of classes, which are whole numbers.
+        name: Table .csv, .tsv or .parquet; .npz or .safetensors file with X and optionally y; .txt file for a Hugging
+            Face model; or name of a data set.
+        model: Model that takes the data. Images are not flattened for convolutions, and integers are tokens for
+            embeddings.
+        target: Target column of a table. None has no target.
+        rows: Maximum number of rows, drawn at random. None uses all.
+        standardize: Whether to scale each column or pixel to mean 0 and standard deviation 1.
+        labeled: Whether a loss is measured, which requires a target.
+        classes: Whether the target must be classes, which are integers.
         tokenizer: Folder of a tokenizer, for text.
-        seed: Of the draw.
+        seed: Seed of the random rows.
+
+    Raises:
+        InputError: If the data cannot be read, or do not match the model or the loss.
     """
     X: Tensor
     y: Tensor | None
@@ -81,17 +85,17 @@ def load_data(
         X, y = _table(Path(name), target)
     else:
         raise InputError(
-            f"data are a .csv, .tsv, .parquet, .npz, .safetensors or .txt file, or one of "
-            f"{', '.join((*_IMAGES, *_TABLES))}; got {name!r}"
+            "--data must be a .csv, .tsv, .parquet, .npz, .safetensors or .txt file, or one of "
+            f"{', '.join((*_IMAGES, *_TABLES))}; got {name!r}."
         )
     if classes and y is not None and y.is_floating_point():
         if not bool((y == y.round()).all()):
-            raise InputError(f"cross_entropy needs classes, and the target of {name} holds numbers that are not whole")
+            raise InputError(f"cross_entropy requires classes, but the target of {name} has non-integer values.")
         y = y.long()
     if labeled and y is None:
-        raise InputError(f"--loss needs a target, and {name} has none: pass --target, or a y beside X")
+        raise InputError(f"--loss requires a target, but {name} has none. Pass --target, or store y next to X.")
     if y is not None and len(y) != len(X):
-        raise InputError(f"{name} has {len(X)} rows of X and {len(y)} of y: there must be as many")
+        raise InputError(f"X and y of {name} must have the same number of rows, got {len(X)} and {len(y)}.")
     if rows is not None and rows < len(X):
         chosen = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))[:rows].sort().values
         X, y = X[chosen], None if y is None else y[chosen]
@@ -104,21 +108,21 @@ def load_data(
 
 
 def _mean_squares(output: Tensor, target: Tensor) -> Tensor:
-    """Mean over outputs of squared differences, as torch.nn.MSELoss takes it; classes are one-hot."""
+    """Return the mean over outputs of squared differences, as torch.nn.MSELoss; classes become one-hot."""
     if not target.is_floating_point() and target.ndim == 1 and output.ndim == 2 and output.shape[1] > 1:
         target = nn.functional.one_hot(target.long(), output.shape[1])
     return (output - target.to(output.dtype).reshape(output.shape)).square().reshape(len(output), -1).mean(1)
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Of classes; of the next token where outputs are tokens."""
+    """Return the cross entropy of classes, or of the next token if the outputs are tokens."""
     if output.ndim == 3:
         return nn.functional.cross_entropy(output[:, :-1].mT, target[:, 1:], reduction="none").mean(1)
     return nn.functional.cross_entropy(output, target.long(), reduction="none")
 
 
 LOSSES = {"mse": _mean_squares, "cross_entropy": _cross_entropy}
-"""Losses by name, one value a sample."""
+"""Losses by name, with one value per sample."""
 
 
 def _images(name: str, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -137,22 +141,19 @@ def _bundled(name: str) -> tuple[Tensor, Tensor]:
 
 
 def _arrays(path: Path) -> tuple[Tensor, Tensor | None]:
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}")
-    found: dict[str, Any]
+    check_file(path)
+    arrays: dict[str, Any]
     if path.suffix.lower() == ".npz":
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
-                found = {key: torch.from_numpy(np.ascontiguousarray(stored[key])) for key in stored.files}
+                arrays = {key: torch.from_numpy(np.ascontiguousarray(stored[key])) for key in stored.files}
         except (ValueError, OSError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path.name} cannot be read as an .npz file of numbers: {error}") from error
     else:
-        from featlearn.cli._model_loader import load_weights
-
-        found = load_weights(path)
-    if "X" not in found:
-        raise InputError(f"{path.name} must hold X, and y for a loss; it holds {pick_text(found) or 'nothing'}")
-    return found["X"], found.get("y")
+        arrays = load_weights(path)
+    if "X" not in arrays:
+        raise InputError(f"{path.name} must contain X, and y for a loss; it has {pick_text(arrays) or 'nothing'}.")
+    return arrays["X"], arrays.get("y")
 
 
 def _table(path: Path, target: str | None) -> tuple[Tensor, Tensor | None]:
@@ -165,20 +166,18 @@ def _table(path: Path, target: str | None) -> tuple[Tensor, Tensor | None]:
     if target is not None:
         frame, series = split_target(frame, target, (), path.name)
         y = torch.from_numpy(_numbers(series))
-    texts = [str(name) for name, column in frame.items() if not pd.api.types.is_numeric_dtype(column.dtype)]
-    if texts:
+    if texts := [str(name) for name, column in frame.items() if not pd.api.types.is_numeric_dtype(column.dtype)]:
         raise InputError(
-            f"a network takes numbers, and these columns of {path.name} are none: {pick_text(texts)}; make numbers of "
-            "them as in training, and save X and y as .npz"
+            f"The columns of {path.name} must be numbers, but these are not: {pick_text(texts)}. Convert them as in "
+            "training, and save X and y as .npz."
         )
-    gaps = [str(name) for name, column in frame.items() if column.isna().any()]
-    if gaps:
-        raise InputError(f"columns of {path.name} have gaps: {pick_text(gaps)}; fill them as in training")
+    if gaps := [str(name) for name, column in frame.items() if column.isna().any()]:
+        raise InputError(f"Columns of {path.name} have missing values: {pick_text(gaps)}. Fill them as in training.")
     return torch.from_numpy(frame.to_numpy(dtype=np.float64, copy=True)), y
 
 
 def _numbers(series: pd.Series[Any]) -> NDArray[Any]:
-    """Targets as they are; only texts are numbered, in their order."""
+    """Return the targets as numbers; strings are numbered in their order."""
     import pandas as pd
 
     from featlearn.datasets.tables import target_values
@@ -188,35 +187,34 @@ def _numbers(series: pd.Series[Any]) -> NDArray[Any]:
         return values if task == "regression" else np.unique(values, return_inverse=True)[1]
     values = series.to_numpy(dtype=np.float64, copy=True)
     if not np.isfinite(values).all():
-        raise InputError(f"{series.name!r} holds an infinite number: leave its row out")
+        raise InputError(f"The target {series.name!r} must be finite, but has infinite values. Remove their rows.")
     whole = (values % 1 == 0).all() and np.abs(values).max() < 2**53
     return values.astype(np.int64) if whole else values
 
 
 def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None, labeled: bool) -> Data:
     if not is_hugging_face(model) or tokenizer is None:
-        raise InputError(f"{path.name} is text, which only a Hugging Face folder can read: pass X as .npz instead")
-    if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}")
+        raise InputError(f"{path.name} is text, which requires a Hugging Face folder as model. Pass X as .npz instead.")
+    check_file(path)
     import transformers
 
     try:
         cutter = transformers.AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise InputError(f"{str(tokenizer)!r} holds no tokenizer: save it there with save_pretrained") from error
+        raise InputError(f"{str(tokenizer)!r} has no tokenizer. Save it there with save_pretrained.") from error
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise InputError(f"{path.name} is no text in UTF-8") from error
+        raise InputError(f"{path.name} must be text in UTF-8.") from error
     if not lines:
-        raise InputError(f"{path.name} is empty")
+        raise InputError(f"{path.name} must have at least one line of text, but is empty.")
     longest = min(_TOKENS, int(getattr(model.config, "max_position_embeddings", None) or _TOKENS))
     if "SequenceClassification" in type(model).__name__:
         lines = lines if rows is None else lines[:rows]
         cutter.pad_token = cutter.pad_token or cutter.eos_token
         batch = dict(cutter(lines, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
         return Data(batch, len(lines), f"{count(len(lines), 'line')} of {path.name}")
-    # Blocks of one length, as language models are trained: no padding that would count as output.
+    # Blocks of equal length, as in the training of language models: padding would count as output.
     ids = [token for line in lines for token in cutter(line)["input_ids"]]
     longest = min(longest, len(ids))
     blocks = len(ids) // longest if rows is None else min(rows, len(ids) // longest)
@@ -228,9 +226,8 @@ def _text(path: Path, model: nn.Module, tokenizer: Path | None, rows: int | None
 
 
 def _as_inputs(X: Tensor, model: nn.Module) -> Tensor:
-    """In the model's precision; whole numbers stay what they are where they are looked up."""
-    looked_up = any(isinstance(module, nn.Embedding) for module in model.modules())
-    if not X.is_floating_point() and looked_up:
+    """Return the inputs in the model's precision; integers stay integers for embeddings."""
+    if not X.is_floating_point() and any(isinstance(module, nn.Embedding) for module in model.modules()):
         return X.long()
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
     return X.to(torch.float32 if first is None else first.dtype)

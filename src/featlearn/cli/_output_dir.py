@@ -1,4 +1,4 @@
-"""Files of a command: all of them, or none."""
+"""Output folder of a command, written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from featlearn.errors import InputError
 
-# What may be replaced: folders with nothing else in them, and files of common names that begin like ours.
+# Folders may be replaced if they contain only these files, and files of common names if they contain a mark.
 _FOLDERS = {
     "run": re.compile(
         r"run\.db(-wal|-shm|-journal)?|run\.lock|(matrices|checkpoints|initial)(/(0|[1-9][0-9]*)\.safetensors)?"
@@ -21,32 +21,32 @@ _FOLDERS = {
     "report": re.compile(r"report\.json|matrices-[0-9a-f]{12}\.safetensors"),
 }
 _MARKS = {"index.html": b"content=\"default-src 'none'; img-src data:", "model.safetensors": b'"featlearn"'}
-_MARKED = 400  # bytes of a file, within which its mark stands
+_MARKED = 400  # bytes at the start of a file that contain its mark
 
 
 def check_folder(out: Path, names: Iterable[str] = ()) -> None:
-    """Refuse, before anything is computed, a folder that results cannot go to.
+    """Raise InputError, before anything is computed, if results cannot be written to a folder.
 
     Args:
-        out: The folder, which need not exist.
-        names: Files and folders in it that will be replaced; what featlearn has not written is refused.
+        out: Folder, which need not exist.
+        names: Files and folders in it that will be replaced; those that featlearn has not written are refused.
     """
     if out.exists() and not out.is_dir():
-        raise InputError(f"{str(out)!r} is a file: choose another folder with --out")
+        raise InputError(f"--out must be a folder, but {str(out)!r} is a file. Choose another folder.")
     nearest = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
     if not os.access(nearest, os.W_OK):
-        raise InputError(f"{str(nearest)!r} cannot be written to: choose another folder with --out")
+        raise InputError(f"--out must be a writable folder, but {str(nearest)!r} is not. Choose another folder.")
     for name in names:
         if os.path.lexists(out / name) and (foreign := _foreign(out / name)):
-            raise InputError(f"{str(foreign)!r} is there and was not written by this command: choose another --out")
+            raise InputError(f"{str(foreign)!r} exists and was not written by this command. Choose another --out.")
 
 
 def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse to replace a run that has other settings than these, or that is being written.
+    """Raise InputError if a run to be replaced has other settings than these, or is being written.
 
     Args:
-        folder: Of the run; there may be none.
-        settings: Some of its config, which show what command has made it.
+        folder: Folder of the run, which need not exist.
+        settings: Part of the config, which identifies the command that has written the run.
     """
     from featlearn.runs import open_run
 
@@ -54,17 +54,17 @@ def check_run(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     run = open_run(folder)
     if any(run.config.get(name) != value for name, value in settings.items()):
-        raise InputError(f"the run in {str(folder)!r} was not written by this command: choose another --out")
+        raise InputError(f"The run in {str(folder)!r} was not written by this command. Choose another --out.")
     if run.status == "running":
-        raise InputError(f"the run in {str(folder)!r} is being written: wait for its end, or choose another --out")
+        raise InputError(f"The run in {str(folder)!r} is being written. Wait for its end, or choose another --out.")
 
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A draft folder within ``out``; what the block writes there moves to ``out`` when it ends well.
+    """Yield a draft folder within ``out``, whose files are moved to ``out`` at the end of the block.
 
-    Files and folders of the same names are replaced, if `check_folder` lets them. If the block is stopped, or the
-    moves are, the draft goes, what was there is there again, and ``out`` goes if it was not there before.
+    Files and folders of the same names are replaced if `check_folder` allows it. If the block or the moves fail, the
+    draft is deleted, replaced files are restored, and ``out`` is deleted if it did not exist before.
     """
     existed = out.exists()
     out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def staged(out: Path) -> Iterator[Path]:
             raise
     except BaseException:
         if old.exists() and os.listdir(old):
-            raise  # what could not be moved back stays
+            raise  # files that could not be moved back stay in the draft
         shutil.rmtree(draft, ignore_errors=True)
         if not existed:
             shutil.rmtree(out, ignore_errors=True)
@@ -100,7 +100,7 @@ def staged(out: Path) -> Iterator[Path]:
 
 
 def _foreign(path: Path) -> Path | None:
-    """What would be lost of somebody else's if the path were replaced: itself, or something in it; None for nothing."""
+    """Return a path that featlearn has not written: the path itself or one in it; None if there is none."""
     ours = _FOLDERS.get(path.name)
     if path.is_symlink() or path.is_dir() != (ours is not None):
         return path
@@ -114,7 +114,7 @@ def _foreign(path: Path) -> Path | None:
 
 
 def open_page(page: Path) -> None:
-    """Show a page in the user's browser; one that cannot be started is no trouble, the page is named anyway."""
+    """Open a page in the browser, if there is one; the command prints the file name anyway."""
     import webbrowser
 
     webbrowser.open(page.absolute().as_uri())

@@ -1,4 +1,4 @@
-"""``featlearn reproduce``: tables and figures of the papers, by name."""
+"""Command ``featlearn reproduce``, which runs experiments of the papers by name."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from featlearn.cli._errors import handle_errors
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Experiments to run, e.g. nfa-fig4. Default: all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the experiments and exit.")] = False,
-    paper: Annotated[str | None, typer.Option(help="Those of one paper: nfa, fact, adaptive or spectral.")] = None,
+    paper: Annotated[str | None, typer.Option(help="Run one paper: nfa, fact, adaptive or spectral.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (seconds), quick (minutes) or full (the paper's size).")] = "quick",
     jobs: Annotated[int, typer.Option(help="Number of parallel workers; -1 uses all cores.")] = 1,
     backend: Annotated[str, typer.Option(help="loky (processes here), threading or ray (a cluster).")] = "loky",
     out: Annotated[Path, typer.Option(help="Folder for measurements and pages.")] = Path("reproductions"),
-    device: Annotated[str, typer.Option(help="Only cpu, for now.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device; only cpu is supported.")] = "cpu",
     keep_stale: Annotated[
-        bool, typer.Option("--keep-stale", help="Keep measurements of another version, and call their claims stale.")
+        bool, typer.Option("--keep-stale", help="Keep measurements of another version, and mark their claims as stale.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the claims as JSON.")] = False,
 ) -> None:
-    """Run what the papers ran, and say claim by claim whether it holds here.
+    """Run experiments of the papers, and check each published claim.
 
-    Measurements are kept: called again, it goes on where it was. Those of
-    another version of featlearn are measured again, where the code that they
-    depend on has changed; --keep-stale leaves them and says so. Data sets
-    come from the folder that FEATLEARN_DATA names; an experiment whose data
-    are not there says which files it wants.
+    Measurements are stored, so the same command continues where it
+    stopped. Measurements of another version of featlearn are repeated if
+    the code that they depend on has changed; --keep-stale keeps them and
+    marks them. Data sets are read from the folder FEATLEARN_DATA; an
+    experiment without its data lists the missing files.
 
     Examples:
       featlearn reproduce --list
@@ -38,12 +38,12 @@ def reproduce(
       featlearn reproduce --paper fact --scale full --jobs 2
     """
 
-    def kept() -> str:
+    def cancel_message() -> str:
         page = out / "index.html"
-        page_text = f", and {page} shows what is finished" if page.exists() else ""
-        return f"What was measured is kept in {out}{page_text}; the same command goes on from there."
+        finished = f", and {page} shows the finished experiments" if page.exists() else ""
+        return f"Measurements are stored in {out}{finished}; the same command continues from there."
 
-    with handle_errors(kept):
+    with handle_errors(cancel_message):
         from featlearn.papers.command import list_experiments, run_experiments
 
         if listed:

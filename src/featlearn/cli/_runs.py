@@ -1,4 +1,4 @@
-"""``featlearn runs``: what is in the run store."""
+"""Commands ``featlearn runs``, which list, show, compare, export and remove runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from featlearn._utils.formatting import count
-from featlearn.cli._console import print_files, print_json, result_console, shorten, text_table
+from featlearn.cli._console import print_files, print_json, print_line, result_console, shorten, text_table
 from featlearn.cli._errors import handle_errors
 from featlearn.errors import InputError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(help="List, show, compare, export and remove runs, which are folders on disk.", no_args_is_help=True)
 
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _Folder = Annotated[Path, typer.Argument(help="Folder of a run.")]
 _COLORS = {"finished": "green", "running": "blue", "failed": "red", "unreadable": "red", "interrupted": "yellow"}
 _ROWS = 20
@@ -41,10 +41,10 @@ _TITLES = {
 
 @runs.command("list")
 def list_all(
-    root: Annotated[Path, typer.Argument(help="Folder to look in, with all folders below it.")] = Path(),
+    root: Annotated[Path, typer.Argument(help="Folder to search, including its subfolders.")] = Path(),
     as_json: _Json = False,
 ) -> None:
-    """List the runs at or under a folder, the oldest first.
+    """List the runs in a folder and its subfolders, the oldest first.
 
     Examples:
       featlearn runs list
@@ -61,31 +61,26 @@ def list_all(
         if not len(table):
             console.print(f"no runs in {root}", markup=False)
             return
-        rows = [
-            (
-                _below(row["path"], root),
-                Text(row["status"], _COLORS.get(row["status"], "")),
-                row["last_step"],
-                _duration(row["seconds"]),
-                ""
-                if row["started"] != row["started"]
-                else f"{row['started'].to_pydatetime().astimezone():%Y-%m-%d %H:%M}",
-            )
-            for row in table.to_dict(orient="records")
-        ]
-        columns = {"run": "name", "status": "left", "last step": "right", "took": "right", "started": "left"}
+        rows = []
+        for row in table.to_dict(orient="records"):
+            path, status, started = Path(row["path"]), row["status"], row["started"]
+            name = str(path.relative_to(root)) if path != root and path.is_relative_to(root) else row["path"]
+            local = "" if started != started else f"{started.to_pydatetime().astimezone():%Y-%m-%d %H:%M}"
+            colored = Text(status, _COLORS.get(status, ""))
+            rows.append((name, colored, row["last_step"], _duration(row["seconds"]), local))
+        columns = {"run": "name", "status": "left", "last step": "right", "time": "right", "started": "left"}
         console.print(text_table(columns, rows, count(len(table), "run")))
         for row in table[table["message"].fillna("") != ""].to_dict(orient="records"):
-            console.print(f"{row['path']}: {row['message']}", markup=False, soft_wrap=True)
+            print_line(console, f"{row['path']}: {row['message']}")
 
 
 @runs.command()
 def show(
     run: _Folder,
-    every: Annotated[bool, typer.Option("--all", help="Every number of the layers.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show all metrics of the layers.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Show a run: its settings, its last numbers, and what was read off each layer.
+    """Show a run: its config, its last metrics, and the diagnosis of each layer.
 
     Examples:
       featlearn runs show demo/run
@@ -97,41 +92,41 @@ def show(
         from featlearn.runs import open_run
 
         opened = open_run(run)
-        own, layers = _last(opened)
+        last, layers = _last(opened)
         readings = _readings(opened)
-        settings = flat_settings(opened.config)
         if as_json:
-            numbers = {str(layer): row.dropna().to_dict() for layer, row in layers.iterrows()}
-            print_json(
-                _described(opened) | {"config": opened.config, "last": own, "layers": numbers, "readings": readings}
-            )
+            described = {name: getattr(opened, name) for name in ("name", "status", "message", "last_step", "seconds")}
+            metrics = {str(layer): row.dropna().to_dict() for layer, row in layers.iterrows()}
+            times = {"path": str(opened.path), "started": opened.started.isoformat()}
+            values = {"config": opened.config, "last": last, "layers": metrics, "readings": readings}
+            print_json(times | described | values)
             return
         console = result_console()
         head = Text(opened.name, "bold").append(f"  {opened.status}", _COLORS.get(opened.status, ""))
         console.print(head.append(f", {_duration(opened.seconds)}, last step {opened.last_step}", "not bold"))
         if opened.message:
-            console.print(opened.message, markup=False, soft_wrap=True)
-        if settings:
+            print_line(console, opened.message)
+        if settings := flat_settings(opened.config):
             rows = [(name, _value(value)) for name, value in settings.items() if value is not None]
             console.print(text_table({"setting": "left", "value": "fold"}, rows))
-        if own:
-            console.print(text_table({"number": "left", "last value": "right"}, list(own.items())))
+        if last:
+            console.print(text_table({"metric": "left", "last value": "right"}, list(last.items())))
         if len(layers):
             _print_layers(layers, every)
-        for layer, told in readings.items():
-            line = Text(f"layer {layer}: ").append(told["word"], "bold").append(f", {told['reason']}")
-            console.print(line, soft_wrap=True)
-        steps = {"matrices": opened.matrix_steps(), "checkpoints": opened.checkpoint_steps()}
-        for what, at in steps.items():
-            if at:
-                console.print(f"{what} of {count(len(at), 'step')}, the last one {at[-1]}")
+        for layer, reading in readings.items():
+            print_line(
+                console, Text(f"layer {layer}: ").append(reading["word"], "bold").append(f", {reading['reason']}")
+            )
+        for what, steps in (("matrices", opened.matrix_steps()), ("checkpoints", opened.checkpoint_steps())):
+            if steps:
+                console.print(f"{what} of {count(len(steps), 'step')}, the last one {steps[-1]}")
 
 
 @runs.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Folders of two runs or more.")], as_json: _Json = False
+    folders: Annotated[list[Path], typer.Argument(help="Folders of two or more runs.")], as_json: _Json = False
 ) -> None:
-    """Compare runs: the settings in which they differ, and their last numbers.
+    """Compare the settings and the last metrics of runs.
 
     Examples:
       featlearn runs compare runs/a runs/b
@@ -141,10 +136,10 @@ def compare(
 
         opened = [open_run(folder) for folder in folders]
         if len(opened) < 2:
-            raise InputError("two runs or more are compared: name another folder")
+            raise InputError(f"FOLDERS must be two or more runs, got {len(opened)}.")
         settings = compare_configs(opened)
         if settings.shape[1] < len(opened):
-            raise InputError("the same run was named twice: name different ones")
+            raise InputError("FOLDERS must be different runs, got the same run twice.")
         last = dict(zip(settings.columns, (_last(run)[0] for run in opened), strict=True))
         names = list(dict.fromkeys(name for numbers in last.values() for name in numbers))
         if as_json:
@@ -157,19 +152,19 @@ def compare(
             rows = [(name, *(_value(value) for value in row)) for name, *row in settings.itertuples()]
             console.print(text_table({"setting": "left"} | dict.fromkeys(titles, "fold"), rows))
         else:
-            console.print("their settings are the same")
-        numbers = [(name, *(own.get(name) for own in last.values())) for name in names]
+            console.print("the settings are equal")
+        numbers = [(name, *(of_run.get(name) for of_run in last.values())) for name in names]
         console.print(text_table({"last value": "left"} | titles, numbers))
         for title, label in zip(titles, labels, strict=True):
             if title != label:
-                console.print(f"{title}: {label}", markup=False, soft_wrap=True)
+                print_line(console, f"{title}: {label}")
 
 
 @runs.command()
 def export(
-    run: _Folder, file: Annotated[Path, typer.Argument(help="A .csv or .parquet file.")], as_json: _Json = False
+    run: _Folder, file: Annotated[Path, typer.Argument(help="File .csv or .parquet to write.")], as_json: _Json = False
 ) -> None:
-    """Write all numbers of a run as a table: run, step, layer, name, value.
+    """Write all metrics of a run as a table: run, step, layer, name, value.
 
     Examples:
       featlearn runs export demo/run numbers.csv
@@ -185,12 +180,14 @@ def export(
         if as_json:
             print_json({"rows": rows, "file": str(file)})
         else:
-            print_files(result_console(), [(file, count(rows, "number"))])
+            print_files(result_console(), [(file, count(rows, "value"))])
 
 
 @runs.command()
 def remove(
-    run: _Folder, yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: _Json = False
+    run: _Folder,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    as_json: _Json = False,
 ) -> None:
     """Delete a run; other files in its folder stay.
 
@@ -204,15 +201,15 @@ def remove(
 
         opened = open_run(run)
         if not yes:
-            told = f"{run}, {opened.status}, last step {opened.last_step}"
+            question = f"Delete the run {run}, {opened.status}, last step {opened.last_step}?"
             try:
-                with redirect_stdout(sys.stderr):  # a space of the question would be among results
-                    agreed = typer.confirm(f"Delete the run {told}?", err=True)
+                with redirect_stdout(sys.stderr):  # the prompt writes a space to stdout
+                    agreed = typer.confirm(question, err=True)
             except typer.Abort:
                 if sys.stdin.isatty():
                     raise
-                typer.echo(err=True)  # ends the line of the question
-                raise InputError("nobody is there to be asked: pass --yes to remove the run") from None
+                typer.echo(err=True)  # end the line of the question
+                raise InputError("Confirmation requires a terminal. Pass --yes to remove the run.") from None
             if not agreed:
                 raise typer.Abort
         delete(run)
@@ -223,50 +220,36 @@ def remove(
 
 
 def _titles(labels: list[str]) -> list[str]:
-    """A title a run, short, and none of them twice: a table has a column a title."""
+    """Return a short, unique title for each run."""
     short = [shorten(label, 24) for label in labels]
     if len({*short, "setting", "last value"}) < len(short) + 2:
         short = [f"{number}. {shorten(label, 20)}" for number, label in enumerate(labels, 1)]
     return short
 
 
-def _described(run: Run) -> dict[str, Any]:
-    return {
-        "path": str(run.path),
-        "name": run.name,
-        "status": run.status,
-        "message": run.message,
-        "started": run.started.isoformat(),
-        "last_step": run.last_step,
-        "seconds": run.seconds,
-    }
-
-
 def _last(run: Run) -> tuple[dict[str, float], pd.DataFrame]:
-    """The last value of each name: of the run itself, and in a table with a row a layer."""
-    table = run.metrics()
-    table = table.drop_duplicates(["layer", "name"], keep="last")
-    own = table[table["layer"].isna()]
-    layered = table[table["layer"].notna()]
+    """Return the last value of each metric of the run itself, and a table of those of layers, one row per layer."""
+    table = run.metrics().drop_duplicates(["layer", "name"], keep="last")
+    of_run, layered = table[table["layer"].isna()], table[table["layer"].notna()]
     order = list(dict.fromkeys(layered["layer"]))
     wide = layered.pivot_table(index="layer", columns="name", values="value", dropna=False)
-    return dict(zip(own["name"], own["value"], strict=True)), wide.reindex(order) if len(layered) else wide
+    return dict(zip(of_run["name"], of_run["value"], strict=True)), wide.reindex(order) if len(layered) else wide
 
 
 def _readings(run: Run) -> dict[str, dict[str, str]]:
     texts = run.texts()
-    found: dict[str, dict[str, str]] = {}
+    result: dict[str, dict[str, str]] = {}
     for layer, name, value in zip(texts["layer"], texts["name"], texts["value"], strict=True):
         if layer is not None and name in ("reading", "reason"):
-            found.setdefault(layer, {"word": "", "reason": ""})["word" if name == "reading" else "reason"] = value
-    return found
+            result.setdefault(layer, {"word": "", "reason": ""})["word" if name == "reading" else "reason"] = value
+    return result
 
 
 def _print_layers(layers: pd.DataFrame, every: bool) -> None:
-    """The numbers of layers: those that say most, or all of them, a few columns at a time."""
+    """Print the main metrics of layers, or all of them, in tables that fit the terminal."""
     console = result_console()
     title = "layer"
-    if list(layers.columns) == ["importance"]:  # of a feature machine, whose layers are its features
+    if list(layers.columns) == ["importance"]:  # of a recursive feature machine, whose layers are its features
         title, layers = "feature", layers.sort_values("importance", ascending=False)
     names = [str(name) for name in layers.columns]
     usual = [name for name in _USUAL if name in names] or names
@@ -282,19 +265,8 @@ def _print_layers(layers: pd.DataFrame, every: bool) -> None:
         columns = {title: "left"} | {_TITLES.get(name, name): "right" for name in group}
         console.print(text_table(columns, [(shorten(str(layer)), *layers.loc[layer, group]) for layer in rows]))
     hidden = len(names) - sum(map(len, shown)), len(layers) - len(rows)
-    told = [count(n, what) for n, what in zip(hidden, ("column", title), strict=True) if n]
-    if told:
-        console.print(f"{' and '.join(told)} more with --all", style="dim")
-
-
-def _below(path: str, root: Path) -> str:
-    inner = Path(path)
-    return str(inner.relative_to(root)) if inner != root and inner.is_relative_to(root) else path
-
-
-def _local(moment: Any) -> str:
-    """A moment on the clock of this machine; nothing for one that is not known."""
-    return "" if moment != moment else f"{moment.to_pydatetime().astimezone():%Y-%m-%d %H:%M}"
+    if more := [count(n, what) for n, what in zip(hidden, ("column", title), strict=True) if n]:
+        console.print(f"{' and '.join(more)} more with --all", style="dim")
 
 
 def _value(value: Any) -> str:

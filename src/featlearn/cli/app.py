@@ -1,6 +1,6 @@
-"""The command ``featlearn`` and its parts; each one prints for people and leaves the work to the library.
+"""Command ``featlearn`` and its subcommands.
 
-Parts import the library when they are called: ``--help`` and the completion of a shell must not wait for torch.
+Subcommands import the library when they are called, so that ``--help`` and shell completion do not wait for torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from featlearn.cli._dashboard import dashboard
-from featlearn.cli._errors import replace_what_cannot_be_shown, show_tracebacks
+from featlearn.cli._errors import replace_unsupported_characters, show_tracebacks
 from featlearn.cli._fit import fit
 from featlearn.cli._predict import predict
 from featlearn.cli._probe import probe
@@ -22,12 +22,8 @@ from featlearn.cli.demo import demo
 
 app = typer.Typer(help="Measure feature learning.", no_args_is_help=True, pretty_exceptions_enable=False)
 
-app.command()(demo)
-app.command()(probe)
-app.command()(spectra)
-app.command()(fit)
-app.command()(predict)
-app.command()(reproduce)
+for command in (demo, probe, spectra, fit, predict, reproduce):
+    app.command()(command)
 app.add_typer(runs, name="runs")
 app.command()(dashboard)
 
@@ -45,13 +41,13 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback where something goes wrong.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for errors.")] = False,
 ) -> None:
     """Measure feature learning, and use it.
 
-    Every command has its own --help, with examples. Results go to stdout,
-    everything else to stderr; --json prints a result for programs.
-    Exit codes: 0 fine, 1 trouble (a sentence on stderr), 2 a wrong option,
+    Each command has its own --help, with examples. Results go to stdout,
+    messages to stderr; --json prints a result for programs.
+    Exit codes: 0 success, 1 error (a sentence on stderr), 2 wrong option,
     130 Ctrl-C.
 
     Examples:
@@ -60,4 +56,4 @@ def main(
       featlearn fit --help
     """
     show_tracebacks(debug)
-    replace_what_cannot_be_shown(sys.stdout)
+    replace_unsupported_characters(sys.stdout)

@@ -1,4 +1,4 @@
-"""``featlearn demo``: show the library's main results in seconds."""
+"""Command ``featlearn demo``, which shows the main results of the library in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from featlearn.cli._console import print_files, print_json, result_console, text_table
+from featlearn.cli._console import print_files, print_json, print_line, result_console, text_table
 from featlearn.cli._errors import handle_errors
 from featlearn.cli._fit import use_one_core
 from featlearn.cli._output_dir import check_folder, check_run, open_page
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _CHAIN = "The chain monomial", "y = x1 x2 + x2 x3 + ... + x5 x1, in 32 dimensions"
 _STUDENT = "A two-layer network and its teacher", "y = s(x . b) + noise, by SGD at a large rate"
-_WINES = "A table of wines", "three cultivars told apart by a recursive feature machine"
+_WINES = "A table of wines", "three cultivars classified by a recursive feature machine"
 _RUN = {"task": "chain monomial", "lr": 0.1}
 _FILES = (
     "run", "report", "features.png", "layers.png", "evolution.png", "spectrum.png", "wine.png", "index.html",
@@ -38,22 +38,22 @@ _COLUMNS = "C/UC: share of the change in the NFC; moved: |W - W0| / |W0|"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures and the report.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the figures and the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of data, network and rotations.")] = 0,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """Train two small networks, probe one and look at the spectrum of the other; fit a feature machine to a table.
+    """Train two small networks and fit a recursive feature machine to a table.
 
-    Writes pictures, a run, a report and one page with everything,
-    index.html, which needs no network.
+    Probes one network and analyzes the spectrum of the other. Writes
+    figures, a run, a report, and the page index.html, which works offline.
 
     Examples:
       featlearn demo
       featlearn demo --out tour --seed 1 --open
     """
     began = time.perf_counter()
-    with handle_errors(f"What is in {out} may be of this demo and of the one before."):
+    with handle_errors(f"Files in {out} may be of this demo and of an earlier one."):
         from featlearn.plots import save_figure
         from featlearn.reports import write_report
         from featlearn.runs import Run, remove
@@ -65,7 +65,7 @@ def demo(
         check_folder(out, _FILES)
         check_run(out / "run", _RUN)
         if (out / "run" / "run.db").exists():
-            remove(out / "run")  # of the demo before
+            remove(out / "run")  # of an earlier demo
         with Run.create(out / "run", _RUN, seed=seed) as run:
             chain = chain_alignment(generator=seed, run=run, progress=True)
         student = spectral_case(3, (500, 375, 250), lr=18.0, generator=seed, progress=True)
@@ -83,7 +83,7 @@ def demo(
         page = write_report(
             out / "index.html",
             "Feature learning in three small examples",
-            f"What featlearn demo has made with seed {seed}, in {time.perf_counter() - began:.0f} s.",
+            f"Results of featlearn demo with seed {seed}, in {time.perf_counter() - began:.0f} s.",
             _sections(chain, student, wines, run, figures),
         )
         seconds = time.perf_counter() - began
@@ -99,30 +99,28 @@ def _print(
     chain: ChainAlignment, student: SpectralEvolution, wines: WineFeatures, run: Run, out: Path, seconds: float
 ) -> None:
     console = result_console()
-
-    def say(text: str | Text) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    say(Text("\n").append(_CHAIN[0], "bold").append(f", {_CHAIN[1]}"))
-    say(f"{_training(chain)}\n")
+    print_line(console, Text("\n").append(_CHAIN[0], "bold").append(f", {_CHAIN[1]}"))
+    print_line(console, f"{_training(chain)}\n")
     console.print(_layer_table(chain.before, chain.after))
-    say("\n" + "\n".join(_reading(chain)) + "\n")
-    console.print(_layer_words(run), soft_wrap=True)
-    say(Text(_STUDENT[0], "bold").append(f", {_STUDENT[1]}"))
-    say("\n".join(_spectral_reading(student)) + "\n")
-    say(Text(_WINES[0], "bold").append(f", {_WINES[1]}"))
-    say("\n".join(_table_reading(wines)) + "\n")
-    told = (
+    print_line(console, "\n" + "\n".join(_chain_summary(chain)) + "\n")
+    diagnoses = Text(_monitor_summary(run) + "\n")
+    for layer, (word, reason) in _diagnoses(run).iterrows():
+        diagnoses.append(f"  layer {layer}: ").append(word, "bold").append(f", {reason}\n")
+    print_line(console, diagnoses)
+    for (title, subtitle), lines in ((_STUDENT, _student_summary(student)), (_WINES, _wine_summary(wines))):
+        print_line(console, Text(title, "bold").append(f", {subtitle}"))
+        print_line(console, "\n".join(lines) + "\n")
+    files = (
         ("features.png", "EGOP, NFM, AGOP and corrupted AGOP"),
         ("layers.png", "correlations by layer"),
-        ("evolution.png", "what became of each layer, step by step"),
+        ("evolution.png", "metrics of each layer over the steps"),
         ("spectrum.png", "eigenvalues of the weights before and after"),
         ("wine.png", "feature matrix of the wine table"),
-        ("report", "featlearn.Report.load reads it"),
-        ("run", "featlearn.runs.open reads it"),
-        ("index.html", "all of it on one page"),
+        ("report", "for featlearn.Report.load"),
+        ("run", "for featlearn.runs.open"),
+        ("index.html", "all results on one page"),
     )
-    print_files(console, [(out / name, what) for name, what in told])
+    print_files(console, [(out / name, what) for name, what in files])
     console.print(f"[dim]{seconds:.1f} s[/dim]")
 
 
@@ -131,35 +129,23 @@ def _sections(
 ) -> list[Section]:
     from featlearn.reports import Section
 
-    top = _importances(wines)
+    chain_text = (f"{_CHAIN[1]}. {_training(chain)}.", " ".join(_chain_summary(chain)))
+    chain_table = {_COLUMNS: _layer_frame(chain.before, chain.after)}
+    chain_figures = {
+        "Dependence of the labels on the inputs (EGOP), the weights (NFM), the gradients (AGOP), and the AGOP with "
+        "random eigenvectors of K": figures["features"],
+        "Correlations by layer": figures["layers"],
+    }
+    evolution = {"Metrics of each layer over the steps": figures["evolution"]}
+    spectrum = {"Eigenvalues of the first layer's weights before and after training": figures["spectrum"]}
+    wine_text = (f"{_WINES[1].capitalize()}.", " ".join(_wine_summary(wines)))
+    wine_table = {"Shares of the feature matrix's diagonal, the five largest": _importances(wines)}
+    wine_figure = {"The feature matrix, and its diagonal": figures["wine"]}
     return [
-        Section(
-            _CHAIN[0],
-            (f"{_CHAIN[1]}. {_training(chain)}.", " ".join(_reading(chain))),
-            {_COLUMNS: _layer_frame(chain.before, chain.after)},
-            {
-                "What the labels depend on (EGOP), the weights (NFM), the gradients through them (AGOP), and the "
-                "AGOP with random eigenvectors in place of K's own": figures["features"],
-                "Correlations by layer": figures["layers"],
-            },
-        ),
-        Section(
-            "The same training, watched",
-            (f"The monitor looked {len(set(run.texts('reading')['step']))} times, and says at the end:",),
-            {"": _readings(run)},
-            {"Each layer, step by step": figures["evolution"]},
-        ),
-        Section(
-            _STUDENT[0],
-            (f"{_STUDENT[1]}.", " ".join(_spectral_reading(student))),
-            figures={"Eigenvalues of the first layer's weights before and after training": figures["spectrum"]},
-        ),
-        Section(
-            _WINES[0],
-            (f"{_WINES[1].capitalize()}.", " ".join(_table_reading(wines))),
-            {"Shares of the feature matrix's diagonal, the five largest": top},
-            {"The feature matrix, and its diagonal": figures["wine"]},
-        ),
+        Section(_CHAIN[0], chain_text, chain_table, chain_figures),
+        Section("The same training, monitored", (_monitor_summary(run),), {"": _diagnoses(run)}, evolution),
+        Section(_STUDENT[0], (f"{_STUDENT[1]}.", " ".join(_student_summary(student))), figures=spectrum),
+        Section(_WINES[0], wine_text, wine_table, wine_figure),
     ]
 
 
@@ -189,49 +175,44 @@ def _training(chain: ChainAlignment) -> str:
     )
 
 
-def _reading(result: ChainAlignment) -> list[str]:
-    """What the numbers say, in words."""
+def _chain_summary(result: ChainAlignment) -> list[str]:
     low, high = min(result.corrupted_nfc), max(result.corrupted_nfc)
     return [
-        f"The first layer's weights align with the gradients through them: NFC {result.after['0'].nfc:.2f}.",
-        f"With random eigenvectors in place of K's own it falls to {result.mean_corrupted_nfc:.2f} "
+        f"The weights of the first layer align with their gradients: NFC {result.after['0'].nfc:.2f}.",
+        f"With random eigenvectors of K, the NFC decreases to {result.mean_corrupted_nfc:.2f} "
         f"({low:.2f} to {high:.2f}).",
         f"K is far from the identity: its eigenvalues deviate by {result.spread:.1f} times their mean.",
     ]
 
 
-def _readings(run: Run) -> pd.DataFrame:
-    """What the monitor says of each layer at the end of the run."""
+def _diagnoses(run: Run) -> pd.DataFrame:
+    """Return the diagnosis of each layer at the end of the run."""
     import pandas as pd
 
     words, reasons = run.texts("reading"), run.texts("reason")
     last = dict(zip(words["layer"], zip(words["value"], reasons["value"], strict=True), strict=True))
-    return pd.DataFrame.from_dict(last, orient="index", columns=["it is", "because"]).rename_axis("layer")
+    return pd.DataFrame.from_dict(last, orient="index", columns=["diagnosis", "reason"]).rename_axis("layer")
 
 
-def _layer_words(run: Run) -> Text:
-    found = Text(f"The monitor looked {len(set(run.texts('reading')['step']))} times and says at the end:\n")
-    for layer, (word, reason) in _readings(run).iterrows():
-        found.append(f"  layer {layer}: ").append(word, "bold").append(f", {reason}\n")
-    return found
+def _monitor_summary(run: Run) -> str:
+    return f"The monitor measured {len(set(run.texts('reading')['step']))} times. Diagnoses at the end:"
 
 
-def _spectral_reading(student: SpectralEvolution) -> list[str]:
-    """What became of the spectrum, in words."""
+def _student_summary(student: SpectralEvolution) -> list[str]:
     before, after = student.weights.alignment
     return [
-        f"The weights' spectrum is {student.weights.phase()}.",
+        f"The spectrum of the weights is {student.weights.phase()}.",
         f"Cosine of the leading direction with b: {before:.2f} before, {after:.2f} after training.",
-        f"Test error {student.test_error:.3f}; the kernel machine of the initial network {student.lazy_error:.3f}.",
+        f"Test error {student.test_error:.3f}; kernel regression of the initial network {student.lazy_error:.3f}.",
     ]
 
 
-def _table_reading(wines: WineFeatures) -> list[str]:
-    """What the machine has learned, in words."""
+def _wine_summary(wines: WineFeatures) -> list[str]:
     first, second, third = wines.leading
     return [
-        f"Accuracy {wines.score:.2f} on wines that it has not seen; plain kernel regression {wines.baseline:.2f}.",
-        f"It looks at {first}, {second} and {third} most; iteration {wines.machine.best_iteration_} is kept.",
+        f"Accuracy {wines.score:.2f} on held-out wines; plain kernel regression {wines.baseline:.2f}.",
+        f"The most important features are {first}, {second} and {third}; iteration {wines.machine.best_iteration_} "
+        "is selected.",
     ]
 
 
@@ -244,38 +225,34 @@ def _importances(wines: WineFeatures) -> pd.DataFrame:
 
 
 def _layer_frame(before: Report, after: Report) -> pd.DataFrame:
-    """A row a layer: correlations before and after training."""
+    """Return the correlations of each layer before and after training."""
     import pandas as pd
 
-    rows = {
-        name: (
-            f"{features.shape[1]} x {features.shape[2]}", before[name].nfc, features.nfc, features.centered_nfc,
-            features.centered_ratio, features.weight_change,
-        )
-        for name, features in after.items()
-    }  # fmt: skip
+    rows = {}
+    for name, layer in after.items():
+        metrics = before[name].nfc, layer.nfc, layer.centered_nfc, layer.centered_ratio, layer.weight_change
+        rows[name] = (f"{layer.shape[1]} x {layer.shape[2]}", *metrics)
     columns = ["shape", "NFC before", "after", "centered", "C/UC", "moved"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("layer")
 
 
 def _layer_table(before: Report, after: Report) -> Group:
-    columns = {"layer": "left", "shape": "left"} | dict.fromkeys(
-        ("NFC before", "after", "centered", "C/UC", "moved"), "right"
-    )
+    frame = _layer_frame(before, after)
+    columns = {"layer": "left", "shape": "left"} | dict.fromkeys(frame.columns[1:], "right")
     rows = [
         (name, shape, *(f"{value:.3f}" for value in numbers[:-1]), f"{numbers[-1]:.2f}")
-        for name, shape, *numbers in _layer_frame(before, after).itertuples()
+        for name, shape, *numbers in frame.itertuples()
     ]
     return text_table(columns, rows, _COLUMNS)
 
 
 @dataclass(frozen=True, eq=False)
 class WineFeatures:
-    """Recursive feature machine of the wines, and how well it predicts.
+    """Recursive feature machine of the wines, and its accuracy.
 
     Attributes:
         machine: Fitted estimator.
-        score: Accuracy on a quarter of the wines, left out of the fit.
+        score: Accuracy on a held-out quarter of the wines.
         baseline: Accuracy of plain kernel regression on the same wines.
     """
 
@@ -285,20 +262,20 @@ class WineFeatures:
 
     @property
     def leading(self) -> list[str]:
-        """The three measurements that count most, in words."""
+        """Names of the three most important features."""
         order = (-self.machine.feature_importances_).argsort(kind="stable")[:3]
         return [self.machine.feature_names()[i].replace("_", " ") for i in order]
 
     def plot(self) -> Figure:
-        """The feature matrix and its diagonal."""
+        """Plot the feature matrix and its diagonal."""
         return self.machine.plot_features()
 
 
 def wine_features(seed: int = 0) -> WineFeatures:
-    """Fit the machine, and plain kernel regression, to three quarters of the wines.
+    """Fit a recursive feature machine, and plain kernel regression, to three quarters of the wines.
 
     Args:
-        seed: Of the split.
+        seed: Seed of the split.
     """
     from sklearn.datasets import load_wine
     from sklearn.model_selection import train_test_split

@@ -1,6 +1,6 @@
-"""Runs in a browser, on this machine: a server that only reads, and the same pages as one file.
+"""Dashboard of runs in a browser: a read-only server, and an export of its pages to one file.
 
-Needs the extra ``featlearn[dashboard]``, and says so when it is used without.
+Requires the extra ``featlearn[dashboard]``; without it, the functions raise an error with the command to install it.
 """
 
 from featlearn.dashboard._app import create_app

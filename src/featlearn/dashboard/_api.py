@@ -1,11 +1,11 @@
-"""What the pages ask for, as plain data: the server sends it, and a page that is one file holds it."""
+"""Data of the pages as plain objects, which the server sends and an exported file contains."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -28,28 +28,34 @@ _WORDS = ("reading", "reason", "w.phase", "ck.phase", "ntk.phase")
 
 
 def run_list(store: Store) -> dict[str, Any]:
-    """All runs, the newest first."""
-    found = [store.summary(run) for run in store.runs()]
-    found.sort(key=lambda line: (-(line.get("started") or 0.0), line["path"]))
-    return {"folder": encode_utf8(store.root.name), "runs": found, "ledger": bool(store.ledgers())}
+    """Return the summaries of all runs, the newest first."""
+    runs = [store.summary(run) for run in store.runs()]
+    runs.sort(key=lambda line: (-(line.get("started") or 0.0), line["path"]))
+    return {"folder": encode_utf8(store.root.name), "runs": runs, "ledger": bool(store.ledgers())}
 
 
 def details(store: Store, run: Found) -> dict[str, Any]:
-    """One run: what it was told, and what can be asked of it."""
-    line = store.summary(run)
+    """Return the config, the environment, and the names of the metrics and matrices of a run."""
+    line = store.summary(run) | {"version": store.version(run)}
     if line["status"] == "unreadable":
-        return line | {"version": store.version(run)}
-    version = store.version(run)
-    seen = store.overview(run)
-    steps, shapes, trouble = _kept(store, run)
-    found = _cached(store, run, ("quantities",), lambda: quantities(store.checked(run)))
+        return line
+    summary = store.overview(run)
+    steps: list[int] = []
+    shapes: dict[str, tuple[int, ...]] = {}
+    trouble = ""
+    try:
+        steps = matrix_steps(store, run)
+        shapes = matrix_shapes(store, run, steps[-1]) if steps else {}
+    except FeatlearnError as error:  # the metrics can still be shown
+        steps, trouble = [], store.redact_error(error)
+    features = summary.config.get("features")
+    names = _cached(store, run, "quantities", lambda: quantities(store.checked(run)))
     return line | {
-        "version": version,
-        "settings": flat_settings(seen.config),
-        "environment": flat_settings(seen.environment),
-        "features": _names(seen.config.get("features")),
-        "quantities": found.get(None, []),
-        "layers": {layer: names for layer, names in found.items() if layer is not None},
+        "settings": flat_settings(summary.config),
+        "environment": flat_settings(summary.environment),
+        "features": [str(name) for name in features] if isinstance(features, list) else [],
+        "quantities": names.get(None, []),
+        "layers": {layer: of_layer for layer, of_layer in names.items() if layer is not None},
         "matrix_steps": steps,
         "matrices": {name: shape for name, shape in shapes.items() if len(shape) > 1},
         "spectra": [name.removesuffix(EIGENVALUES) for name in shapes if name.endswith(EIGENVALUES)],
@@ -67,26 +73,26 @@ def series(
     last: int | None = None,
     log: bool = False,
 ) -> dict[str, Any]:
-    """A quantity over the steps, a curve a layer."""
-    found = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log)
-    if not found and first is None and last is None:
+    """Return a metric over the steps, with one curve per layer; arguments as in `featlearn.runs.overview.curves`."""
+    result = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log)
+    if not result and first is None and last is None:
         where = f" of layer {layer!r}" if layer else ""
-        raise NotThereError(f"the run has no numbers called {name!r}{where}")
-    return {"name": name, "curves": [_curve(c) for c in found[:MOST_LAYERS]], "left_out": len(found[MOST_LAYERS:])}
+        raise NotThereError(f"The run has no metric {name!r}{where}.")
+    return {"name": name, "curves": [_curve(c) for c in result[:MOST_LAYERS]], "left_out": len(result[MOST_LAYERS:])}
 
 
 def phases_over_time(store: Store, run: Found) -> dict[str, Any]:
-    """Readings and phases of all layers along the training."""
-    found = _cached(store, run, ("words",), lambda: words(store.checked(run), _WORDS))
+    """Return the diagnoses and phases of all layers over the steps."""
+    result = _cached(store, run, "words", lambda: words(store.checked(run), _WORDS))
     lines = [
         {"layer": layer, "name": name, "stretches": parts[-1:] if name == "reason" else parts}
-        for (layer, name), parts in found.items()
+        for (layer, name), parts in result.items()
     ]
     return {"words": lines, "meanings": {**DIAGNOSES, **MEANINGS}}
 
 
 def changes(store: Store, run: Found, after: str) -> dict[str, Any]:
-    """Whether a run has changed since somebody looked."""
+    """Return whether a run has changed since a version, and its status if it has."""
     version = store.version(run)
     if version == after:
         return {"version": version, "changed": False}
@@ -97,48 +103,41 @@ def changes(store: Store, run: Found, after: str) -> dict[str, Any]:
 def compare(
     store: Store, identifiers: Sequence[str], name: str | None = None, layer: str | None = None, width: int = 800
 ) -> dict[str, Any]:
-    """Runs beside each other: the settings in which they differ, and one quantity of all."""
+    """Return the settings in which runs differ, and one metric of all of them."""
     chosen = list(dict.fromkeys(identifiers))
     if not 0 < len(chosen) <= MOST_COMPARED:
-        raise InputError(f"choose from 1 to {MOST_COMPARED} runs to compare, got {len(chosen)}")
+        raise InputError(f"ids must name 1 to {MOST_COMPARED} runs to compare, got {len(chosen)}.")
     runs = [store.find(identifier) for identifier in chosen]
-    found: dict[str, Any] = {"runs": [store.summary(run) for run in runs], "settings": [], "curves": []}
-    readable = [run for run, line in zip(runs, found["runs"], strict=True) if line["status"] != "unreadable"]
+    lines = [store.summary(run) for run in runs]
+    readable = [run for run, line in zip(runs, lines, strict=True) if line["status"] != "unreadable"]
+    settings, shown = [], []
     if readable:
         table = compare_configs([store.checked(run) for run in readable])
         for setting, row in zip(table.index, table.to_numpy(dtype=object), strict=True):
             values = {run.id: value for run, value in zip(readable, row, strict=True)}
-            found["settings"].append({"setting": str(setting), "values": values})
+            settings.append({"setting": str(setting), "values": values})
     for run in readable if name is not None else ():
-        try:
-            curve = series(store, run, name or "", layer or "", width)["curves"]
-        except NotThereError:
-            continue
-        found["curves"] += [one | {"id": run.id} for one in curve]
-    return found
+        with suppress(NotThereError):
+            shown += [curve | {"id": run.id} for curve in series(store, run, name or "", layer or "", width)["curves"]]
+    return {"runs": lines, "settings": settings, "curves": shown}
 
 
 def ledger(store: Store) -> dict[str, Any]:
-    """Claims of the ledgers in the folder, from the files that `featlearn.papers` wrote."""
+    """Return the claims of the ledgers in the folder, from files written by `featlearn.papers`."""
     claims: list[dict[str, Any]] = []
     troubles: list[str] = []
     for file in store.ledgers():
         try:
-            records = _ledger_records(file)
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content["schema_version"] not in _LEDGER_VERSIONS:
+                troubles.append(f"{file.name} was written by another version of featlearn. Remove it and run again.")
+                continue
+            records = list(content["experiments"])
             troubles += [f"{record['name']}: {record['trouble']}" for record in records if record["trouble"]]
             claims += [_ledger_claim(record, claim) for record in records for claim in record["claims"]]
-        except FeatlearnError as error:
-            troubles.append(store.redact_error(error))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            troubles.append(f"{file.name} is damaged ({type(error).__name__}): remove it and run again")
+            troubles.append(f"{file.name} is damaged ({type(error).__name__}). Remove it and run again.")
     return {"claims": claims, "troubles": troubles}
-
-
-def _ledger_records(file: Path) -> list[dict[str, Any]]:
-    ledger = json.loads(file.read_text(encoding="utf-8"))
-    if ledger["schema_version"] not in _LEDGER_VERSIONS:
-        raise InputError(f"{file.name} was written by another version of featlearn: remove it and run again")
-    return list(ledger["experiments"])
 
 
 def _ledger_claim(record: Mapping[str, Any], claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,29 +146,17 @@ def _ledger_claim(record: Mapping[str, Any], claim: Mapping[str, Any]) -> dict[s
     mean = sum(measured) / len(measured) if measured else math.nan
     return {
         "experiment": str(record["name"]),
-        "title": str(record["title"]),
-        "scale": str(record["scale"]),
+        **{name: str(record[name]) for name in ("title", "scale")},
         "paper": str(record.get("paper_title", record["name"].partition("-")[0])),
-        "text": str(claim["text"]),
-        "where": str(claim["where"]),
+        **{name: str(claim[name]) for name in ("text", "where", "verdict", "note")},
         "published": str(claim.get("published_text", short_number(float(claim["published"])))),
         "measured": str(claim.get("measured_text", short_number(mean))),
         "tolerance": float(claim["tolerance"]),
-        "verdict": str(claim["verdict"]),
-        "note": str(claim["note"]),
     }
 
 
-def _kept(store: Store, run: Found) -> tuple[list[int], dict[str, tuple[int, ...]], str]:
-    try:
-        steps = matrix_steps(store, run)
-        return steps, matrix_shapes(store, run, steps[-1]) if steps else {}, ""
-    except FeatlearnError as error:  # the numbers can still be shown
-        return [], {}, store.redact_error(error)
-
-
-def _cached(store: Store, run: Found, key: tuple[Any, ...], make: Any) -> Any:
-    return store.cache.get((run.id, *key), signature(*run.files), make)
+def _cached(store: Store, run: Found, key: str, make: Callable[[], Any]) -> Any:
+    return store.cache.get((run.id, key), signature(*run.files), make)
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
@@ -180,7 +167,3 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "total": curve.total,
         "reduced": curve.total > len(curve.values),
     }
-
-
-def _names(features: Any) -> list[str]:
-    return [str(name) for name in features] if isinstance(features, list) else []

@@ -1,4 +1,4 @@
-"""The pages as one file, with the data in it: to keep, or to send to somebody."""
+"""Export of the dashboard to one HTML file that contains its data."""
 
 from __future__ import annotations
 
@@ -35,21 +35,28 @@ _EXPORT = re.compile(r"^export (?=async function|function|const)", re.MULTILINE)
 
 
 def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
-    """Write the dashboard of a folder, or of one run, as one file that needs no server and no network.
+    """Write the dashboard of a folder, or of one run, as one file that works without a server and offline.
 
-    Curves have at most 400 values, matrices 64 rows and columns at 12 steps, which the pages say.
+    Curves are reduced to 400 values, matrices to 64 rows and columns at 12 steps; the pages indicate it.
 
     Args:
-        root_or_run: A folder that holds runs, or the folder of one.
-        path: The file, which ends in .html; one that exists is replaced.
+        root_or_run: Folder of runs, or folder of one run.
+        path: File that ends in .html. An existing file is replaced.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        InputError: If the file has another ending, or the folder does not exist.
+        RunStoreError: If the file cannot be written.
     """
     target = Path(path)
     if target.suffix.lower() != ".html":
-        raise InputError(f"the dashboard is exported to a file that ends in .html, got {os.fspath(path)!r}")
+        raise InputError(f"path must be a file that ends in .html, got {os.fspath(path)!r}.")
     store = Store(root_or_run)
     script = plotly_script().read_text(encoding="utf-8")
-    held = {"answers": _answers(store), "single": (store.root / DATABASE_FILE).is_file()}
-    page = _page(encode_utf8(store.root.name), script, held)
+    content = {"answers": _answers(store), "single": (store.root / DATABASE_FILE).is_file()}
+    page = _page(encode_utf8(store.root.name), script, content)
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as draft:
@@ -58,9 +65,9 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
 
 
 def bundle() -> str:
-    """The modules of the pages as one script, each after those that it imports.
+    """Return the modules of the pages as one script, each after the modules that it imports.
 
-    Names at the top of a module are unique over all of them, so that what is left without imports is one module.
+    Top-level names are unique over all modules, so that their code without imports is one module.
     """
     parts: dict[str, str] = {}
     begun: set[str] = set()
@@ -78,13 +85,14 @@ def bundle() -> str:
     return "\n".join(parts.values())
 
 
-def _page(title: str, plotly: str, held: dict[str, Any]) -> str:
+def _page(title: str, plotly: str, content: dict[str, Any]) -> str:
     scripts = [plotly.replace("</script", "<\\/script"), bundle()]
     if "</script" in scripts[1]:
-        raise AssertionError("a script of the dashboard would end its own element")
-    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+        raise AssertionError("a script of the dashboard contains the end of its element")
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
     policy = f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
-    data = json.dumps(held, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -96,58 +104,50 @@ def _page(title: str, plotly: str, held: dict[str, Any]) -> str:
     )
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
 def _answers(store: Store) -> dict[str, Any]:
-    """All that the pages may ask for, by address."""
-    found: dict[str, Any] = {"runs": answers.run_list(store)}
-    if found["runs"]["ledger"]:
-        found["ledger"] = answers.ledger(store)
+    """Return all data of the pages, by address."""
+    result: dict[str, Any] = {"runs": answers.run_list(store)}
+    if result["runs"]["ledger"]:
+        result["ledger"] = answers.ledger(store)
     for run in store.runs():
         try:
-            found |= _answers_of(store, run)
-        except Exception as error:  # one run that nobody can read takes no other with it
-            found[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.redact_error(error)}
-    return {address: to_json(answer) for address, answer in found.items()}
+            result |= _answers_of(store, run)
+        except Exception as error:  # other runs are unaffected
+            result[f"runs/{run.id}"] = store.summary(run) | {"trouble": store.redact_error(error)}
+    return {address: to_json(answer) for address, answer in result.items()}
 
 
 def _answers_of(store: Store, run: Found) -> dict[str, Any]:
-    own = f"runs/{run.id}"
-    found: dict[str, Any] = {own: answers.details(store, run)}
-    told = found[own]
-    if told["status"] == "unreadable":
-        return found
-    found[f"{own}/words"] = answers.phases_over_time(store, run)
-    for name in dict.fromkeys([*told["quantities"], *(n for names in told["layers"].values() for n in names)]):
-        found[f"{own}/series?name={_quoted(name)}"] = answers.series(store, run, name, width=_WIDTH)
-    kept = told["matrix_steps"]
-    places = np.unique(np.linspace(0, len(kept) - 1, min(len(kept), _STEPS)).astype(int)).tolist()
-    told["matrix_steps"] = [kept[place] for place in places]
-    told["all_matrix_steps"] = len(kept)
-    told["matrices"] = dict(list(told["matrices"].items())[:_MATRICES])
-    for step in told["matrix_steps"]:
-        for name in told["matrices"]:
-            _hold(store, found, f"{own}/matrices/{step}/{_quoted(name)}", partial(_matrix, store, run, step, name))
-        for name in told["spectra"]:
+    root = f"runs/{run.id}"
+    details = answers.details(store, run)
+    result: dict[str, Any] = {root: details}
+    if details["status"] == "unreadable":
+        return result
+    result[f"{root}/words"] = answers.phases_over_time(store, run)
+    for name in dict.fromkeys([*details["quantities"], *(n for names in details["layers"].values() for n in names)]):
+        result[f"{root}/series?name={_quoted(name)}"] = answers.series(store, run, name, width=_WIDTH)
+    steps = details["matrix_steps"]
+    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _STEPS)).astype(int)).tolist()
+    details["matrix_steps"] = [steps[place] for place in places]
+    details["all_matrix_steps"] = len(steps)
+    details["matrices"] = dict(list(details["matrices"].items())[:_MATRICES])
+    makers: dict[str, Callable[[], Any]] = {}
+    for step in details["matrix_steps"]:
+        for name in details["matrices"]:
+            address = f"{root}/matrices/{step}/{_quoted(name)}"
+            makers[address] = partial(matrix, store, run, step, name, most=_SIDE, digits=3)
+        for name in details["spectra"]:
             layer, _, kind = name.rpartition("/")
-            address = f"{own}/spectra/{step}?layer={_quoted(layer)}&kind={_quoted(kind)}"
-            _hold(store, found, address, partial(spectrum, store, run, step, layer or None, kind))
-    return found
-
-
-def _matrix(store: Store, run: Found, step: int, name: str) -> dict[str, Any]:
-    return matrix(store, run, step, name, most=_SIDE, digits=3)
-
-
-def _hold(store: Store, found: dict[str, Any], address: str, make: Callable[[], Any]) -> None:
-    try:
-        found[address] = make()
-    except Exception as error:
-        found[address] = {"error": store.redact_error(error)}
+            address = f"{root}/spectra/{step}?layer={_quoted(layer)}&kind={_quoted(kind)}"
+            makers[address] = partial(spectrum, store, run, step, layer or None, kind)
+    for address, make in makers.items():
+        try:
+            result[address] = make()
+        except Exception as error:
+            result[address] = {"error": store.redact_error(error)}
+    return result
 
 
 def _quoted(text: str) -> str:
-    """As encodeURIComponent writes it."""
+    """Quote a part of an address like encodeURIComponent."""
     return quote(text, safe="!~*'()-._", errors="replace")

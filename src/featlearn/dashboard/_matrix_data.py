@@ -1,4 +1,4 @@
-"""Matrices of a run, read one at a time and no larger than a screen shows."""
+"""Matrices of a run, read one at a time and reduced to the resolution of a screen."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from featlearn.runs.overview import natural_order
 from featlearn.runs.step_files import steps_of
 
 SIDE = 256
-"""Rows and columns that are sent at most."""
+"""Maximum number of rows and columns that are sent."""
 
 EIGENVALUES = ".eigenvalues"
 
-_LARGEST = 64_000_000  # entries; beyond, a look would take seconds and gigabytes
+_LARGEST = 64_000_000  # entries; a larger matrix would take seconds and gigabytes
 
 
 def matrix_steps(store: Store, run: Found) -> list[int]:
-    """Steps with matrices or eigenvalues."""
+    """Return the steps with matrices or eigenvalues."""
     return steps_of(store.checked(run, "matrices"))
 
 
 def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the matrices and vectors of a step; only the head of the file is read."""
+    """Return the names and shapes of the matrices and vectors of a step; only the header of the file is read."""
     file = _file(store, run, step)
     shapes = store.cache.get(("shapes", run.id, step), signature(file), lambda: tensor_shapes(file))
     return dict(sorted(shapes.items(), key=lambda item: natural_order(item[0])))
@@ -37,23 +37,23 @@ def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, .
 def matrix(
     store: Store, run: Found, step: int, name: str, *, group: int = 0, most: int = SIDE, digits: int = 4
 ) -> dict[str, Any]:
-    """A matrix for a heat map: block means where it has more rows or columns than can be seen.
+    """Return a matrix for a heat map, reduced to block means if it has too many rows or columns.
 
     Args:
-        store: Of the run.
-        run: The run.
-        step: Of the training.
-        name: Of the matrix.
-        group: Which one of a grouped layer's.
-        most: Rows and columns.
-        digits: That count, of each entry.
+        store: Store of the run.
+        run: Run with the matrix.
+        step: Training step.
+        name: Name of the matrix.
+        group: Index of the block of a grouped layer.
+        most: Maximum number of rows and columns.
+        digits: Number of significant digits of each entry.
     """
     array = _loaded(store, run, step, name)
     if array.ndim not in (2, 3) or not array.size:
-        raise InputError(f"{name!r} is no matrix: it has the shape {tuple(array.shape)}")
+        raise InputError(f"{name!r} must be a matrix, but has the shape {tuple(array.shape)}.")
     blocks = array if array.ndim == 3 else array[None]
     if not 0 <= group < len(blocks):
-        raise InputError(f"{name!r} has {len(blocks)} matrices: group must be from 0 to {len(blocks) - 1}")
+        raise InputError(f"group must be from 0 to {len(blocks) - 1} for the matrices of {name!r}, got {group}.")
     whole = blocks[group]
     small = shrunk(whole, most)
     finite = small[np.isfinite(small)]
@@ -71,10 +71,10 @@ def matrix(
 
 
 def vector(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
-    """Eigenvalues that were kept."""
+    """Return stored eigenvalues."""
     array = _loaded(store, run, step, name)
     if array.ndim != 1 or not array.size:
-        raise InputError(f"{name!r} is no list of eigenvalues: it has the shape {tuple(array.shape)}")
+        raise InputError(f"{name!r} must be a vector of eigenvalues, but has the shape {tuple(array.shape)}.")
     return array
 
 
@@ -82,23 +82,23 @@ def _file(store: Store, run: Found, step: int) -> Path:
     file = store.checked(run, "matrices", f"{step}.safetensors")
     if not file.is_file():
         steps = matrix_steps(store, run)
-        there = f"the last step that has some is {steps[-1]}" if steps else "the run has none"
-        raise NotThereError(f"no matrices were kept at step {step}: {there}")
+        last = f"the last step with matrices is {steps[-1]}" if steps else "the run has none"
+        raise NotThereError(f"Step {step} has no matrices: {last}.")
     return file
 
 
 def _loaded(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
     shapes = matrix_shapes(store, run, step)
     if name not in shapes:
-        raise NotThereError(f"step {step} has no matrix {name!r}; it has {', '.join(list(shapes)[:6]) or 'none'}")
+        raise NotThereError(f"Step {step} has no matrix {name!r}; it has {', '.join(list(shapes)[:6]) or 'none'}.")
     if int(np.prod(shapes[name], dtype=np.float64)) > _LARGEST:
-        raise InputError(f"{name!r} has more than {_LARGEST} entries: open the run in Python")
+        raise InputError(f"{name!r} has more than {_LARGEST} entries. Open the run in Python.")
     array: NDArray[np.float64] = read_tensor(_file(store, run, step), name).double().numpy()
     return array
 
 
 def rounded(values: NDArray[Any], digits: int = 5) -> NDArray[np.float64]:
-    """Round to a number of significant digits, which makes short JSON."""
+    """Round to a number of significant digits, for short JSON."""
     numbers = np.asarray(values, dtype=np.float64)
     with np.errstate(all="ignore"):
         places = digits - 1 - np.floor(np.log10(np.abs(numbers)))

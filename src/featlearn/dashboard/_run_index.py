@@ -1,4 +1,4 @@
-"""Index the runs under a folder by identifiers that are not paths, and cache what was read from unchanged files."""
+"""Index of the runs in a folder by identifiers that are not paths, with a cache of data read from unchanged files."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from featlearn.runs.overview import Overview, overview
 
 T = TypeVar("T")
 
-_TICK = 100_000_000  # nanoseconds; clocks of file systems are coarser than a write is long
+_TICK = 100_000_000  # nanoseconds; longer than the resolution of file times
 
 
 def signature(*paths: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Times and sizes of files and folders, None for one that is not there."""
-    found: list[tuple[int, int] | None] = []
+    """Return the modification times and sizes of files and folders, None for one that does not exist."""
+    result: list[tuple[int, int] | None] = []
     for path in paths:
         try:
             status = path.stat()
-            found.append((status.st_mtime_ns, status.st_size))
+            result.append((status.st_mtime_ns, status.st_size))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            result.append(None)
+    return tuple(result)
 
 
 class Cache:
-    """Answers by question and signature; the least used go first.
+    """Cache of values by key and signature of files; the least recently used are evicted.
 
     Args:
-        size: How many to keep.
+        size: Maximum number of values.
     """
 
     def __init__(self, size: int) -> None:
@@ -50,29 +50,29 @@ class Cache:
         self._kept: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
     def get(self, key: Hashable, signed: tuple[tuple[int, int] | None, ...], make: Callable[[], T]) -> T:
-        """The answer to a question, made anew if files have changed.
+        """Return a cached value, or compute it if files have changed.
 
         Args:
-            key: The question.
-            signed: From `signature`, taken before the files are read.
-            make: Reads them.
+            key: Key of the value.
+            signed: Result of `signature`, taken before the files are read.
+            make: Function that reads the files and returns the value.
         """
         with self._guard:
-            found = self._kept.get(key)
-            if found is not None and found[0] == signed:
+            cached = self._kept.get(key)
+            if cached is not None and cached[0] == signed:
                 self._kept.move_to_end(key)
-                answer: T = found[1]
-                return answer
-        answer = make()
+                value: T = cached[1]
+                return value
+        value = make()
         newest = max((part[0] for part in signed if part is not None), default=0)
-        # A file that was written this instant may be written again without a change of its time.
+        # A file that has just been written may be written again without a change of its time.
         if time.time_ns() - newest > _TICK:
             with self._guard:
-                self._kept[key] = (signed, answer)
+                self._kept[key] = (signed, value)
                 self._kept.move_to_end(key)
                 while len(self._kept) > self._size:
                     self._kept.popitem(last=False)
-        return answer
+        return value
 
 
 _LEDGER = "ledger.json"
@@ -81,12 +81,12 @@ _MOST_RUNS = 5000
 
 @dataclass(frozen=True)
 class Found:
-    """A run that was found.
+    """Run in the folder of the dashboard.
 
     Attributes:
-        id: Its identifier.
-        path: Its folder.
-        where: Its folder as seen from the root, for people.
+        id: Identifier of the run.
+        path: Folder of the run.
+        where: Folder of the run relative to the root, for display.
     """
 
     id: str
@@ -95,100 +95,86 @@ class Found:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What changes when the run does."""
-        return (
-            self.path / DATABASE_FILE,
-            self.path / f"{DATABASE_FILE}-wal",
-            self.path / f"{DATABASE_FILE}-journal",
-            self.path / "matrices",
-        )
+        """Files and folders that change when the run does."""
+        names = (DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-journal", "matrices")
+        return tuple(self.path / name for name in names)
 
 
 class Store:
-    """Runs and ledgers at and under a folder.
+    """Runs and ledgers in a folder and its subfolders.
 
     Args:
-        root: The folder, or that of one run.
+        root: Folder of runs, or folder of one run.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         given = Path(root)
         if not given.is_dir():
-            raise InputError(f"there is no folder {str(root)!r}: name the one that holds your runs")
+            raise InputError(f"root must be an existing folder with runs, got {str(root)!r}.")
         self.root = given.resolve()
         self.cache = Cache(4000)
         self.long_texts = Cache(100)  # up to a few hundred kilobytes each
         self._known: dict[str, Found] = {}
 
     def runs(self) -> list[Found]:
-        """Runs that are there now."""
+        """Return the runs that exist now."""
         return self._walk()[0]
 
     def ledgers(self) -> list[Path]:
-        """Ledgers of reproductions that are there now."""
+        """Return the ledgers of reproductions that exist now."""
         return self._walk()[1]
 
     def find(self, identifier: str) -> Found:
-        """The run with an identifier."""
+        """Return the run with an identifier."""
         known = self._known.get(identifier)
-        if known is not None and (known.path / DATABASE_FILE).is_file():  # the rest of the folder need not be walked
+        if known is not None and (known.path / DATABASE_FILE).is_file():  # without a search of the folder
             return known
         for run in self.runs():
             if run.id == identifier:
                 self._known[identifier] = run
                 return run
-        raise NotThereError("there is no such run: it may have been moved or removed; go back to the list of runs")
+        raise NotThereError("The run does not exist. It may have been moved or removed; return to the list of runs.")
 
     def summary(self, run: Found) -> dict[str, Any]:
-        """A line of the list of runs; one that cannot be read says why."""
+        """Return a row of the list of runs; a run that cannot be read has its error as message."""
+        place = {"id": run.id, "path": run.where}
         try:
-            seen = self.overview(run)
+            summary = self.overview(run)
         except (FeatlearnError, OSError) as error:
             name = encode_utf8(run.path.name)
-            return {
-                "id": run.id,
-                "name": name,
-                "path": run.where,
-                "status": "unreadable",
-                "message": self.redact_error(error),
-            }
+            return place | {"name": name, "status": "unreadable", "message": self.redact_error(error)}
+        names = ("name", "status", "message", "started", "seconds", "last_step", "readings")
+        kind = summary.config.get("kind")
         return {
-            "id": run.id,
-            "name": seen.name,
-            "path": run.where,
-            "status": seen.status,
-            "message": seen.message,
-            "started": seen.started,
-            "seconds": seen.seconds,
-            "last_step": seen.last_step,
-            "kind": seen.config.get("kind") if isinstance(seen.config.get("kind"), str) else None,
-            "loss": None if seen.loss is None else {"name": seen.loss[0], "value": seen.loss[1]},
-            "readings": seen.readings,
-            "settings": dict(list(flat_settings(seen.config).items())[:40]),
+            **place,
+            **{name: getattr(summary, name) for name in names},
+            "kind": kind if isinstance(kind, str) else None,
+            "loss": None if summary.loss is None else dict(zip(("name", "value"), summary.loss, strict=True)),
+            "settings": dict(list(flat_settings(summary.config).items())[:40]),
         }
 
     def overview(self, run: Found) -> Overview:
-        """What the run says of itself; it ends without a change of its files, if its process is killed."""
+        """Return the overview of a run. If its process is killed, the status changes without a change of its files."""
         alive = being_written(run.path)
         return self.cache.get(("overview", run.id, alive), signature(*run.files), lambda: overview(self.checked(run)))
 
     def version(self, run: Found) -> str:
-        """A word that changes when the run does."""
-        seen = (signature(*run.files), being_written(run.path))
-        return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+        """Return a hash that changes when the run does."""
+        state = (signature(*run.files), being_written(run.path))
+        return hashlib.sha256(repr(state).encode()).hexdigest()[:16]
 
     def checked(self, run: Found, *inner: str) -> Path:
-        """A path in a run's folder; links are refused, wherever they lead.
+        """Return a path in the folder of a run; symbolic links are refused.
 
         Args:
-            run: The run.
-            inner: Names below its folder, which come from featlearn and not from a request.
+            run: Run with the path.
+            inner: Names below its folder, which must not come from a request.
         """
         path = run.path.joinpath(*inner)
         part = path
         while part != self.root:
             if part.is_symlink():
-                raise InputError(f"{self._where(part)!r} is a symbolic link, and links are not followed")
+                raise InputError(f"{self._where(part)!r} is a symbolic link, which is not followed.")
             part = part.parent
         if not inner:
             for name in (DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm", f"{DATABASE_FILE}-journal"):
@@ -196,9 +182,9 @@ class Store:
         return path
 
     def redact_error(self, error: Exception) -> str:
-        """What went wrong, without the place of the folder on this machine."""
-        if not isinstance(error, FeatlearnError | OSError):  # its own words would tell nobody anything
-            return f"what was asked for cannot be read ({type(error).__name__}): its files may be damaged"
+        """Return the message of an error without the path of the folder on this machine."""
+        if not isinstance(error, FeatlearnError | OSError):  # its message would not help
+            return f"The data cannot be read ({type(error).__name__}): the files may be damaged."
         return encode_utf8(str(error).replace(f"{self.root}{os.sep}", "").replace(str(self.root), "."))
 
     def _where(self, path: Path) -> str:
@@ -218,7 +204,7 @@ class Store:
                 runs.append(Found(name, place, encode_utf8(where)))
                 if len(runs) >= _MOST_RUNS:
                     break
-            # Folders that begin with a dot are not people's; links to folders are not entered by os.walk.
+            # Hidden folders are skipped; os.walk does not follow links to folders.
             inner[:] = sorted(name for name in inner if not name.startswith("."))
         return runs, ledgers
 

@@ -1,4 +1,4 @@
-"""Who may ask, and what a browser may do with the answer."""
+"""Access control of the dashboard: hosts, tokens and security headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-"""Names of this machine for itself."""
+"""Names of this machine on the loopback interface."""
 
 _COOKIE = "featlearn_token"
 _SHORTEST = 16
@@ -24,7 +24,7 @@ _SHORTEST = 16
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; "
-        # plotly sets the sizes of its parts as style attributes, and its rules in a style element that it makes.
+        # plotly uses style attributes, and creates a style element for its rules.
         "style-src 'self' 'unsafe-inline'; "
         "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
@@ -37,15 +37,15 @@ _HEADERS = {
 
 
 class Gate:
-    """Lets requests through that read, that name a host we are, and that bring the token if there is one.
+    """ASGI middleware that accepts only GET and HEAD requests with an allowed host and the token, if there is one.
 
-    A page of somebody else can make a browser ask this server, also under a name of its own that it has pointed at
-    this machine (DNS rebinding): hence the look at the Host header.
+    The Host header is checked against DNS rebinding: a foreign page can make a browser send requests to this server
+    under a host name that points at this machine.
 
     Args:
-        app: What to guard.
-        hosts: Names that a request may call us by, without port; "*" is any.
-        token: A secret that a request must bring, or None.
+        app: Application to protect.
+        hosts: Allowed values of the Host header, without port; "*" allows any.
+        token: Access token that a request must have. None requires no token.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], token: str | None) -> None:
@@ -54,43 +54,43 @@ class Gate:
         self._token = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or hand it on."""
+        """Pass a request to the application, or reject it."""
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         if scope["type"] != "http":
-            await _close(send)
-            return
+            return await send({"type": "websocket.close", "code": 1000})
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
+                security = [(k.encode(), v.encode()) for k, v in _HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *security]
             await send(message)
 
-        headers = _headers(scope)
+        headers: dict[str, list[str]] = {}
+        for key, value in scope["headers"]:
+            headers.setdefault(key.decode("latin-1").lower(), []).append(value.decode("latin-1"))
         hosts = headers.get("host", [])
         if scope["method"] not in ("GET", "HEAD"):
-            return await _refuse(guarded, 405, "this server only reads: ask with GET", {"allow": "GET, HEAD"})
+            return await _respond(guarded, 405, "This server is read-only. Use GET.", {"allow": "GET, HEAD"})
         if len(hosts) != 1 or not ("*" in self._hosts or _bare(hosts[0]) in self._hosts):
             names = ", ".join(sorted(self._hosts))
-            return await _refuse(guarded, 400, f"this server goes by {names}, and was asked for by another name")
+            return await _respond(guarded, 400, f"The host of the address must be one of {names}.")
         if self._token is None:
             return await self._app(scope, receive, guarded)
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         given = [value for key, value in query if key == "token"]
-        if given and self._knows(given[-1].encode()):
+        if given and self._matches(given[-1].encode()):
             rest = [(key, value) for key, value in query if key != "token"]
-            return await self._welcome(guarded, scope, rest)
+            return await self._set_cookie(guarded, scope, rest)
         if not self._allowed(headers):
-            words = "a token is needed: open the address that `featlearn dashboard` has printed, with ?token=..."
-            return await _refuse(guarded, 401, words, {"www-authenticate": "Bearer"})
+            message = "A token is required. Open the address that `featlearn dashboard` has printed, with ?token=..."
+            return await _respond(guarded, 401, message, {"www-authenticate": "Bearer"})
         return await self._app(scope, receive, guarded)
 
     def _allowed(self, headers: dict[str, list[str]]) -> bool:
         for value in headers.get("authorization", []):
             kind, _, token = value.partition(" ")
-            if kind.lower() == "bearer" and self._knows(token.strip().encode("latin-1", "replace")):
+            if kind.lower() == "bearer" and self._matches(token.strip().encode("latin-1", "replace")):
                 return True
         try:
             jar = SimpleCookie("; ".join(headers.get("cookie", [])))
@@ -99,59 +99,48 @@ class Gate:
         morsel = jar.get(_COOKIE)
         return morsel is not None and secrets.compare_digest(morsel.value.encode(), self._cookie().encode())
 
-    def _knows(self, given: bytes) -> bool:
+    def _matches(self, given: bytes) -> bool:
         return self._token is not None and secrets.compare_digest(given, self._token)
 
     def _cookie(self) -> str:
         return hashlib.sha256(b"featlearn dashboard " + (self._token or b"")).hexdigest()
 
-    async def _welcome(self, send: Send, scope: Scope, rest: list[tuple[str, str]]) -> None:
-        """Keep the token as a cookie, and take it out of the address that is seen and kept in the history."""
-        path = "/" + scope["path"].lstrip("/")  # two slashes would name another host
+    async def _set_cookie(self, send: Send, scope: Scope, rest: list[tuple[str, str]]) -> None:
+        """Store the token as a cookie, and redirect to the address without it, which the browser shows and stores."""
+        path = "/" + scope["path"].lstrip("/")  # two slashes would be another host
         where = path.encode("ascii", "ignore").decode() if path.isprintable() and "\\" not in path else "/"
         where += f"?{urlencode(rest)}" if rest else ""
         cookie = f"{_COOKIE}={self._cookie()}; HttpOnly; SameSite=Strict; Path=/"
-        await _refuse(send, 303, "go on", {"location": where, "set-cookie": cookie})
+        await _respond(send, 303, "See the new location.", {"location": where, "set-cookie": cookie})
 
 
 def check_token(token: str | None) -> str | None:
-    """A token that cannot be guessed, or None."""
+    """Return a token that is long enough, or None; raise InputError for another one."""
     if token is not None and (not isinstance(token, str) or len(token) < _SHORTEST or not token.isascii()):
         raise InputError(
-            f"a token must have at least {_SHORTEST} letters and digits: "
-            'make one with `python -c "import secrets; print(secrets.token_urlsafe(24))"`'
+            f"token must have at least {_SHORTEST} ASCII characters. "
+            'Create one with `python -c "import secrets; print(secrets.token_urlsafe(24))"`.'
         )
     return token
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can ask under a host."""
+    """Return whether only this machine can reach a host."""
     bare = _bare(host)
     return bare in LOOPBACK or bare == "::1" or (bare.startswith("127.") and bare.replace(".", "").isdigit())
 
 
 def _bare(host: str) -> str:
-    """A host without its port, in small letters."""
+    """Return a host without its port, in lower case."""
     name = host.strip().lower()
     if name.startswith("["):
         return name.partition("]")[0] + "]"
     return name if name.count(":") > 1 else name.partition(":")[0]
 
 
-def _headers(scope: Scope) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for key, value in scope["headers"]:
-        found.setdefault(key.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-    return found
-
-
-async def _refuse(send: Send, status: int, words: str, headers: dict[str, str] | None = None) -> None:
-    body = encode_json({"error": words})
+async def _respond(send: Send, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+    body = encode_json({"error": message})
     named = {"content-type": "application/json", "content-length": str(len(body)), "cache-control": "no-store"}
     listed = [(k.encode(), v.encode("latin-1")) for k, v in {**named, **(headers or {})}.items()]
     await send({"type": "http.response.start", "status": status, "headers": listed})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _close(send: Send) -> None:
-    await send({"type": "websocket.close", "code": 1000})

@@ -1,4 +1,4 @@
-"""Serve the dashboard as a process of its own."""
+"""Server process of the dashboard."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ def serve(
     hosts: Iterable[str] | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the runs at and under a folder until the process is stopped.
+    """Serve the runs in a folder and its subfolders until the process is stopped.
 
     Args:
-        root: The folder.
-        host: Where to listen; another than this machine's own needs a token.
-        port: Where to listen; 0 takes a free one.
-        token: See `create_app`.
-        hosts: Names that requests may call the server by; None is this machine's own names and ``host``, and any where
-            the server listens everywhere, which the token guards.
-        ready: Is called with the address to open, once the server listens.
+        root: Folder of the runs.
+        host: Address to listen on. An address that other machines can reach requires a token.
+        port: Port to listen on; 0 selects a free one.
+        token: Access token required from clients, as in `create_app`.
+        hosts: Allowed values of the Host header. None allows the loopback names and ``host``, and any if the server
+            listens on all addresses, which requires a token.
+        ready: Function called with the address to open, once the server listens.
+
+    Raises:
+        InputError: If an argument is not valid, a token is missing, or the server cannot listen on the port.
     """
     require("starlette", "uvicorn", "plotly")
     _require_own(host)
     if not is_loopback(host) and token is None:
         raise InputError(
-            f"on host {host!r} other machines can read your runs: give a token, "
-            'such as `python -c "import secrets; print(secrets.token_urlsafe(24))"` prints, or stay on 127.0.0.1'
+            f"host {host!r} lets other machines read your runs and requires a token. Pass one from "
+            '`python -c "import secrets; print(secrets.token_urlsafe(24))"`, or use 127.0.0.1.'
         )
     check_int("port", port, 0, 65535)
     names = list(hosts) if hosts is not None else ["*"] if host in _EVERYWHERE else [*LOOPBACK, host]
@@ -48,7 +51,7 @@ def serve(
 
     import uvicorn
 
-    # No log of requests: an address may hold the token.
+    # No access log: an address may contain the token.
     config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
 
     class Server(uvicorn.Server):
@@ -62,24 +65,23 @@ def serve(
         with suppress(KeyboardInterrupt):  # the way to stop it
             Server(config).run()
     except SystemExit as error:
-        raise InputError(f"the server could not start on {host}:{port}: choose another port with --port") from error
+        raise InputError(f"The server could not start on {host}:{port}. Choose another port.") from error
 
 
 def address(host: str, port: int, token: str | None = None) -> str:
-    """The address to open in a browser."""
+    """Return the address to open in a browser."""
     shown = "127.0.0.1" if host in _EVERYWHERE else f"[{host}]" if ":" in host else host
     return f"http://{shown}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
 
 
 def _require_own(host: str) -> None:
-    """Raise unless this machine can listen on a host, whatever the port."""
+    """Raise InputError unless this machine can listen on a host, on any port."""
     try:
-        family, kind, *_, place = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, *_, place = addresses[0]
         with socket.socket(family, kind) as probe:
             probe.bind(place)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"host {host!r} is no address of this machine: take 127.0.0.1, or 0.0.0.0 to be asked by other machines"
+            f"host must be an address of this machine, got {host!r}. Use 127.0.0.1, or 0.0.0.0 for other machines."
         ) from error

@@ -1,4 +1,4 @@
-"""A spectrum beside the one it started from: histograms, the edge of the bulk, spikes, the tail and the phase."""
+"""Spectra of a run compared with the initial ones: histograms, edge of the bulk, spikes, tail and phase."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from featlearn.spectra import phase
 Array = NDArray[np.float64]
 
 MEANINGS = {
-    "invariant bulk": "The spectrum has kept the shape it started with: this is what lazy training looks like.",
+    "invariant bulk": "The shape of the spectrum has not changed: typical of lazy training.",
     "bulk + spikes": "A few eigenvalues have left the bulk: the layer has learned a few directions.",
-    "heavy tail": "The largest eigenvalues follow a power law: features of many sizes have been learned.",
-    "rank collapse": "Many eigenvalues have vanished: the layer passes on fewer directions than it could.",
-    "undecided": "The numbers fit none of the named phases, there are too few eigenvalues to tell, "
-    "or the norms of rows or columns alone explain them.",
+    "heavy tail": "The largest eigenvalues follow a power law: features at many scales have been learned.",
+    "rank collapse": "Many eigenvalues have vanished: the layer passes on few directions.",
+    "undecided": "The spectrum matches no named phase, has too few eigenvalues, "
+    "or is explained by the norms of rows or columns.",
 }
-"""Phases in a sentence for people who have not read the paper."""
+"""Phases and their meanings."""
 
 _BINS = 48
-_RARE = 2000  # eigenvalues, beyond which finding spikes takes too long for a look
+_RARE = 2000  # eigenvalues; in a larger spectrum, the search for spikes takes too long
 
 
 def spectra_at(store: Store, run: Found, step: int) -> list[dict[str, Any]]:
-    """Which spectra a step has: of W and CK of each layer, and of the NTK."""
-    found = []
+    """Return the layers and kinds of the spectra of a step: of W and CK of each layer, and of the NTK."""
+    result = []
     for name, shape in matrix_shapes(store, run, step).items():
         if name.endswith(EIGENVALUES) and len(shape) == 1:
             owner, _, kind = name.removesuffix(EIGENVALUES).rpartition("/")
-            found.append({"layer": owner or None, "kind": kind, "size": shape[0]})
-    return found
+            result.append({"layer": owner or None, "kind": kind, "size": shape[0]})
+    return result
 
 
 def spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str) -> dict[str, Any]:
-    """One spectrum at a step.
+    """Return one spectrum at a step.
 
-    Phase, exponent and number of spikes are those that the monitor has logged; where the spikes are, and the edge of
-    the initial bulk, is found again.
+    Phase, exponent and number of spikes are those that the monitor has logged. The positions of the spikes and the edge
+    of the initial bulk are computed here.
     """
     files = (store.checked(run, "matrices", f"{step}.safetensors"), *run.files)
     key = ("spectrum", run.id, step, layer, kind)
@@ -55,7 +55,7 @@ def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str)
     after = np.sort(_finite(vector(store, run, step, name)))
     first = _first_step(store, run, name, step)
     before = np.sort(_finite(vector(store, run, first, name)))
-    logged, said = _logged(store, run, step, layer or "", kind)
+    logged, logged_phase = _logged(store, run, step, layer or "", kind)
     answer: dict[str, Any] = {
         "step": step,
         "initial_step": first,
@@ -63,30 +63,27 @@ def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str)
         "kind": kind,
         "size": len(after),
         "top": float(after[-1]) if after.size else None,
-        "edge": logged.get("edge"),
-        "alpha": logged.get("alpha"),
+        **{name: logged.get(name) for name in ("edge", "alpha", "effective_rank", "kta")},
         "count": logged.get("spikes"),
-        "effective_rank": logged.get("effective_rank"),
-        "kta": logged.get("kta"),
-        "phase": said,
-        "meaning": MEANINGS.get(said or "", ""),
+        "phase": logged_phase,
+        "meaning": MEANINGS.get(logged_phase or "", ""),
         "reason": "",
         "initial_edge": None,
         "spikes": [],
-        "histogram": _histograms(before, after, said),
+        "histogram": _histograms(before, after, logged_phase),
     }
     if 0 < len(after) <= _RARE and before.any() and after.any():
         try:
-            found = phase(before, after)
+            result = phase(before, after)
         except FeatlearnError:
             return answer
-        evidence = found.evidence
-        answer["phase"] = said or found.name
+        evidence = result.evidence
+        answer["phase"] = logged_phase or result.name
         answer["meaning"] = MEANINGS.get(answer["phase"], "")
-        # The monitor saw the matrix: what its norms explain is undecided there, and has no spikes here.
-        agreed = found.name == answer["phase"]
+        # The monitor has the matrix: a spectrum that its norms explain is undecided there, and has no spikes here.
+        agreed = result.name == answer["phase"]
         if agreed:
-            answer["reason"] = found.reason
+            answer["reason"] = result.reason
         if evidence is not None:
             answer["initial_edge"] = None if evidence.initial_edge is None else evidence.initial_edge.edge
             answer["spikes"] = rounded(np.array(evidence.spikes[:50])) if agreed else []
@@ -105,19 +102,13 @@ def _first_step(store: Store, run: Found, name: str, step: int) -> int:
 
 
 def _logged(store: Store, run: Found, step: int, layer: str, kind: str) -> tuple[dict[str, float], str | None]:
+    where = "WHERE step = ? AND layer = ?"
     with Database(store.checked(run) / DATABASE_FILE).reading() as connection:
-        rows = connection.execute(
-            "SELECT name, value FROM metrics WHERE step = ? AND layer = ?", (step, layer)
-        ).fetchall()
-        word = connection.execute(
-            "SELECT value FROM texts WHERE step = ? AND layer = ? AND name = ?", (step, layer, f"{kind}.phase")
-        ).fetchone()
-    prefix = f"{kind}."
-    numbers = {
-        name.removeprefix(prefix): float(value)
-        for name, value in rows
-        if isinstance(value, int | float) and str(name).startswith(prefix)
-    }
+        rows = connection.execute(f"SELECT name, value FROM metrics {where}", (step, layer)).fetchall()
+        query = f"SELECT value FROM texts {where} AND name = ?"
+        word = connection.execute(query, (step, layer, f"{kind}.phase")).fetchone()
+    numbers = {str(name): float(value) for name, value in rows if isinstance(value, int | float)}
+    numbers = {n.removeprefix(f"{kind}."): value for n, value in numbers.items() if n.startswith(f"{kind}.")}
     return numbers, None if word is None else str(word[0])
 
 
@@ -125,14 +116,14 @@ def _finite(values: Array) -> Array:
     return np.clip(values[np.isfinite(values)], 0.0, None)
 
 
-def _histograms(before: Array, after: Array, said: str | None) -> dict[str, Any] | None:
-    """Shares of both spectra in common bins, which are logarithmic where one is much wider than the other."""
+def _histograms(before: Array, after: Array, logged_phase: str | None) -> dict[str, Any]:
+    """Return the shares of both spectra in common bins, logarithmic if one is much wider than the other."""
     both = np.concatenate([before, after])
     if not both.size or not both.any():
-        raise NotThereError("all the eigenvalues are zero: there is nothing to draw")
+        raise NotThereError("All eigenvalues are zero: there is nothing to plot.")
     top = float(both.max())
     positive = both[both > 1e-9 * top]
-    log = bool(after.max(initial=0) > 4 * before.max(initial=0)) or said in ("heavy tail", "rank collapse")
+    log = bool(after.max(initial=0) > 4 * before.max(initial=0)) or logged_phase in ("heavy tail", "rank collapse")
     log = log and float(positive.min()) < top
     edges = np.geomspace(float(positive.min()), top, _BINS + 1) if log else np.linspace(0.0, top, _BINS + 1)
     edges[-1] = np.nextafter(top, np.inf)

@@ -1,4 +1,4 @@
-"""Pages that hold everything they need: no network, no script from elsewhere."""
+"""Self-contained HTML reports, which work offline."""
 
 from featlearn.reports.html import Section, write_report
 

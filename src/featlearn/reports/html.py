@@ -1,4 +1,4 @@
-"""Write self-contained HTML pages with tables and figures; all text is escaped."""
+"""Self-contained HTML pages with tables and figures; all text is escaped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARTS = _ENVIRONMENT.get_template("parts.html").module
 
 
 def document(title: str, parts: Iterable[str]) -> str:
-    """Return a complete HTML document built from parts, which are HTML from this module's functions."""
+    """Return a complete HTML document built from ``parts``, which are HTML from this module's functions."""
     return _ENVIRONMENT.get_template("page.html").render(title=title, parts=map(Markup, parts))
 
 
@@ -41,7 +41,7 @@ def heading(text: str, level: int = 2) -> str:
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-    """Return a paragraph, in a softer color for what is less important."""
+    """Return a paragraph, optionally in a softer color for less important text."""
     return _part("paragraph", text, soft)
 
 
@@ -56,7 +56,7 @@ def definitions(items: Mapping[str, Any]) -> str:
 
 
 def rows_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table of cells that are HTML already, from `cell` and `link`."""
+    """Return a table of cells that are already HTML, from `cell` and `link`."""
     return _part("table", list(columns), [list(map(Markup, row)) for row in rows])
 
 
@@ -66,7 +66,7 @@ def cell(content: Any, kind: str = "") -> str:
 
 
 def frame_table(frame: pd.DataFrame) -> str:
-    """Return a table of a data frame, with numbers in a few digits."""
+    """Return a table of a data frame, with rounded numbers."""
     columns = [_title(column) for column in frame.columns]
     named = frame.index.name is not None or not isinstance(frame.index, pd.RangeIndex)
     first = [str(frame.index.name or "")] if named else []
@@ -102,15 +102,15 @@ def _value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report; everything in it is text, and shown as it is.
+    """Section of a report. Its texts are plain text, which is escaped.
 
     Attributes:
-        title: Its heading.
-        words: Paragraphs at its top.
-        tables: Caption to table, below the words.
-        figures: Caption to figure, below the tables.
-        settings: Names and values, at its end.
-        remarks: Paragraphs that are less important, at its very end.
+        title: Heading of the section.
+        words: Paragraphs at the top.
+        tables: Tables by caption, below the paragraphs.
+        figures: Figures by caption, below the tables.
+        settings: Values by name, listed below the figures.
+        remarks: Less important paragraphs, at the end.
     """
 
     title: str
@@ -121,7 +121,7 @@ class Section:
     remarks: tuple[str, ...] = ()
 
     def parts(self) -> list[str]:
-        """Its HTML."""
+        """Return the parts of the section as HTML."""
         parts = [heading(self.title)]
         parts += [paragraph(text) for text in self.words]
         for caption, table in self.tables.items():
@@ -136,16 +136,16 @@ class Section:
 
 
 def write_report(path: str | os.PathLike[str], title: str, lead: str, sections: Iterable[Section]) -> Path:
-    """Write a page that holds everything it needs: it can be sent by mail, and opened without a network.
+    """Write a self-contained HTML page, which can be sent by mail and opened offline.
 
     Args:
-        path: The file; one that exists is replaced.
-        title: Of the page.
-        lead: What it is about, in a sentence or two.
-        sections: Its parts.
+        path: File to write. Its folder is created, and an existing file is replaced.
+        title: Title of the page.
+        lead: Introduction of one or two sentences.
+        sections: Sections of the page.
 
     Returns:
-        The path.
+        The path of the file.
     """
     parts = [heading(title, 1), paragraph(lead, soft=True)]
     for section in sections:

@@ -1,13 +1,13 @@
-// Pictures by plotly, in the colors of the page.
+// Charts by plotly, in the colors of the page.
 
 import { el, fill } from "./dom.js";
 import { cut, inert, short } from "./format.js";
 import { isDark, onTheme } from "./theme.js";
 
-// Okabe and Ito, as featlearn.plots has them: told apart by color-blind readers.
+// Palette of Okabe and Ito, as in featlearn.plots, for color-blind readers.
 const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
-const MANY = 8; // curves, beyond which colors follow their order and a legend would leave no room for them
+const MANY = 8; // for more curves, colors follow their order, and the legend is outside the chart
 const DEPTHS = ["#08306b", "#2171b5", "#2b9e8f", "#e0a100", "#c2410c"];
 const DARK_DEPTHS = ["#9ecbff", "#4aa3df", "#2cc295", "#e9b23c", "#ff8a5c"];
 const living = new Map();
@@ -40,7 +40,7 @@ async function plotlyReady() {
   return window.Plotly;
 }
 
-// Draws now and again when the theme changes; `build` gives {data, layout}.
+// Draws now, and again when the theme changes; `build` returns {data, layout}.
 export async function chart(node, label, build) {
   node.classList.add("chart");
   node.setAttribute("role", "img");
@@ -89,7 +89,7 @@ function dressed(layout) {
   return merged;
 }
 
-// Curves are {label, steps, values}; options: logSteps, logValues, bounded, zero, along, and key: a place for the legend
+// Curves are {label, steps, values}; options: logSteps, logValues, bounded, zero, along, and key: an element for the legend
 // of many curves.
 export function curveChart(node, label, curves, options = {}) {
   const many = curves.length > MANY && Boolean(options.key);
@@ -118,7 +118,7 @@ export function curveChart(node, label, curves, options = {}) {
   });
 }
 
-// Step 0 has no place on a logarithmic axis: it stands at the left end, and says so.
+// A logarithmic axis has no step 0: it is drawn at the left end, with a label.
 function stepTicks(largest) {
   const values = [0.5];
   const texts = ["0"];
@@ -148,7 +148,7 @@ function boundedRange(curves) {
   return [Math.max(Math.min(least * 1.1, -0.03), -1.05), 1.05];
 }
 
-// A matrix with its own colors: two directions from zero where it has negative entries, otherwise one.
+// Heat map of a matrix: a diverging color scale if it has negative entries, otherwise a sequential one.
 export function heatChart(node, label, matrix, names = null) {
   const signed = matrix.low < -0.005 * Math.max(Math.abs(matrix.high), 1e-300);
   const size = Math.max(Math.abs(matrix.low), Math.abs(matrix.high)) || 1;
@@ -185,7 +185,7 @@ export function heatChart(node, label, matrix, names = null) {
       layout.xaxis.nticks = layout.yaxis.nticks = rows;
       layout.xaxis.type = layout.yaxis.type = "category";
       layout.xaxis.tickfont = layout.yaxis.tickfont = { size: rows > 20 ? 8 : 10 };
-      layout.xaxis.showticklabels = node.clientWidth > 420; // they are those of the rows
+      layout.xaxis.showticklabels = node.clientWidth > 420; // they equal those of the rows
     }
     return { data, layout };
   });
@@ -208,7 +208,7 @@ export function barChart(node, label, bars) {
   });
 }
 
-// Both spectra as steps, the edges of the bulk as lines, spikes as marks.
+// Both spectra as step lines, the edges of the bulk as lines, spikes as markers.
 export function spectrumChart(node, label, found) {
   return chart(node, label, () => {
     const own = ink();

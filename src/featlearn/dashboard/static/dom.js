@@ -1,4 +1,4 @@
-// Elements from names and texts. Whatever comes from data becomes text, never HTML.
+// Elements from names and texts. Data becomes text, never HTML.
 
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -24,7 +24,7 @@ export function freshId(stem) {
   return `${stem}-${lastId}`;
 }
 
-// A labeled choice. Options are texts, or pairs of value and text, or {group, options}.
+// Labeled choice. Options are texts, pairs of value and text, or {group, options}.
 export function choice(label, options, chosen, react) {
   const id = freshId("choice");
   const option = (one) => {
@@ -73,7 +73,7 @@ export function definitions(pairs) {
   return el("dl", {}, pairs.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
-// Numbers with their names above them, in a row; names are texts, or pairs of a text and what to say of it.
+// Numbers with their names above them, in a row; names are texts, or pairs of a text and its tooltip.
 export function numberRow(pairs) {
   const name = (one) => (Array.isArray(one) ? el("dt", { title: one[1] }, one[0]) : el("dt", {}, one));
   return el("dl", { class: "numbers" }, pairs.map(([one, value]) => el("div", {}, name(one), el("dd", {}, value))));

@@ -1,4 +1,4 @@
-// Numbers, times and names as people write them.
+// Formats of numbers, times and names.
 
 export function short(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -35,12 +35,12 @@ export function cut(text, most = 40) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// The end of a layer's name tells it from its neighbors.
+// The end of a layer's name is more specific than its beginning.
 export function tail(text, most = 24) {
   return text.length > most ? `…${text.slice(1 - most)}` : text;
 }
 
-// plotly reads some HTML in its texts: names are to be seen as they are.
+// plotly interprets some HTML in its texts, so names are escaped.
 export function inert(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
@@ -55,28 +55,28 @@ const TITLES = {
   loss: "Loss", train_loss: "Training loss", test_loss: "Test loss", score: "Score", nfc: "NFC",
   centered_nfc: "Centered NFC", double_centered_nfc: "Doubly centered NFC", ptk_centered_nfc: "PTK-centered NFC",
   centered_ratio: "Share of the change in the NFC (C/UC)", fact: "FACT (cosine with WᵀW)", bfact: "Backward FACT",
-  enfa: "eNFA", bagop: "Backward AGOP", benfa: "Backward eNFA", relgrad: "Gradient left, relative to weight decay",
-  weight_norm: "Norm of the weights", weight_change: "Moved, |W − W₀| / |W₀|",
-  weight_change_operator: "Moved, operator norm", weight_change_two_to_infinity: "Moved, largest row",
+  enfa: "eNFA", bagop: "Backward AGOP", benfa: "Backward eNFA", relgrad: "Relative gradient (relgrad)",
+  weight_norm: "Norm of the weights", weight_change: "Weight change, |W − W₀| / |W₀|",
+  weight_change_operator: "Weight change, operator norm", weight_change_two_to_infinity: "Weight change, largest row",
   alignment: "Alignment with the given directions", "w.top": "Largest eigenvalue of W",
   "w.effective_rank": "Effective rank of W", "w.stable_rank": "Stable rank of W",
   "w.initial_effective_rank": "Effective rank of W at the start", "w.edge": "Edge of W’s bulk",
-  "w.spikes": "Spikes of W", "w.alpha": "Exponent of W’s tail (α)", "w.bulk_distance": "How far W’s bulk has moved",
-  "ck.kta": "Inputs aligned with the labels (KTA)", "ck.top": "Largest eigenvalue of CK",
+  "w.spikes": "Spikes of W", "w.alpha": "Power-law exponent of W (α)", "w.bulk_distance": "Distance of W’s bulk from the start",
+  "ck.kta": "Alignment of inputs and labels (KTA)", "ck.top": "Largest eigenvalue of CK",
   "ck.effective_rank": "Effective rank of CK", "ck.stable_rank": "Stable rank of CK", "ck.edge": "Edge of CK’s bulk",
-  "ck.spikes": "Spikes of CK", "ck.alpha": "Exponent of CK’s tail (α)",
-  "ck.bulk_distance": "How far CK’s bulk has moved", "ntk.kta": "NTK aligned with the labels (KTA)",
+  "ck.spikes": "Spikes of CK", "ck.alpha": "Power-law exponent of CK (α)",
+  "ck.bulk_distance": "Distance of CK’s bulk from the start", "ntk.kta": "Alignment of NTK and labels (KTA)",
   "ntk.top": "Largest eigenvalue of the NTK", "ntk.effective_rank": "Effective rank of the NTK",
   "ntk.stable_rank": "Stable rank of the NTK", "ntk.edge": "Edge of the NTK’s bulk", "ntk.spikes": "Spikes of the NTK",
-  "ntk.alpha": "Exponent of the NTK’s tail (α)", "ntk.bulk_distance": "How far the NTK’s bulk has moved",
-  "monitor.seconds": "Seconds of a measurement", "monitor.share": "Share of the time that measuring takes",
+  "ntk.alpha": "Power-law exponent of the NTK (α)", "ntk.bulk_distance": "Distance of the NTK’s bulk from the start",
+  "monitor.seconds": "Time of a measurement (seconds)", "monitor.share": "Measuring time / training time",
 };
 
 export function titleOf(name) {
   return Object.hasOwn(TITLES, name) ? TITLES[name] : name;
 }
 
-// Layers of a Sequential are called 0, 2, 4: a number alone does not say what it is.
+// Layers of a Sequential have names such as 0, 2, 4, which are not clear without a noun.
 export function layerTitle(layer) {
   if (layer === null || layer === undefined || layer === "") return "model";
   return /^\d+$/.test(layer) ? `layer ${layer}` : layer;
@@ -93,10 +93,10 @@ export function kindTitle(kind) {
 const FAMILIES = [
   ["NFC", /nfc|centered_ratio/], ["FACT", /fact|enfa|bagop|relgrad/],
   ["Alignment with labels", /kta|^alignment/], ["Change of the weights", /^weight_|^moved/], ["Spectrum of W", /^w\./],
-  ["Conjugate kernel", /^ck\./], ["Tangent kernel", /^ntk\./], ["The monitor itself", /^monitor\./],
+  ["Conjugate kernel", /^ck\./], ["Tangent kernel", /^ntk\./], ["Monitor", /^monitor\./],
 ];
 
-// Options of a choice of quantities, by family.
+// Options of a choice of metrics, by family.
 export function familyOptions(names) {
   const groups = new Map();
   for (const name of names) {
@@ -108,7 +108,7 @@ export function familyOptions(names) {
   return order.filter((family) => groups.has(family)).map((family) => ({ group: family, options: groups.get(family) }));
 }
 
-// Steps that were measured at about eight a decade want a logarithmic axis.
+// Steps measured about eight times per decade need a logarithmic axis.
 export function looksLogarithmic(steps) {
   const last = steps.at(-1) ?? 0;
   return last > 30 && steps.filter((step) => step > 0 && step <= last / 10).length > 0.4 * steps.length;

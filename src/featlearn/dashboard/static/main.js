@@ -1,4 +1,4 @@
-// The frame of all pages, and which page an address means.
+// Layout of all pages, and routing of addresses to pages.
 
 import { forgetCharts } from "./charts.js";
 import { el, fill, note } from "./dom.js";
@@ -37,18 +37,18 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   document.title = "featlearn";
-  if (!mainPlace.childElementCount) fill(mainPlace, note("Reading …"));
+  if (!mainPlace.childElementCount) fill(mainPlace, note("Loading …"));
   try {
     const live = await PAGES[name](mainPlace, alive, rest, new URLSearchParams(query ?? ""));
     mainPlace.dataset.page = name;
     mainPlace.dataset.turn = String(mine);
     if (live && alive()) keepLooking(live, alive);
   } catch (error) {
-    if (alive()) fill(mainPlace, el("h1", {}, "That did not work"), note(error.message, "trouble"), el("p", {}, el("a", { href: "#/runs" }, "All runs")));
+    if (alive()) fill(mainPlace, el("h1", {}, "Error"), note(error.message, "trouble"), el("p", {}, el("a", { href: "#/runs" }, "All runs")));
   }
 }
 
-// Looks again while the page is open; a slow answer is asked for less often.
+// Polls while the page is open; the interval grows with the response time.
 async function keepLooking(live, alive) {
   let wait = live.every;
   while (alive()) {
@@ -73,8 +73,8 @@ async function begin() {
   onTheme(nameTheme);
   fill(
     document.getElementById("app"),
-    el("a", { class: "skip", href: "#main", on: { click: (event) => { event.preventDefault(); mainPlace.focus(); } } }, "To the content"),
-    el("header", {}, el("a", { class: "brand", href: "#/runs" }, "featlearn"), el("nav", { "aria-label": "Pages" }, Object.values(links)), isFile ? el("span", { class: "soft small" }, "saved page") : null, light),
+    el("a", { class: "skip", href: "#main", on: { click: (event) => { event.preventDefault(); mainPlace.focus(); } } }, "Skip to content"),
+    el("header", {}, el("a", { class: "brand", href: "#/runs" }, "featlearn"), el("nav", { "aria-label": "Pages" }, Object.values(links)), isFile ? el("span", { class: "soft small" }, "exported page") : null, light),
     banner, mainPlace,
   );
   if (isSingle && !location.hash) {

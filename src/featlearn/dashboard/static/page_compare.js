@@ -1,4 +1,4 @@
-// Runs beside each other: one quantity of all, and the settings in which they differ.
+// Comparison of runs: one metric of all, and the settings in which they differ.
 
 import { curveChart } from "./charts.js";
 import { card, choice, el, fill, note, tick } from "./dom.js";
@@ -40,7 +40,7 @@ export async function comparePage(main, alive, _parts, query) {
       fill(head);
       fill(table);
       words.textContent = "";
-      fill(figure, note(chosen.length ? "These runs have logged nothing yet." : "Choose runs below."));
+      fill(figure, note(chosen.length ? "These runs have not logged any metrics yet." : "Select runs below."));
       return;
     }
     if (!found.has(compareState.name)) compareState.name = ["nfc", "loss", "score"].find((name) => found.has(name)) ?? [...found.keys()][0];
@@ -53,13 +53,13 @@ export async function comparePage(main, alive, _parts, query) {
     const again = () => draw().catch((error) => { words.textContent = error.message; });
     fill(
       head,
-      choice("Quantity", familyOptions([...found.keys()]), compareState.name, (value) => { compareState.name = value; compareState.logValues = null; again(); }),
+      choice("Metric", familyOptions([...found.keys()]), compareState.name, (value) => { compareState.name = value; compareState.logValues = null; again(); }),
       layers.length > 1 || layers[0] ? choice("Layer", layers.map((one) => [one, layerTitle(one)]), compareState.layer, (value) => { compareState.layer = value; again(); }) : null,
       tick("logarithmic steps", compareState.logSteps, (on) => { compareState.logSteps = on; again(); }), tick("log", logs, (on) => { compareState.logValues = on; again(); }),
     );
     const labels = labelsOf(data.runs);
     const missing = chosen.length - new Set(data.curves.map((curve) => curve.id)).size;
-    words.textContent = missing ? `${missing} of the runs ${missing > 1 ? "have" : "has"} no such number.` : "";
+    words.textContent = missing ? `${missing} of the runs ${missing > 1 ? "do" : "does"} not have this metric.` : "";
     await curveChart(figure, `${titleOf(compareState.name)} of several runs`, data.curves.map((curve) => ({ ...curve, label: labels.get(curve.id), named: true })), {
       logSteps: compareState.logSteps, logValues: logs, bounded: isBounded(compareState.name),
     });
@@ -87,7 +87,7 @@ function labelsOf(runs) {
 
 function settingsTable(data, labels) {
   const ids = data.runs.filter((run) => run.status !== "unreadable").map((run) => run.id);
-  if (!data.settings.length) return note(ids.length > 1 ? "All settings of these runs are the same." : "Choose a second run.");
+  if (!data.settings.length) return note(ids.length > 1 ? "The settings of these runs are equal." : "Select a second run.");
   return el("div", { class: "wide" }, el(
     "table", {},
     el("thead", {}, el("tr", {}, el("th", {}, "Setting"), ids.map((id) => el("th", {}, cut(labels.get(id), 40))))),

@@ -1,4 +1,4 @@
-// What the papers say, and what came out here.
+// Claims of the papers, and their reproductions.
 
 import { choice, el, fill, note } from "./dom.js";
 import { short } from "./format.js";
@@ -14,7 +14,7 @@ export async function ledgerPage(main, alive) {
   if (!found.claims.length) {
     fill(
       main, el("h1", {}, "Ledger of claims"), found.troubles.map((trouble) => note(trouble, "trouble")),
-      note("There is no ledger in this folder. Reproduce a figure, and its claims show up here:", ""),
+      note("This folder has no ledger. Reproduce a figure to show its claims here:", ""),
       el("pre", {}, `featlearn reproduce nfa-fig1 --scale smoke --out ${/^[\w.-]+$/.test(list.folder) ? list.folder : "runs"}/reproductions`),
     );
     return null;
@@ -24,9 +24,9 @@ export async function ledgerPage(main, alive) {
   const columns = [
     { key: "experiment", title: "Experiment", value: (claim) => claim.experiment, cell: (claim) => [el("span", { title: claim.title }, claim.experiment), el("div", { class: "soft small" }, claim.scale)] },
     { key: "text", title: "Claim", wide: true, value: (claim) => claim.text, cell: (claim) => [claim.text, claim.note ? el("div", { class: "soft small" }, claim.note) : null] },
-    { key: "where", title: "Place", value: (claim) => claim.where, cell: (claim) => claim.where },
+    { key: "where", title: "Source", value: (claim) => claim.where, cell: (claim) => claim.where },
     { key: "published", title: "Published", number: true, cell: (claim) => claim.published },
-    { key: "measured", title: "Here", number: true, cell: (claim) => claim.measured },
+    { key: "measured", title: "Measured", number: true, cell: (claim) => claim.measured },
     { key: "tolerance", title: "Tolerance", number: true, value: (claim) => claim.tolerance, cell: (claim) => (claim.tolerance ? short(claim.tolerance, 2) : "–") },
     { key: "verdict", title: "Verdict", value: (claim) => claim.verdict, cell: (claim) => el("span", { class: `verdict v-${claim.verdict.split(" ")[0].replace(/[^a-z]/g, "")}` }, claim.verdict) },
   ];
@@ -40,9 +40,9 @@ export async function ledgerPage(main, alive) {
       choice("Paper", [["", "all"], ...every("paper").map((one) => [one, one])], ledgerState.paper, (value) => { ledgerState.paper = value; draw(); }),
       el("span", { class: "soft", role: "status" }, `${shown.length} claims, ${agree} reproduced`),
     );
-    replaceTable(place, shown.length ? sortable(columns, shown, ledgerState, draw) : note("No claim is of this kind."));
+    replaceTable(place, shown.length ? sortable(columns, shown, ledgerState, draw) : note("No claim matches."));
   };
-  fill(main, el("h1", {}, "Ledger of claims"), note("What the papers say, and what came out here.", "lead"), found.troubles.map((trouble) => note(trouble, "trouble")), head, place);
+  fill(main, el("h1", {}, "Ledger of claims"), note("Published values and values measured here.", "lead"), found.troubles.map((trouble) => note(trouble, "trouble")), head, place);
   draw();
   return null;
 }

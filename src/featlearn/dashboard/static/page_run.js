@@ -1,4 +1,4 @@
-// One run: its tabs, and what is live about it.
+// One run: its tabs, updated live.
 
 import { card, definitions, el, fill, note } from "./dom.js";
 import { duration, exactMoment, moment, plainValue, short } from "./format.js";
@@ -24,7 +24,7 @@ export async function runPage(main, alive, [id, wanted]) {
   let run = await get(`runs/${id}`);
   if (!alive()) return null;
   if (run.status === "unreadable") {
-    fill(main, el("h1", {}, run.name), card("This run cannot be read", note(run.message, "trouble"), note("Other runs are not touched by this. If it is being copied, wait until it is whole.")));
+    fill(main, el("h1", {}, run.name), card("This run cannot be read", note(run.message, "trouble"), note("Other runs are unaffected. If it is being copied, wait until the copy is complete.")));
     return isFile ? null : { every: 4000, refresh: async () => { if ((await get(`runs/${id}`)).status !== "unreadable" && alive()) window.dispatchEvent(new HashChangeEvent("hashchange")); } };
   }
   const names = tabsOf(run);
@@ -63,7 +63,7 @@ export async function runPage(main, alive, [id, wanted]) {
 
 async function settingsTab(body, run) {
   const pairs = (found) => definitions(Object.entries(found ?? {}).map(([name, value]) => [name, plainValue(value)]));
-  const listed = Object.keys(run.settings ?? {}).length ? pairs(run.settings) : note("This run was made without settings: hand them to featlearn.Monitor as config={\"lr\": 0.1, ...} to see them here, and to tell runs apart by them.");
+  const listed = Object.keys(run.settings ?? {}).length ? pairs(run.settings) : note("This run has no settings. Pass config={\"lr\": 0.1, ...} to featlearn.Monitor to show them here and to distinguish runs.");
   fill(body, el("div", { class: "grid" }, card("Settings", listed), card("Environment", pairs(run.environment))));
   return null;
 }

@@ -54,7 +54,7 @@ function columnsOf(redraw) {
 function picker(run, redraw) {
   const box = el("input", {
     type: "checkbox", checked: listState.chosen.has(run.id), disabled: run.status === "unreadable", "data-key": `pick-${run.id}`,
-    "aria-label": `choose ${run.name} to compare`,
+    "aria-label": `select ${run.name} to compare`,
     on: { change: () => { listState.chosen[box.checked ? "add" : "delete"](run.id); redraw(); } },
   });
   return box;
@@ -78,7 +78,7 @@ export async function runsPage(main, alive) {
     const running = found.runs.filter((run) => run.status === "running").length;
     tally.textContent = `${shown.length === found.runs.length ? found.runs.length : `${shown.length} of ${found.runs.length}`} ${found.runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}`;
     for (const id of listState.chosen) if (!found.runs.some((run) => run.id === id)) listState.chosen.delete(id);
-    compare.textContent = listState.chosen.size ? `Compare ${listState.chosen.size} chosen` : "Choose runs to compare";
+    compare.textContent = listState.chosen.size ? `Compare ${listState.chosen.size} selected` : "Select runs to compare";
     compare.classList.toggle("quiet", !listState.chosen.size);
     compare.href = listState.chosen.size ? `#/compare?ids=${[...listState.chosen].join(",")}` : "#/compare";
     const none = note(`No run matches “${listState.search}”.`);
@@ -108,8 +108,8 @@ export async function runsPage(main, alive) {
 
 function emptyList(found) {
   return card(
-    null, note(`There is no run in the folder “${found.folder}”. Watch a training with two lines of Python, and it shows up here while it runs:`, ""),
+    null, note(`The folder “${found.folder}” has no runs. Add two lines to a training loop, and its run is shown here live:`, ""),
     el("pre", {}, 'monitor = featlearn.Monitor(model, (X, y), run="runs/first")\nfor step in range(1000):\n    ...\n    monitor.step(step, loss=loss)'),
-    note("Or make one: featlearn demo --out demo; featlearn dashboard demo"),
+    note("Or create one: featlearn demo --out demo; featlearn dashboard demo"),
   );
 }

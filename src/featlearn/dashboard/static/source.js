@@ -1,4 +1,4 @@
-// Where data comes from: the server, or the page itself where it is one file.
+// Source of the data: the server, or the page itself if it is an exported file.
 
 const heldElement = document.getElementById("held");
 const held = heldElement ? JSON.parse(heldElement.textContent) : null;
@@ -15,15 +15,15 @@ async function fromServer(address) {
   try {
     answer = await fetch(`/api/${address}`, { headers: { accept: "application/json" } });
   } catch {
-    throw new Error("The server does not answer. Is `featlearn dashboard` still running?");
+    throw new Error("The server does not respond. Check that `featlearn dashboard` is running.");
   }
-  const content = await answer.json().catch(() => ({ error: `the server answered with ${answer.status}` }));
-  if (!answer.ok) throw new Error(content.error ?? `the server answered with ${answer.status}`);
+  const content = await answer.json().catch(() => ({ error: `The server responded with status ${answer.status}.` }));
+  if (!answer.ok) throw new Error(content.error ?? `The server responded with status ${answer.status}.`);
   return content;
 }
 
 function fromFile(address) {
-  if (!Object.hasOwn(held.answers, address)) throw new Error("This is not in the file: open the runs with `featlearn dashboard`.");
+  if (!Object.hasOwn(held.answers, address)) throw new Error("The file does not contain this. Open the runs with `featlearn dashboard`.");
   const content = held.answers[address];
   if (content.error) throw new Error(content.error);
   return content;

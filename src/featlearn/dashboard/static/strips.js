@@ -1,9 +1,9 @@
-// Words along the training, as a strip of colored stretches a layer.
+// Diagnoses or phases over the training, as one strip of colored intervals per layer.
 
 import { el } from "./dom.js";
 import { layerTitle, short, tail } from "./format.js";
 
-// One class a word; the colors are in style.css, and the word itself is always there to be read as well.
+// One class per diagnosis or phase; the colors are in style.css, and the text is always shown too.
 const CLASSES = {
   "invariant bulk": "p-invariant", "bulk + spikes": "p-spikes", "heavy tail": "p-heavy", "rank collapse": "p-collapse",
   undecided: "p-undecided", untrained: "p-undecided", collapsed: "p-collapse", "at convergence": "p-converged",

@@ -1,4 +1,4 @@
-// Numbers over the steps: those of the training, and those of the layers.
+// Metrics over the steps, of the training and of the layers.
 
 import { curveChart } from "./charts.js";
 import { choice, el, fill, note, tick } from "./dom.js";
@@ -35,7 +35,7 @@ function firstChoices(names) {
 export async function curvesTab(body, run, alive) {
   let names = allNames(run);
   if (!names.length) {
-    fill(body, note(run.status === "running" ? "Nothing has been logged yet: curves appear with the first step." : "This run has logged no numbers."));
+    fill(body, note(run.status === "running" ? "No metrics have been logged yet. Curves appear with the first step." : "This run has not logged any metrics."));
     return async (now) => { if (allNames(now).length && alive()) await curvesTab(body, now, alive); };
   }
   if (curveState.run !== run.id) Object.assign(curveState, { run: run.id, chosen: firstChoices(names), logSteps: null, logValues: {} });
@@ -71,11 +71,11 @@ function panel(run, names, place, alive) {
   const top = () =>
     fill(
       head,
-      choice("Quantity", familyOptions(names()), name(), (value) => { curveState.chosen[place] = value; zoom = {}; top(); redraw(); }),
+      choice("Metric", familyOptions(names()), name(), (value) => { curveState.chosen[place] = value; zoom = {}; top(); redraw(); }),
       tick("log", logs(), (on) => { curveState.logValues[name()] = on; redraw(); }),
     );
   let shown = null;
-  let zoom = {}; // what is looked at closely stays so when the run goes on
+  let zoom = {}; // kept while the run continues
   async function draw() {
     const asked = name();
     const width = figure.clientWidth || 600;
@@ -89,15 +89,15 @@ function panel(run, names, place, alive) {
     const curves = found.curves.map((curve) => ({ ...curve, label: layerTitle(curve.layer), named: curve.layer !== null }));
     const reduced = found.curves.some((curve) => curve.reduced);
     words.textContent = [
-      reduced ? `Least and largest value of each pixel${curveState.logSteps ? "" : "; zoom in for all of them"}.` : "",
-      found.left_out ? `${found.left_out} more layers are not drawn.` : "",
+      reduced ? `Smallest and largest value per pixel${curveState.logSteps ? "" : "; zoom in for all values"}.` : "",
+      found.left_out ? `${found.left_out} more layers are not shown.` : "",
     ].join(" ").trim();
     await curveChart(figure, `${titleOf(name())} over the steps`, curves, { logSteps: curveState.logSteps, logValues: logs(), key, bounded: isBounded(name()), zero: /kta$|rank$|spikes$/.test(name()) });
   }
   function listen() {
     if (figure.dataset.listens || !figure.on) return;
     figure.dataset.listens = "yes";
-    // What was left out between pixels is fetched when somebody looks closer.
+    // Values that are not shown are fetched when the user zooms in.
     figure.on("plotly_relayout", async (change) => {
       if (curveState.logSteps || !alive() || !shown) return;
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];

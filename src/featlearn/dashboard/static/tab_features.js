@@ -1,4 +1,4 @@
-// A recursive feature machine: its feature matrix, what it looks at, and how it came to it.
+// Recursive feature machine: its feature matrix, importances and iterations.
 
 import { barChart, curveChart, heatChart } from "./charts.js";
 import { card, el, fill, note, numberRow, slider } from "./dom.js";
@@ -22,14 +22,14 @@ export async function featuresTab(body, run, alive) {
 
   const drawMatrix = async () => {
     if (place < 0) {
-      words.textContent = "No feature matrix has been kept yet.";
+      words.textContent = "No feature matrix has been stored yet.";
       return;
     }
     const step = steps[place];
     const found = await getMatrix(run.id, step, "feature_matrix");
     if (!alive() || step !== steps[place]) return;
     const size = `${found.shape[0]} × ${found.shape[1]}`;
-    words.textContent = found.reduced ? `${size}, drawn as means of blocks of ${found.block[0]} × ${found.block[1]}.` : `Large on the diagonal: the machine looks at this feature. Off it: at two of them together.`;
+    words.textContent = found.reduced ? `${size}, shown as means of blocks of ${found.block[0]} × ${found.block[1]}.` : `Diagonal entries are importances of features; other entries show pairs that act together.`;
     await heatChart(heat, `Feature matrix at iteration ${step}`, found, run.features);
     heat.dataset.step = String(step);
   };
@@ -37,7 +37,7 @@ export async function featuresTab(body, run, alive) {
     const found = await getSeries(run.id, "importance", { width: 4000 }).catch(() => ({ curves: [] }));
     const all = found.curves.map((curve) => ({ label: curve.layer ?? "", value: curve.values.at(-1) ?? 0 })).sort((a, b) => b.value - a.value);
     if (!alive()) return;
-    if (!all.length) fill(bars, note("Importances appear when the fit has ended."));
+    if (!all.length) fill(bars, note("Importances appear at the end of the fit."));
     else await barChart(bars, "Importances of the features", all.slice(0, MOST_BARS));
   };
   const drawHistory = async (now) => {
@@ -45,7 +45,7 @@ export async function featuresTab(body, run, alive) {
     const found = await Promise.all(names.map((name) => getSeries(run.id, name, { layer: "", width: 400 })));
     if (!alive()) return;
     const all = names.map((name, index) => [name, found[index].curves, el("div", { class: "figure small" })]);
-    // A number that was the same at every iteration is told, and needs no picture.
+    // A metric that is constant over the iterations is shown as a number.
     const [moved, same] = [all.filter(changes), all.filter((one) => !changes(one))];
     const last = (curves) => short(curves[0]?.values.at(-1));
     fill(history, moved.map(([name, curves, figure]) => (
@@ -56,11 +56,11 @@ export async function featuresTab(body, run, alive) {
       await curveChart(figure, `${name} over the iterations`, curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
     }
   };
-  const top = () => fill(head, steps.length < 2 ? note(`Kept at iteration ${steps[0] ?? "–"}`) : slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
+  const top = () => fill(head, steps.length < 2 ? note(`Iteration ${steps[0] ?? "–"}`) : slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
   top();
   fill(
     body, note(task, "lead"),
-    el("div", { class: "grid" }, card("Feature matrix", head, heat, words), card("What it looks at", bars)),
+    el("div", { class: "grid" }, card("Feature matrix", head, heat, words), card("Feature importances", bars)),
     card("Over the iterations", history, constants),
   );
   await Promise.all([drawMatrix(), drawBars()]);

@@ -1,4 +1,4 @@
-// Matrices at a step, two beside each other.
+// Matrices at a step, two side by side.
 
 import { heatChart } from "./charts.js";
 import { choice, el, fill, note, slider } from "./dom.js";
@@ -11,7 +11,7 @@ export async function matricesTab(body, run, alive) {
   let steps = run.matrix_steps ?? [];
   let names = Object.keys(run.matrices ?? {});
   if (!names.length) {
-    fill(body, note("No matrices were kept. Hand matrices=(\"spectra\", \"nfm\", \"agop\") to featlearn.Monitor to see them here, step by step."));
+    fill(body, note("No matrices were stored. Pass matrices=(\"spectra\", \"nfm\", \"agop\") to featlearn.Monitor to show them here for each step."));
     return async (now) => { if (Object.keys(now.matrices ?? {}).length && alive()) await matricesTab(body, now, alive); };
   }
   if (matrixState.run !== run.id || !matrixState.names.every((name) => names.includes(name))) {
@@ -27,7 +27,7 @@ export async function matricesTab(body, run, alive) {
   top();
   fill(
     body, head, el("div", { class: "grid" }, panels.map((one) => one.node)),
-    run.all_matrix_steps > steps.length ? note(`This file holds ${steps.length} of ${run.all_matrix_steps} steps.`) : null,
+    run.all_matrix_steps > steps.length ? note(`This file contains ${steps.length} of ${run.all_matrix_steps} steps.`) : null,
   );
   await all();
   return async (now) => {
@@ -35,7 +35,7 @@ export async function matricesTab(body, run, alive) {
     steps = now.matrix_steps;
     names = Object.keys(now.matrices);
     if (atEnd) matrixState.place = steps.length - 1;
-    // The slider is not taken out of the hand that holds it.
+    // The slider is not replaced while it has the focus.
     if (!head.contains(document.activeElement) || atEnd) top();
     if (atEnd) await all();
   };
@@ -56,7 +56,7 @@ function matrixPanel(run, names, steps, place, alive) {
       const found = await getMatrix(run.id, step, asked);
       if (!alive() || asked !== name() || step !== steps()[matrixState.place]) return;
       const size = `${found.shape[0]} × ${found.shape[1]}`;
-      words.textContent = `${found.reduced ? `${size}, drawn as means of blocks of ${found.block[0]} × ${found.block[1]}` : size}; from ${short(found.low)} to ${short(found.high)}${found.groups > 1 ? `; the first of ${found.groups} groups` : ""}`;
+      words.textContent = `${found.reduced ? `${size}, shown as means of blocks of ${found.block[0]} × ${found.block[1]}` : size}; from ${short(found.low)} to ${short(found.high)}${found.groups > 1 ? `; the first of ${found.groups} groups` : ""}`;
       await heatChart(figure, `${asked} at step ${step}`, found, run.kind === "rfm" ? run.features : null);
       figure.dataset.step = String(step);
     } catch (error) {

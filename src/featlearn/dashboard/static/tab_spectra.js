@@ -1,4 +1,4 @@
-// Eigenvalues at a step beside those of the start, and the phase of every layer along the training.
+// Eigenvalues at a step and at the start, and the phase of each layer over the training.
 
 import { spectrumChart } from "./charts.js";
 import { card, choice, definitions, el, fill, note, slider } from "./dom.js";
@@ -18,7 +18,7 @@ export async function spectraTab(body, run, alive) {
   const names = run.spectra ?? [];
   const phases = el("div");
   if (!names.length) {
-    fill(body, note("No eigenvalues were kept. A featlearn.Monitor keeps them unless it is told otherwise: matrices=(\"spectra\", ...)."), phases);
+    fill(body, note("No eigenvalues were stored. featlearn.Monitor stores them by default: matrices=(\"spectra\", ...)."), phases);
     await drawPhases(phases, run, alive);
     return async (now) => { if ((now.spectra ?? []).length && alive()) await spectraTab(body, now, alive); };
   }
@@ -71,7 +71,7 @@ export async function spectraTab(body, run, alive) {
   };
 }
 
-// Of the weights, begin with a layer that has something to show.
+// Start with the weights of a layer whose phase is decided.
 async function preferDecided(run, names) {
   const found = await get(`runs/${run.id}/words`).catch(() => ({ words: [] }));
   const said = (name) => {
@@ -95,7 +95,7 @@ function tellSpectrum(found) {
       ["Initial edge", short(found.initial_edge)], ["New spikes", short(found.count ?? found.spikes.length)],
       ["Tail exponent α", short(found.alpha)], ["Effective rank", short(found.effective_rank)],
       ...(found.kta === null ? [] : [["Aligned with labels (KTA)", short(found.kta)]]),
-      ...(zeros[0] + zeros[1] ? [["Zeros, start and now", `${zeros[0]}, ${zeros[1]}`]] : []),
+      ...(zeros[0] + zeros[1] ? [["Zeros at start, now", `${zeros[0]}, ${zeros[1]}`]] : []),
     ]),
   ];
 }
@@ -108,5 +108,5 @@ async function drawPhases(place, run, alive) {
     const lines = found.words.filter((line) => line.name === `${kind}.phase`);
     if (lines.length) parts.push(el("h3", {}, `Spectrum of the ${kindTitle(kind)}`), strips(lines, `Phases of the ${kindTitle(kind)}`, looksLogarithmic(run.matrix_steps ?? [])));
   }
-  fill(place, parts.length ? card("Phases along the training", ...parts) : null);
+  fill(place, parts.length ? card("Phases over the training", ...parts) : null);
 }

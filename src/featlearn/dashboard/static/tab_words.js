@@ -1,4 +1,4 @@
-// What the numbers of every layer say, in words.
+// Diagnosis of each layer.
 
 import { card, el, fill, note, numberRow } from "./dom.js";
 import { layerTitle, looksLogarithmic, sentence, short, titleOf } from "./format.js";
@@ -15,7 +15,7 @@ export async function wordsTab(body, run, alive) {
     if (!alive()) return;
     const readings = found.words.filter((line) => line.name === "reading");
     if (!readings.length) {
-      fill(body, note("No layer has been read yet. A featlearn.Monitor says of each layer whether it is lazy, learning or aligned, whenever it measures."));
+      fill(body, note("No layer has a diagnosis yet. featlearn.Monitor diagnoses each layer as lazy, learning, aligned, ... at each measurement."));
       return;
     }
     const reasons = new Map(found.words.filter((line) => line.name === "reason").map((line) => [line.layer, line.stretches.at(-1)[2]]));
@@ -31,7 +31,7 @@ export async function wordsTab(body, run, alive) {
         numberRow(numbers.map(([name, curve]) => [[shortTitle(name), titleOf(name)], short(curve.values.at(-1))])),
       );
     });
-    fill(body, el("div", { class: "grid three" }, blocks), card("Readings along the training", strips(readings, "Readings of the layers", looksLogarithmic(now.matrix_steps ?? []))));
+    fill(body, el("div", { class: "grid three" }, blocks), card("Diagnoses over the training", strips(readings, "Diagnoses of the layers", looksLogarithmic(now.matrix_steps ?? []))));
   };
   await draw(run);
   return draw;

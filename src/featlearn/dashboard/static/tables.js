@@ -1,8 +1,8 @@
-// Tables that can be sorted by their headers, which are buttons; on a phone every row is a card.
+// Tables that can be sorted by their headers, which are buttons; on a phone each row is a card.
 
 import { el, fill } from "./dom.js";
 
-// Columns are {key, title, value(row) to sort by, cell(row) to show, number}; `state` keeps the order between drawings.
+// Columns are {key, title, value(row) to sort by, cell(row) to show, number}; `state` stores the order between redraws.
 export function sortable(columns, rows, state, redraw) {
   const column = columns.find((one) => one.key === state.sort);
   const ordered = [...rows];
@@ -40,7 +40,7 @@ function compareValues(a, b, direction) {
   return direction * String(first).localeCompare(String(second), undefined, { numeric: true });
 }
 
-// Puts a new table in the place of the old one, and the focus back on the button that was pressed.
+// Replaces a table, and restores the focus on the button that was pressed.
 export function replaceTable(place, table) {
   const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   fill(place, table);

@@ -1,4 +1,4 @@
-// Light or dark: as the system has it, or as it was chosen here.
+// Light or dark theme, from the system or chosen here.
 
 const KEY = "featlearn-theme";
 const system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -8,7 +8,7 @@ function kept() {
   try {
     return localStorage.getItem(KEY);
   } catch {
-    return null; // a file opened by hand may have no storage
+    return null; // a page opened as a file may have no storage
   }
 }
 
@@ -36,7 +36,7 @@ export function toggleTheme() {
   try {
     localStorage.setItem(KEY, next);
   } catch {
-    // it holds for this page then
+    // the choice then applies to this page only
   }
   tellTheme();
 }
