@@ -1,9 +1,17 @@
 """Spectra: the laws of random matrices, tails, and what stands outside a law."""
 
-from featlearn.spectra._bulk import FittedBulk, fit_marchenko_pastur
+from featlearn.spectra._bulk_and_spikes import (
+    EmpiricalEdge,
+    FittedBulk,
+    Spikes,
+    bbp_threshold,
+    edge_scale,
+    empirical_edge,
+    fit_marchenko_pastur,
+    spikes,
+)
 from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
-from featlearn.spectra._edge_and_spikes import EmpiricalEdge, Spikes, bbp_threshold, edge_scale, empirical_edge, spikes
 from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase

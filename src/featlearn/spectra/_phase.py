@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
+from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, edge_scale, empirical_edge
 from featlearn.spectra._compare import histogram, ks_distance, qq
-from featlearn.spectra._edge_and_spikes import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, edge_scale, empirical_edge
 from featlearn.spectra._laws import Law
 from featlearn.spectra._ranks import effective_rank, positive_eigenvalues, stable_rank
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
-from featlearn.spectra._bulk import FittedBulk, fit_marchenko_pastur
+from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur, spikes
 from featlearn.spectra._compare import histogram
-from featlearn.spectra._edge_and_spikes import MARGIN, spikes
 from featlearn.spectra._laws import Law
 from featlearn.spectra._norm_null import against_norms
 from featlearn.spectra._phase import Phase, phase
