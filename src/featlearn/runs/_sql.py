@@ -34,6 +34,12 @@ def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
             connection.executemany(delete, [row[:3] for row in written])
 
 
+def set_status(connection: sqlite3.Connection, status: str, message: str) -> None:
+    """Set the status and the message of the run; the caller holds the transaction."""
+    values = ((status, "status"), (message, "message"))
+    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", values)
+
+
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the metadata of the run, as strings."""
     result = dict(connection.execute("SELECT key, value FROM meta").fetchall())
