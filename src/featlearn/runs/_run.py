@@ -10,7 +10,6 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from torch import Tensor
@@ -382,9 +381,7 @@ class Run(RunRecord):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self.writes and error is None:
                 self.finish()

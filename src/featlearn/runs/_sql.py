@@ -15,6 +15,8 @@ from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError, RunStoreError
 
 Row = tuple[int, str, str, float | str]
+Names = str | Iterable[str] | None
+"""Name or names of values, or patterns of layers; None selects all."""
 
 
 def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
@@ -47,9 +49,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     return result
 
 
-def read_table(
-    connection: sqlite3.Connection, table: str, names: str | Iterable[str] | None, layers: str | Iterable[str] | None
-) -> pd.DataFrame:
+def read_table(connection: sqlite3.Connection, table: str, names: Names, layers: Names) -> pd.DataFrame:
     """Return rows of metrics or texts, ordered by step, layer and name, with one query."""
     wanted = None if names is None else parse_patterns(names, "names")
     globs = None if layers is None else parse_patterns(layers, "layers")

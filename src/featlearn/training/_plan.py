@@ -194,24 +194,21 @@ def plan_measurement(
     return plan
 
 
+@dataclass
 class _Work:
     """Estimates of the operations and bytes of the parts of a measurement, from shapes."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, Layer],
-        sizes: Sizes,
-        samples: int,
-        features: Mapping[str, Any],
-        sharing: Sharing | None,
-    ) -> None:
-        self.layers, self.sizes, self.samples, self._sharing = layers, sizes, samples, sharing
-        self._model, self._features = model, features
-        self._all_weights = sum(_weights(layer) for layer in layers.values())
-        self._others = _others(model)
-        every = ModelSession(model).layers
-        self._forward = sum(2.0 * sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
+    model: nn.Module
+    layers: Mapping[str, Layer]
+    sizes: Sizes
+    samples: int
+    options: Mapping[str, Any]
+    sharing: Sharing | None
+
+    def __post_init__(self) -> None:
+        self._others = _others(self.model)
+        every = ModelSession(self.model).layers
+        self._forward = sum(2.0 * self.sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
 
     def passes(self, rows: int, number: float) -> float:
         """Return the operations of forward passes; a backward pass to the pre-activations takes as many."""
@@ -232,23 +229,24 @@ class _Work:
         """Return the operations and bytes of the feature matrices."""
         planned = plan_outputs(outputs, self.sizes.outputs)
         vectors = planned.sketches or planned.count
-        loss, decay = (self._features[name] is not None for name in ("loss", "weight_decay"))
+        loss, decay = (self.options[name] is not None for name in ("loss", "weight_decay"))
         positions = {name: int(self.sizes.positions.get(name, 0) * rows) + 1 for name in self.layers}
         cost = probe_cost(
-            self._model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
-            layers=self._features["layers"], initial=True, loss=loss, weight_decay=decay,
+            self.model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
+            layers=self.options["layers"], initial=True, loss=loss, weight_decay=decay,
         )  # fmt: skip
-        sums = float(cost.table[["sums", "numbers"]].to_numpy().sum())
+        operations = float(cost.table[["sums", "numbers"]].to_numpy().sum())
+        weights = sum(_weights(layer) for layer in self.layers.values())
         # Sums, the memory of computing numbers from them, and weights in double precision, of two models.
-        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + sums, 2.0 * cost.bytes + 32.0 * self._all_weights
+        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + operations, 2.0 * cost.bytes + 32.0 * weights
 
     def in_time(self, outputs: str | int, rows: int) -> bool:
         """Return whether there is time to measure layers with shared rows by sample, in this and the initial model."""
-        if self._sharing is None:
+        if self.sharing is None:
             return True
-        if rows < self.samples and not self._sharing.alone:
+        if rows < self.samples and not self.sharing.alone:
             return False
-        return 2 * rows * self.vectors(outputs) * self._sharing.seconds <= self._sharing.limit
+        return 2 * rows * self.vectors(outputs) * self.sharing.seconds <= self.sharing.limit
 
     def spectrum(self, name: str) -> tuple[float, float]:
         """Return the operations and bytes of a weight spectrum: Gram matrix, eigenvalues, norms of the change."""
