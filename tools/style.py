@@ -73,7 +73,7 @@ PHRASES: tuple[tuple[str, str], ...] = (
     (r"\b(?:FORMULAS|DESIGN|LAYOUT|STYLE|EXPERIMENTS)(?:\.md)?\b", "refer to documents of the repository only"),
 )
 BRITISH = re.compile(
-    r"(?<![A-Za-z])(?:de|un|non|re|pre|mis)?(?:centr(?:e|ed|es|ing)|normalis\w+|initialis\w+|optimis(?!t|m)\w+|colour\w*|"
+    r"(?<![A-Za-z])(?<!--)(?:de|un|non|re|pre|mis)?(?:centr(?:e|ed|es|ing)|normalis\w+|initialis\w+|optimis(?!t|m)\w+|colour\w*|"
     r"learnt|behaviour\w*|favour\w*|neighbour\w*|parametris\w+|vectoris\w+|standardis\w+|regularis\w+|symmetris\w+|"
     r"generalis\w+|summaris\w+|visualis\w+|labelled|labelling|modelled|modelling|analys(?:e|ed|es|ing)|licence|grey|"
     r"recognis\w+|organis\w+|minimis\w+|maximis\w+|factoris\w+|linearis\w+|randomis\w+|discretis\w+|honour\w*)(?![A-Za-z])",

@@ -73,7 +73,7 @@ def probe(
     target: Annotated[str | None, typer.Option(help="Target column of a table.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Maximum number of rows, drawn at random.")] = None,
     standardize: Annotated[bool, typer.Option("--standardize", help="Scale inputs to mean 0, deviation 1.")] = False,
-    standardise: Annotated[bool, typer.Option("--standardise", hidden=True)] = False,
+    standardize_old: Annotated[bool, typer.Option("--standardise", hidden=True)] = False,
     layers: Annotated[list[str] | None, typer.Option(help="Glob pattern of layers; may be repeated.")] = None,
     outputs: Annotated[str, typer.Option(help="auto, exact, or a number of random output vectors.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of rows and output vectors.")] = 0,
@@ -96,7 +96,7 @@ def probe(
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
     with handle_errors():
-        if standardise:
+        if standardize_old:
             print_notice("--standardise is deprecated: use --standardize")
         check_folder(out, _FILES)
         if weight_decay is not None and loss is None:
@@ -105,7 +105,7 @@ def probe(
         with redirect_stdout(sys.stderr):  # the user's code may print, and stdout is for results
             report, about = _probe(
                 source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
-                standardize or standardise, layers, outputs, seed,
+                standardize or standardize_old, layers, outputs, seed,
             )  # fmt: skip
         table = report.table([*_COLUMNS], strict=False)
         shown = _shown(table)

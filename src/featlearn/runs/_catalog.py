@@ -17,18 +17,14 @@ from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.validation import as_folder, flat_settings
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs._run import Run
+from featlearn.runs._sql import Names
 from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
 from featlearn.runs.lock import WriterLock
 from featlearn.runs.overview import overview
 from featlearn.runs.step_files import FOLDERS, remove_all, tidy
 
 
-def export(
-    run: RunLike,
-    path: str | os.PathLike[str],
-    names: str | Iterable[str] | None = None,
-    layers: str | Iterable[str] | None = None,
-) -> None:
+def export(run: RunLike, path: str | os.PathLike[str], names: Names = None, layers: Names = None) -> None:
     """Write the metrics of a run as a table in long form, with the columns run, step, layer, name and value.
 
     Args:
@@ -141,9 +137,7 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
     return table.sort_values(["started", "path"], na_position="last", ignore_index=True)
 
 
-def compare(
-    runs: Iterable[RunLike] | RunLike, names: str | Iterable[str] | None = None, layer: str | None = None
-) -> pd.DataFrame:
+def compare(runs: Iterable[RunLike] | RunLike, names: Names = None, layer: str | None = None) -> pd.DataFrame:
     """Return metrics of several runs side by side.
 
     Args:

@@ -1,17 +1,22 @@
-"""Environment of a run: versions, platform, command, commit."""
+"""Metadata of a new run and its environment: versions, platform, command, commit."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from featlearn._utils.validation import as_text
 
 _GIT_SECONDS = 5.0
 
@@ -31,6 +36,18 @@ def describe_environment(seed: int | None = None) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "seed": seed,
         "git": _git(),
+    }
+
+
+def new_meta(path: Path, config: Mapping[str, Any], seed: int | None, name: str | None) -> dict[str, str]:
+    """Return the metadata of a new run."""
+    return {
+        "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
+        "config": json.dumps(config),
+        "environment": json.dumps(describe_environment(seed)),
+        "started": repr(time.time()),
+        "status": "running",
+        "message": "",
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from featlearn._utils.validation import as_step, as_text, stored_moment, stored_settings
 from featlearn.errors import RunStoreError
 from featlearn.runs import _sql
+from featlearn.runs._sql import Names
 from featlearn.runs.database import Database
 from featlearn.runs.lock import being_written
 from featlearn.runs.step_files import load_newest, load_step, steps_of
@@ -31,9 +32,7 @@ class RunRecord:
         self._database = database
         self.name, self.config, self.environment, self.started = parse_meta(self._meta(), database.path)
 
-    def metrics(
-        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
-    ) -> pd.DataFrame:
+    def metrics(self, names: Names = None, layers: Names = None) -> pd.DataFrame:
         """Return the metrics in long form.
 
         Args:
@@ -50,9 +49,7 @@ class RunRecord:
         with self._database.reading() as connection:
             return _sql.read_table(connection, "metrics", names, layers)
 
-    def texts(
-        self, names: str | Iterable[str] | None = None, layers: str | Iterable[str] | None = None
-    ) -> pd.DataFrame:
+    def texts(self, names: Names = None, layers: Names = None) -> pd.DataFrame:
         """Return the text values in long form.
 
         Args:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sqlite3
 import time
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from torch import Tensor
 
-from featlearn._utils.atomic import file_trouble
 from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.validation import (
     as_folder,
@@ -32,10 +28,10 @@ from featlearn._utils.validation import (
 )
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import _sql
-from featlearn.runs._environment import describe_environment, process_started
+from featlearn.runs._environment import describe_environment, new_meta, process_started
 from featlearn.runs._reader import RunRecord
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
-from featlearn.runs.lock import WriterLock
+from featlearn.runs.lock import WriterLock, close_and_release, locked, warn_or_close
 from featlearn.runs.step_files import remove_all, remove_older, save_step, tidy
 
 _LOG = logging.getLogger("featlearn")
@@ -46,9 +42,8 @@ Value = float | int | bool | str
 class Run(RunRecord):
     """Run on disk, created by `Run.create` or opened by `Run.open`.
 
-    Values that `log` has returned from are kept even if the process is killed. One process at a time writes a run, and
-    any number of processes can read it meanwhile. In a ``with`` block, the run ends as finished, or as failed if the
-    block raises.
+    Logged values are kept even if the process is killed. One process at a time writes a run, and any number can read it
+    meanwhile. In a ``with`` block, the run ends as finished, or as failed if the block raises.
 
     Args:
         path: Folder of the run.
@@ -75,7 +70,7 @@ class Run(RunRecord):
         self._earlier = -1  # the last step that an earlier writer logged
         self._repeats: int | None = None  # the first step that may be logged again without a warning
         # Also called when the run is garbage-collected or the program ends.
-        self._end = None if lock is None else weakref.finalize(self, _release, database, lock)
+        self._end = None if lock is None else weakref.finalize(self, close_and_release, database, lock)
         try:
             super().__init__(path, database)
         except BaseException:
@@ -109,8 +104,8 @@ class Run(RunRecord):
         path = as_folder(folder)
         if seed is not None and not is_int(seed):
             raise InputError(f"seed must be an integer or None, got {seed!r}.")
-        meta = _new_meta(path, as_settings(config), seed, name)
-        with _lock(path, create=True) as lock:
+        meta = new_meta(path, as_settings(config), seed, name)
+        with locked(path, create=True) as lock:
             if os.path.lexists(path / DATABASE_FILE):
                 raise RunStoreError(
                     f"{str(path)!r} already holds a run. Open it with write=True, or choose another folder."
@@ -129,17 +124,17 @@ class Run(RunRecord):
             The run, open for writing; None if the folder holds a run with steps or checkpoints, which is not changed.
         """
         path = as_folder(folder)
-        meta = _new_meta(path, as_settings(config), None, None)
+        meta = new_meta(path, as_settings(config), None, None)
         if os.path.lexists(path / DATABASE_FILE) and not cls.open(path).is_empty:
             return None  # without waiting for a writer
-        with _lock(path, create=True) as lock:
+        with locked(path, create=True) as lock:
             if os.path.lexists(path / DATABASE_FILE):
                 old = cls.open(path)
                 if not old.is_empty:
                     lock.release()
                     return None
                 settings = old.config if config is None else as_settings(config)
-                meta = _new_meta(path, settings, old.environment.get("seed"), old.name)
+                meta = new_meta(path, settings, old.environment.get("seed"), old.name)
                 remove_all(path / "initial")  # of a launch that recorded nothing
             return cls._create(path, lock, meta)
 
@@ -162,7 +157,7 @@ class Run(RunRecord):
         require_run(path)
         if not write:
             return cls(path)
-        with _lock(path) as lock:
+        with locked(path) as lock:
             return cls._begin(path, lock)
 
     @classmethod
@@ -183,13 +178,7 @@ class Run(RunRecord):
             return cls.create(folder, config)
         run = cls.open(folder, write=True)
         if config is not None and (changed := changed_settings(run.config, as_settings(config))):
-            try:
-                warnings.warn(
-                    f"The run in {str(run.path)!r} keeps its original config: {changed}.", UserWarning, stacklevel=2
-                )
-            except UserWarning:
-                run.close()
-                raise
+            warn_or_close(run, f"The run in {str(run.path)!r} keeps its original config: {changed}.", stacklevel=3)
         return run
 
     @staticmethod
@@ -221,7 +210,7 @@ class Run(RunRecord):
             row = (os.getpid(), process_started(), now, now, json.dumps(current))
             insert = "INSERT INTO starts (pid, process_started, began, seen, environment) VALUES (?, ?, ?, ?, ?)"
             with run._database.transaction() as connection:
-                _set_status(connection, "running", "")
+                _sql.set_status(connection, "running", "")
                 run._start = connection.execute(insert, row).lastrowid
         except BaseException:
             run.close()
@@ -231,9 +220,8 @@ class Run(RunRecord):
     def log(self, step: int, values: Mapping[str, Value], *, layer: str | None = None) -> None:
         """Log values of a step, all or none. When it returns, they are kept even if the process is killed.
 
-        A value that was logged under the same name for the same step and layer is replaced, since a run that is
-        continued repeats steps. Logging a step that an earlier process has logged gives one warning, unless a
-        `checkpoint` was loaded.
+        An earlier value of the same name, step and layer is replaced. Logging a step that an earlier process has logged
+        gives one warning, unless a `checkpoint` was loaded.
 
         Args:
             step: Number of the step, an integer of at least 0.
@@ -291,7 +279,7 @@ class Run(RunRecord):
             if not isinstance(matrix, Tensor):
                 raise InputError(f"The matrix {name!r} must be a tensor, got {type(matrix).__name__}.")
             as_text(name, "the name of a matrix")
-        self._database.require_writing()
+        self._database.writable()
         if at <= self._earlier and at in self.matrix_steps():
             self._warn_of_repeated(at)
         save_step(self.path / "matrices", at, matrices)
@@ -365,7 +353,7 @@ class Run(RunRecord):
         Args:
             state: State of the model, as in `save_checkpoint`.
         """
-        self._database.require_writing()
+        self._database.writable()
         save_step(self.path / "initial", 0, state)
 
     def finish(self, status: Literal["finished", "failed"] = "finished", message: str = "") -> None:
@@ -381,7 +369,7 @@ class Run(RunRecord):
         check_option("status", status, ("finished", "failed"))
         reason = as_text(message, "message", empty=True)
         with self._database.transaction() as connection:
-            _set_status(connection, status, reason)
+            _sql.set_status(connection, status, reason)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
         self.close()
 
@@ -393,9 +381,7 @@ class Run(RunRecord):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self.writes and error is None:
                 self.finish()
@@ -409,43 +395,5 @@ class Run(RunRecord):
             self.close()
 
 
-@contextmanager
-def _lock(path: Path, create: bool = False) -> Iterator[WriterLock]:
-    """Lock a run for writing, and release it if the block raises; optionally create its folder."""
-    if create:
-        with file_trouble(path):
-            path.mkdir(parents=True, exist_ok=True)
-    lock = WriterLock(path)
-    try:
-        yield lock
-    except BaseException:
-        lock.release()
-        raise
-
-
-def _set_status(connection: sqlite3.Connection, status: str, message: str) -> None:
-    values = ((status, "status"), (message, "message"))
-    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", values)
-
-
-def _new_meta(path: Path, config: Mapping[str, Any], seed: int | None, name: str | None) -> dict[str, str]:
-    """Return the metadata of a new run."""
-    return {
-        "name": path.absolute().name.encode("utf-8", "replace").decode() if name is None else as_text(name, "name"),
-        "config": json.dumps(config),
-        "environment": json.dumps(describe_environment(seed)),
-        "started": repr(time.time()),
-        "status": "running",
-        "message": "",
-    }
-
-
 def _as_layer(layer: str | None) -> str:
     return "" if layer is None else as_text(layer, "layer")
-
-
-def _release(database: Database, lock: WriterLock) -> None:
-    try:
-        database.close()
-    finally:
-        lock.release()

@@ -15,6 +15,8 @@ from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError, RunStoreError
 
 Row = tuple[int, str, str, float | str]
+Names = str | Iterable[str] | None
+"""Name or names of values, or patterns of layers; None selects all."""
 
 
 def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
@@ -34,6 +36,12 @@ def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
             connection.executemany(delete, [row[:3] for row in written])
 
 
+def set_status(connection: sqlite3.Connection, status: str, message: str) -> None:
+    """Set the status and the message of the run; the caller holds the transaction."""
+    values = ((status, "status"), (message, "message"))
+    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", values)
+
+
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the metadata of the run, as strings."""
     result = dict(connection.execute("SELECT key, value FROM meta").fetchall())
@@ -41,9 +49,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     return result
 
 
-def read_table(
-    connection: sqlite3.Connection, table: str, names: str | Iterable[str] | None, layers: str | Iterable[str] | None
-) -> pd.DataFrame:
+def read_table(connection: sqlite3.Connection, table: str, names: Names, layers: Names) -> pd.DataFrame:
     """Return rows of metrics or texts, ordered by step, layer and name, with one query."""
     wanted = None if names is None else parse_patterns(names, "names")
     globs = None if layers is None else parse_patterns(layers, "layers")

@@ -45,7 +45,7 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection; commit at the end of the block, or roll back if it raises."""
         with self._guard, database_trouble(self.path):
-            connection = self._writable()
+            connection = self.writable()
             require_run(self.path.parent)  # SQLite would continue to write to a deleted file, and lose the values
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -63,7 +63,7 @@ class Database:
         with database_trouble(self.path), row_trouble(self.path):
             if self.writes:
                 with self._guard:
-                    yield self._writable()
+                    yield self.writable()
                 return
             connection = _connect_for_reading(self.path)
             try:
@@ -74,11 +74,7 @@ class Database:
     def sync(self) -> None:
         """Write logged values to the disk, so that they survive a loss of power."""
         with self._guard, database_trouble(self.path):
-            self._writable().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
-    def require_writing(self) -> None:
-        """Raise unless this process may write."""
-        self._writable()
+            self.writable().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def close(self) -> None:
         """Close the connection for writing; reading remains possible."""
@@ -94,7 +90,8 @@ class Database:
                 connection.execute("PRAGMA journal_mode = DELETE").fetchall()
             connection.close()
 
-    def _writable(self) -> sqlite3.Connection:
+    def writable(self) -> sqlite3.Connection:
+        """Return the connection for writing, or raise RunStoreError if this process may not write."""
         run = f"The run in {str(self.path.parent)!r}"
         if self._writer is None:
             raise RunStoreError(f"{run} is not open for writing. Open it with write=True.")
@@ -135,7 +132,7 @@ def create_database(path: Path, meta: Mapping[str, str]) -> None:
             try:
                 connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("BEGIN IMMEDIATE")
-                create_tables(connection)
+                migrate(connection, 0)
                 connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", meta.items())
                 connection.execute("COMMIT")
             finally:
@@ -194,32 +191,24 @@ SCHEMA_VERSION = 2
 
 # The column of values has no type: in a REAL column, SQLite would turn -0.0 into 0.0. NULL is a NaN.
 # The layer '' is the run itself: columns of a primary key cannot be NULL.
-_VERSION_1 = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
-    "CREATE TABLE metrics (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value, "
-    "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
-)
-
-# Statements that migrate a version to the next one.
+# Statements that migrate a version to the next one; 0 is an empty database.
 _MIGRATIONS = {
+    0: (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID",
+        "CREATE TABLE metrics (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value, "
+        "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
+    ),
     1: (
         "CREATE TABLE texts (step INTEGER NOT NULL, layer TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, "
         "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
         "CREATE TABLE starts (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, process_started REAL, "
         "began REAL NOT NULL, seen REAL NOT NULL, checkpoint INTEGER, environment TEXT NOT NULL)",
-    )
+    ),
 }
 
 
-def create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables of the current version in an empty database; the caller holds the transaction."""
-    for statement in _VERSION_1:
-        connection.execute(statement)
-    migrate(connection, 1)
-
-
 def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Update an older database to the current version; the caller holds the transaction."""
+    """Update an older or empty database to the current version; the caller holds the transaction."""
     if version < SCHEMA_VERSION:
         for statement in _statements(version):
             connection.execute(statement)

@@ -6,8 +6,10 @@ import errno
 import os
 import stat
 import time
+import warnings
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,37 @@ class WriterLock:
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
+
+
+@contextmanager
+def locked(path: Path, create: bool = False) -> Iterator[WriterLock]:
+    """Lock a run for writing, and release it if the block raises; optionally create its folder."""
+    if create:
+        with file_trouble(path):
+            path.mkdir(parents=True, exist_ok=True)
+    lock = WriterLock(path)
+    try:
+        yield lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def close_and_release(database: Any, lock: WriterLock) -> None:
+    """Close the database of a run, and release its lock in any case."""
+    try:
+        database.close()
+    finally:
+        lock.release()
+
+
+def warn_or_close(run: Any, message: str, stacklevel: int) -> None:
+    """Warn about a run that was opened for writing, and close it, which releases the lock, if warnings are errors."""
+    try:
+        warnings.warn(message, UserWarning, stacklevel)
+    except UserWarning:
+        run.close()
+        raise
 
 
 def being_written(folder: Path) -> bool:

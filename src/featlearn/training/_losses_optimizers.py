@@ -68,13 +68,12 @@ def make_optimizer(
     if optimizer in ("sgd", "gd", "slo"):
         kind = SLO if optimizer == "slo" else torch.optim.SGD
         return kind(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    if optimizer not in ("adam", "adagrad"):
+        raise InputError(f"optimizer must be 'sgd', 'gd', 'adam', 'adagrad', 'slo' or a factory, got {optimizer!r}.")
     if momentum != 0:
         raise InputError(f"momentum must be 0 for optimizer {optimizer!r}, got {momentum}. Use 'sgd' or 'slo'.")
-    if optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
-    if optimizer == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=lr, weight_decay=weight_decay)
-    raise InputError(f"optimizer must be 'sgd', 'gd', 'adam', 'adagrad', 'slo' or a factory, got {optimizer!r}.")
+    adaptive = torch.optim.Adam if optimizer == "adam" else torch.optim.Adagrad
+    return adaptive(parameters, lr=lr, weight_decay=weight_decay)
 
 
 def make_schedule(schedule: str | ScheduleFactory | None, optimizer: Optimizer, total: int) -> LRScheduler | None:

@@ -306,13 +306,11 @@ def _weight(layer: Layer) -> Tensor:
 
 
 def _weight_spectrum(layer: Layer) -> Array:
-    values: Array = weight_eigenvalues(_weight(layer), side="smaller").numpy()
-    return values
+    return np.asarray(weight_eigenvalues(_weight(layer), side="smaller"))
 
 
 def _eigenvalues(kernel: Tensor) -> Array:
-    values: Array = torch.linalg.eigvalsh(kernel).clamp_min(0).numpy()
-    return values
+    return np.asarray(torch.linalg.eigvalsh(kernel).clamp_min(0))
 
 
 def _spectrum_numbers(

@@ -27,6 +27,13 @@ _CHEAP = 1e9  # operations, less than a second: always allowed, however few the 
 _SHORT = 1.0  # seconds, likewise
 _LOOKED_AT = 32  # rows of the batch in which shared rows are searched
 _FEWEST_ROWS, _FEWEST_VECTORS = 8, 4
+_REDUCIBLE = {
+    "features": ("feature matrices", "feature_rows"),
+    "ck": ("conjugate kernels", "ck_rows"),
+    "ntk": ("the tangent kernel", "ntk_rows"),
+}
+"""Parts that can be measured on fewer rows, with their name and the attribute of the plan."""
+
 _EIGENVALUES = 30.0  # operations of an eigenvalue problem over k^3, in units of the faster operations of products
 
 
@@ -181,57 +188,65 @@ def plan_measurement(
     plan = MeasurementPlan(
         parts, memory, features["outputs"], n, batch_rows, kernel_rows, kernel_rows, None, frozenset(layers), notes
     )
-    for part, choose in (("features", _features), ("weights", _spectra), ("ck", _ck), ("ntk", _ntk)):
+    for part in ("features", "weights", "ck", "ntk"):
         if part in plan.parts:
-            plan = choose(plan, work, limit)
+            plan = _spectra(plan, work, limit) if part == "weights" else _shrink(plan, work, limit, part)
     return plan
 
 
+@dataclass
 class _Work:
     """Estimates of the operations and bytes of the parts of a measurement, from shapes."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, Layer],
-        sizes: Sizes,
-        samples: int,
-        features: Mapping[str, Any],
-        sharing: Sharing | None,
-    ) -> None:
-        self.layers, self.sizes, self.samples, self._sharing = layers, sizes, samples, sharing
-        self._model, self._features = model, features
-        self._all_weights = sum(_weights(layer) for layer in layers.values())
-        self._others = _others(model)
-        every = ModelSession(model).layers
-        self._forward = sum(2.0 * sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
+    model: nn.Module
+    layers: Mapping[str, Layer]
+    sizes: Sizes
+    samples: int
+    options: Mapping[str, Any]
+    sharing: Sharing | None
+
+    def __post_init__(self) -> None:
+        self._others = _others(self.model)
+        every = ModelSession(self.model).layers
+        self._forward = sum(2.0 * self.sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
 
     def passes(self, rows: int, number: float) -> float:
         """Return the operations of forward passes; a backward pass to the pre-activations takes as many."""
         return rows * number * max(self._forward, self.sizes.numbers)
 
+    def cost(self, part: str, outputs: str | int, rows: int) -> tuple[float, float]:
+        """Return the operations and bytes of the part "features", "ck" or "ntk"."""
+        if part == "features":
+            return self.features(outputs, rows)
+        return self.ck(rows) if part == "ck" else self.ntk(self.vectors(outputs), rows)
+
+    def vectors(self, outputs: str | int) -> int:
+        """Return the number of output vectors."""
+        planned = plan_outputs(outputs, self.sizes.outputs)
+        return planned.sketches or planned.count
+
     def features(self, outputs: str | int, rows: int) -> tuple[float, float]:
         """Return the operations and bytes of the feature matrices."""
         planned = plan_outputs(outputs, self.sizes.outputs)
         vectors = planned.sketches or planned.count
-        loss, decay = (self._features[name] is not None for name in ("loss", "weight_decay"))
+        loss, decay = (self.options[name] is not None for name in ("loss", "weight_decay"))
         positions = {name: int(self.sizes.positions.get(name, 0) * rows) + 1 for name in self.layers}
         cost = probe_cost(
-            self._model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
-            layers=self._features["layers"], initial=True, loss=loss, weight_decay=decay,
+            self.model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
+            layers=self.options["layers"], initial=True, loss=loss, weight_decay=decay,
         )  # fmt: skip
-        sums = float(cost.table[["sums", "numbers"]].to_numpy().sum())
+        operations = float(cost.table[["sums", "numbers"]].to_numpy().sum())
+        weights = sum(_weights(layer) for layer in self.layers.values())
         # Sums, the memory of computing numbers from them, and weights in double precision, of two models.
-        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + sums, 2.0 * cost.bytes + 32.0 * self._all_weights
+        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + operations, 2.0 * cost.bytes + 32.0 * weights
 
     def in_time(self, outputs: str | int, rows: int) -> bool:
         """Return whether there is time to measure layers with shared rows by sample, in this and the initial model."""
-        if self._sharing is None:
+        if self.sharing is None:
             return True
-        if rows < self.samples and not self._sharing.alone:
+        if rows < self.samples and not self.sharing.alone:
             return False
-        planned = plan_outputs(outputs, self.sizes.outputs)
-        return 2 * rows * (planned.sketches or planned.count) * self._sharing.seconds <= self._sharing.limit
+        return 2 * rows * self.vectors(outputs) * self.sharing.seconds <= self.sharing.limit
 
     def spectrum(self, name: str) -> tuple[float, float]:
         """Return the operations and bytes of a weight spectrum: Gram matrix, eigenvalues, norms of the change."""
@@ -265,12 +280,25 @@ class _Work:
         return work, 4 * 8 * numbers + 16.0 * (len(self.layers) + 1) * rows**2
 
 
-def _features(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
-    for outputs, rows in _smaller(plan.outputs, plan.outputs == "auto", work.sizes.outputs, plan.feature_rows):
-        if _fits(work.features(outputs, rows), limit, plan.memory) and work.in_time(outputs, rows):
-            notes = _reduced("feature matrices", outputs, plan.outputs, rows, plan.feature_rows)
-            return replace(plan, outputs=outputs, feature_rows=rows, notes=plan.notes + notes)
-    return _without(plan, "features", "feature matrices")
+def _shrink(plan: MeasurementPlan, work: _Work, limit: float, part: str) -> MeasurementPlan:
+    """Reduce the output vectors and rows of a part until it fits, or omit the part."""
+    what, field = _REDUCIBLE[part]
+    all_rows: int = getattr(plan, field)
+    requested = plan.outputs if part == "features" else "exact"
+    sketch = part == "ntk" or requested == "auto"
+    for outputs, rows in _smaller(requested, sketch, work.sizes.outputs, all_rows):
+        operations, size = work.cost(part, outputs, rows)
+        if operations > limit or size > plan.memory or (part == "features" and not work.in_time(outputs, rows)):
+            continue
+        by = [f"with {outputs} random output vectors"] if outputs != requested else []
+        by += [f"on {rows} of {all_rows} rows"] if rows < all_rows else []
+        changes: dict[str, Any] = {field: rows, "notes": plan.notes + ((f"{what} {' '.join(by)}",) if by else ())}
+        if part == "features":
+            changes["outputs"] = outputs
+        elif outputs != "exact":
+            changes["sketches"] = outputs
+        return replace(plan, **changes)
+    return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what.removeprefix('the ')}"))
 
 
 def _spectra(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
@@ -289,23 +317,6 @@ def _spectra(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPla
     return replace(plan, spectra=frozenset(kept), notes=(*plan.notes, f"no spectrum of the weights of {which}"))
 
 
-def _ck(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
-    for _, rows in _smaller("exact", False, 1, plan.ck_rows):
-        if _fits(work.ck(rows), limit, plan.memory):
-            notes = _reduced("conjugate kernels", None, None, rows, plan.ck_rows)
-            return replace(plan, ck_rows=rows, notes=plan.notes + notes)
-    return _without(plan, "ck", "conjugate kernels")
-
-
-def _ntk(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
-    for outputs, rows in _smaller("exact", True, work.sizes.outputs, plan.ntk_rows):
-        sketches = None if isinstance(outputs, str) else outputs
-        if _fits(work.ntk(sketches or work.sizes.outputs, rows), limit, plan.memory):
-            notes = _reduced("the tangent kernel", sketches, None, rows, plan.ntk_rows)
-            return replace(plan, ntk_rows=rows, sketches=sketches, notes=plan.notes + notes)
-    return _without(plan, "ntk", "tangent kernel")
-
-
 def _smaller(outputs: str | int, sketch: bool, count: int, rows: int) -> Iterator[tuple[str | int, int]]:
     """Yield outputs and rows, from the requested ones on: random output vectors, fewer rows, fewer vectors."""
     yield outputs, rows
@@ -317,20 +328,6 @@ def _smaller(outputs: str | int, sketch: bool, count: int, rows: int) -> Iterato
         yield outputs, rows
     if sketch and count > _FEWEST_VECTORS:
         yield _FEWEST_VECTORS, rows
-
-
-def _fits(cost: tuple[float, float], operations: float, memory: float) -> bool:
-    return cost[0] <= operations and cost[1] <= memory
-
-
-def _reduced(what: str, outputs: Any, requested: Any, rows: int, all_rows: int) -> tuple[str, ...]:
-    by = [f"with {outputs} random output vectors"] if outputs != requested else []
-    by += [f"on {rows} of {all_rows} rows"] if rows < all_rows else []
-    return (f"{what} {' '.join(by)}",) if by else ()
-
-
-def _without(plan: MeasurementPlan, part: str, what: str) -> MeasurementPlan:
-    return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what}"))
 
 
 def _others(model: nn.Module) -> int:

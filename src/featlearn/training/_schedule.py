@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import suppress
 
 from featlearn.errors import InputError
 
 Every = int | str | Iterable[int]
 _PER_DECADE = 8
-_EVERY = 'every must be a number of steps of at least 1, "log" or a list of steps from 0 on, got {!r}.'
 
 
 def step_rule(every: Every) -> Callable[[int], bool]:
@@ -29,21 +28,14 @@ def step_rule(every: Every) -> Callable[[int], bool]:
         return _is_log_step
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
         return lambda step: step % every == 0
-    if isinstance(every, int | str):
-        raise InputError(_EVERY.format(every))
-    steps = _as_steps(every)
-    return lambda step: step in steps
-
-
-def _as_steps(every: Any) -> frozenset[int]:
-    try:
-        given = {float(step) for step in every}
-        steps = frozenset(int(step) for step in given if step == int(step) and step >= 0)
-    except (TypeError, ValueError):
-        raise InputError(_EVERY.format(every)) from None
-    if not steps or len(steps) != len(given):
-        raise InputError(_EVERY.format(every))
-    return steps
+    given: set[float] = set()
+    with suppress(TypeError, ValueError):  # raises the error below
+        given = set() if isinstance(every, int | str) else {float(step) for step in every}
+    if not given or not all(step >= 0 and step.is_integer() for step in given):
+        raise InputError(
+            f'every must be a number of steps of at least 1, "log" or a list of steps from 0 on, got {every!r}.'
+        )
+    return lambda step: step in given
 
 
 def _is_log_step(step: int) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from featlearn._utils.validation import as_settings, check_int
 from featlearn.errors import DivergenceError, InputError
 from featlearn.runs import Run
 from featlearn.runs.launch import launch, run_to_continue
+from featlearn.runs.lock import warn_or_close
 from featlearn.training._checkpoint import Training, model_mark, tensor_mark
 from featlearn.training._losses_optimizers import (
     LossFunction,
@@ -129,17 +129,18 @@ def fit(
     scheduler = make_schedule(schedule, updates, total)
     generator = as_generator(generator, "fit")
 
-    def whole(gradient: bool) -> float:
-        """Return the loss over all the data; optionally add its gradient to ``.grad``."""
+    def whole_loss(step: int) -> float:
+        """Return the loss over all the data, or raise; add its gradient to ``.grad`` if a stopping rule needs it."""
         updates.zero_grad()
         value = 0.0
-        with torch.set_grad_enabled(gradient):
+        with torch.set_grad_enabled(stop_relgrad is not None):
             for start in range(0, len(X), batch):
                 xs, ys = X[start : start + batch], y[start : start + batch]
                 part = objective(model(xs), ys) * (len(xs) / len(X))
-                if gradient:
+                if stop_relgrad is not None:
                     part.backward()  # type: ignore[no-untyped-call]
                 value += float(part.detach())
+        _check_finite(value, step, updates)
         return value
 
     def stop_reason(value: float) -> Literal["loss", "relgrad"] | None:
@@ -174,7 +175,6 @@ def fit(
             history.loss = training.losses
             if len(history.loss) > total:
                 raise InputError(f"steps must be at least the {len(history.loss)} updates of the run, got {total}.")
-            history.step = list(range(len(history.loss)))
             advance(len(history.loss))
         saved = len(history.loss)
         for step in range(saved, total):
@@ -196,7 +196,6 @@ def fit(
             if callback is not None:
                 callback(step, value)
             loss_now.backward()  # type: ignore[no-untyped-call]
-            history.step.append(step)
             history.loss.append(value)
             if batch == len(X) and (reason := stop_reason(value)):
                 history.stopped = reason
@@ -205,21 +204,18 @@ def fit(
             if scheduler is not None:
                 scheduler.step()
             advance()
-            rules = stop_loss is not None or stop_relgrad is not None
-            if batch < len(X) and rules and (step + 1) % per_epoch == 0:
-                value = whole(gradient=stop_relgrad is not None)
-                _check_finite(value, step + 1, updates)
-                if reason := stop_reason(value):
-                    history.stopped = reason
-                    break
+            checked = (stop_loss is not None or stop_relgrad is not None) and (step + 1) % per_epoch == 0
+            if batch < len(X) and checked and (reason := stop_reason(whole_loss(step + 1))):
+                history.stopped = reason
+                break
             if log is not None and checkpoint_every is not None and (step + 1) % checkpoint_every == 0:
                 training.save(log)
                 saved = step + 1
         done = len(history.loss)
+        history.step = list(range(done))
         if log is not None and checkpoint_every is not None and history.stopped == "steps" and saved < done:
             training.save(log)
-        history.final_loss = whole(gradient=stop_relgrad is not None)
-        _check_finite(history.final_loss, len(history.step), updates)
+        history.final_loss = whole_loss(done)
         if stop_relgrad is not None:
             history.relgrad = relative_gradient(updates)
         updates.zero_grad()
@@ -321,11 +317,7 @@ def _open_run(folder: str | os.PathLike[str], config: dict[str, Any]) -> Run:
         return run
     run, message = launch(folder, config)
     if message is not None:
-        try:
-            warnings.warn(message, UserWarning, stacklevel=3)
-        except UserWarning:
-            run.close()
-            raise
+        warn_or_close(run, message, stacklevel=4)
     return run
 
 

@@ -77,17 +77,12 @@ def four_matrices(egop: Tensor, nfm: Tensor, agop: Tensor, corrupted: Tensor) ->
     Returns:
         The figure.
     """
-    return matrix_row(
-        {"EGOP": egop, "NFM": nfm, "AGOP": agop, "corrupted AGOP": corrupted},
-        titles={"EGOP": "EGOP of the task", "NFM": "NFM  $W^T W$", "AGOP": "AGOP  $W^T K W$"}
-        | {"corrupted AGOP": "corrupted  $W^T Q W$"},
-        subtitles={
-            "EGOP": "target of learning",
-            "NFM": f"cosine with EGOP {cosine(egop, nfm):.2f}",
-            "AGOP": f"cosine with NFM {cosine(nfm, agop):.2f}",
-            "corrupted AGOP": f"cosine with NFM {cosine(nfm, corrupted):.2f}",
-        },
-    )
+    matrices = {"EGOP": egop, "NFM": nfm, "AGOP": agop, "corrupted AGOP": corrupted}
+    titles = ("EGOP of the task", "NFM  $W^T W$", "AGOP  $W^T K W$", "corrupted  $W^T Q W$")
+    subtitles = ["target of learning", f"cosine with EGOP {cosine(egop, nfm):.2f}"]
+    subtitles += [f"cosine with NFM {cosine(nfm, matrix):.2f}" for matrix in (agop, corrupted)]
+    titled, subtitled = (dict(zip(matrices, texts, strict=True)) for texts in (titles, subtitles))
+    return matrix_row(matrices, titles=titled, subtitles=subtitled)
 
 
 @renamed_arguments(seed="generator")
