@@ -266,7 +266,10 @@ def least_of_one(function: Callable[[Array, Array], Array], v: Array, low: Array
 
     tolerances = {"xatol": _WIDTH, "xrtol": 0.0, "fatol": 0.0, "frtol": 0.0}
     bracket = best - width, best, best + width
-    objective = lambda y, v, low, high: function(folded(y, low, high), v)  # noqa: E731
+
+    def objective(y: Array, v: Array, low: Array, high: Array) -> Array:
+        return function(folded(y, low, high), v)
+
     search = find_minimum(objective, bracket, args=(v, low, high), tolerances=tolerances)
     converged = np.isin(search.status, (0, -2))  # -2: the function is flat to rounding
     return folded(np.where(converged, search.x, best), low, high)

@@ -81,9 +81,8 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def _checked_rows(self, X: Any, y: Any, **options: Any) -> tuple[Array, Any]:
-        self.__dict__.pop(
-            "feature_matrix_", None
-        )  # unfitted until the fit succeeds: no mix of two models after a failure
+        # Unfitted until the fit succeeds: a failure must not leave a mix of two models.
+        self.__dict__.pop("feature_matrix_", None)
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_all_finite=False, ensure_min_samples=2, **options)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
