@@ -9,8 +9,8 @@ OLDEST := .venv-oldest
 OLDEST_TESTS := $(addprefix tests/,_utils linalg plots models optim theory spectra runs rfm kernels adaptive reports) \
 	--ignore tests/optim/test_slo_trainers.py --ignore tests/rfm/test_frames.py -k "not gpt2 and not vit and not parquet"
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# What the style check covers: all but `spectra`, whose texts are still to be rewritten.
-STYLED := $(filter-out src/featlearn/spectra src/featlearn/__pycache__, $(wildcard src/featlearn/*)) docs tools \
+# What the style check covers.
+STYLED := $(filter-out src/featlearn/__pycache__, $(wildcard src/featlearn/*)) docs tools \
 	README.md CONTRIBUTING.md SECURITY.md
 # One thread per process: two test workers on two cores must not compete for them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1

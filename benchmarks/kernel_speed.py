@@ -67,11 +67,11 @@ def conv_rows() -> list[Row]:
 def transformer_rows() -> list[Row]:
     """Four blocks with embeddings and layer norms, 256 sequences of 64 tokens."""
     X = torch.randint(0, 65, (256, 64), generator=torch.Generator().manual_seed(0))
-    found = []
+    result = []
     for c in (1, 10):
         torch.manual_seed(0)
-        found += _against_torch_func("transformer, 4 blocks, 256 x 64 tokens", Pooled(c).eval(), X, c)
-    return found
+        result += _against_torch_func("transformer, 4 blocks, 256 x 64 tokens", Pooled(c).eval(), X, c)
+    return result
 
 
 def tail_rows() -> list[Row]:
@@ -81,7 +81,7 @@ def tail_rows() -> list[Row]:
     import powerlaw
 
     generator = np.random.default_rng(0)
-    found = []
+    result = []
     for name, values in (
         ("power law", generator.uniform(size=5000) ** (-1 / 1.5)),
         (
@@ -106,11 +106,11 @@ def tail_rows() -> list[Row]:
             {"featlearn": lambda values=values: fl.spectra.power_law(values), "powerlaw": package}, turns=3
         )
         label = f"tail fit of 5,000 eigenvalues, {name} (alpha {alpha:.3f})"
-        found += [
+        result += [
             Row(label, "featlearn", times["featlearn"], "itself", 1.0),
             limited(label, "powerlaw", times["powerlaw"], "featlearn", times["featlearn"], -20.0),
         ]
-    return found
+    return result
 
 
 def _against_torch_func(what: str, model: nn.Module, X: Tensor, outputs: int) -> list[Row]:

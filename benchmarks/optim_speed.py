@@ -34,10 +34,10 @@ def optim_rows() -> list[Row]:
 
 def _parameters() -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
-    found = [nn.Parameter(torch.randn(256, 256, generator=generator)) for _ in range(100)]
-    for p in found:
+    result = [nn.Parameter(torch.randn(256, 256, generator=generator)) for _ in range(100)]
+    for p in result:
         p.grad = torch.randn(256, 256, generator=generator)
-    return found
+    return result
 
 
 def _check(optimizer: SLO, parameters: list[nn.Parameter]) -> None:

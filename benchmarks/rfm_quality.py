@@ -76,22 +76,22 @@ def main() -> None:
     ours_seconds = tuned_seconds = 0.0
     for seed in range(SEEDS):
         for split in splits(seed):
-            found = scores.setdefault(split.name, {"ours": [], "default": [], "TabArena": []})
+            result = scores.setdefault(split.name, {"ours": [], "default": [], "TabArena": []})
             score, seconds = ours(split)
-            found["ours"].append(score)
+            result["ours"].append(score)
             if seed == 0:
                 ours_seconds += seconds
                 tuned_seconds += sum(theirs(split, settings, seed)[1] for settings in grid())
             for name, settings in (("default", DEFAULT), ("TabArena", TABARENA)):
-                found[name].append(theirs(split, settings, seed)[0])
-            print(f"seed {seed} {split.name}: {found['ours'][-1]:.3f} in {seconds:.1f} s, "
-                  f"xRFM {found['default'][-1]:.3f} and {found['TabArena'][-1]:.3f}", flush=True)  # fmt: skip
+                result[name].append(theirs(split, settings, seed)[0])
+            print(f"seed {seed} {split.name}: {result['ours'][-1]:.3f} in {seconds:.1f} s, "
+                  f"xRFM {result['default'][-1]:.3f} and {result['TabArena'][-1]:.3f}", flush=True)  # fmt: skip
     table = Table(header_style="bold")
     for column in ("set", "featlearn", "xRFM default", "xRFM TabArena", "at least its best, within one standard error"):
         table.add_column(column, justify="left" if column == "set" else "right")
-    for name, found in scores.items():
-        mean = {who: float(np.mean(values)) for who, values in found.items()}
-        spread = {who: float(np.std(values, ddof=1)) / SEEDS**0.5 for who, values in found.items()}
+    for name, result in scores.items():
+        mean = {who: float(np.mean(values)) for who, values in result.items()}
+        spread = {who: float(np.std(values, ddof=1)) / SEEDS**0.5 for who, values in result.items()}
         best = max(("default", "TabArena"), key=lambda who: mean[who])
         met = mean["ours"] >= mean[best] - max(spread["ours"], spread[best])
         shown = (f"{mean[who]:.3f} ± {spread[who]:.3f}" for who in ("ours", "default", "TabArena"))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featlearn.spectra import bbp_threshold, weight_spectra
 from featlearn.spectra._ranks import gram_eigenvalues
-from featlearn.spectra._weight_spectrum import judge
+from featlearn.spectra._weight_spectrum import measure_spectrum
 
 Array = NDArray[np.float64]
 Make = Callable[[int, int, np.random.Generator], Array]
@@ -109,15 +109,15 @@ SIGNALS |= {f"eigenvalues of a power law, {a}": power_law(a) for a in (2.0, 3.0)
 
 def shares(make: Make, seeds: int) -> tuple[float, float]:
     """Return the shares called spikes or a heavy tail, without and with the comparison of norms."""
-    plain = own = total = 0
+    plain = reference = total = 0
     for h, d in SHAPES:
         for seed in range(seeds):
             weight = torch.from_numpy(make(h, d, np.random.default_rng(seed)))
-            own += weight_spectra({"w.weight": weight})["w"].phase_name in FOUND
-            alone = judge("w", "matrix", (1, h, d), "w.weight", gram_eigenvalues(weight[None]))
+            reference += weight_spectra({"w.weight": weight})["w"].phase_name in FOUND
+            alone = measure_spectrum("w", "matrix", (1, h, d), "w.weight", gram_eigenvalues(weight[None]))
             plain += alone.phase_name in FOUND
             total += 1
-    return plain / total, own / total
+    return plain / total, reference / total
 
 
 def main() -> None:
@@ -126,8 +126,8 @@ def main() -> None:
     for title, kinds in (("no signal: false alarms", NULLS), ("signal: power", SIGNALS)):
         print(f"\n{title:45s} plain  norms   ({seeds} seeds x {len(SHAPES)} shapes)")
         for name, make in kinds.items():
-            plain, own = shares(make, seeds)
-            print(f"{name:45s} {plain:5.1%}  {own:5.1%}", flush=True)
+            plain, alone = shares(make, seeds)
+            print(f"{name:45s} {plain:5.1%}  {alone:5.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,16 +49,16 @@ def main() -> None:
             if table.name in done:
                 continue
             began = time.perf_counter()
-            found = uci_accuracy(table, given.protocol, update=given.update)
-            done[table.name] = found.mean
+            result = uci_accuracy(table, given.protocol, update=given.update)
+            done[table.name] = result.mean
             seconds = time.perf_counter() - began
-            scores = [f"{score:.4f}" for score in found.folds]
-            kept = " ".join(map(str, found.iterations))
-            row = [table.name, len(table.X), table.X.shape[1], table.classes, f"{found.mean:.4f}", *scores, kept,
+            scores = [f"{score:.4f}" for score in result.folds]
+            kept = " ".join(map(str, result.iterations))
+            row = [table.name, len(table.X), table.X.shape[1], table.classes, f"{result.mean:.4f}", *scores, kept,
                    f"{seconds:.1f}"]  # fmt: skip
             writer.writerow(row)
             stored.flush()
-            print(f"{table.name:32s} {100 * found.mean:6.2f}  ({seconds:.1f} s)", flush=True)
+            print(f"{table.name:32s} {100 * result.mean:6.2f}  ({seconds:.1f} s)", flush=True)
     mean = 100 * np.mean([done[table.name] for table in tables])
     print(f"{len(tables)} sets, {given.protocol} protocol, update {given.update}: mean accuracy {mean:.2f}")
 

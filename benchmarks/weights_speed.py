@@ -76,7 +76,7 @@ def weights_rows() -> Iterator[Row]:
 def _agreement(ours: dict[str, list[float]], theirs: dict[str, list[float]]) -> str:
     """How many tails start at the same eigenvalue, and how far alpha is there."""
     assert set(ours) == set(theirs)
-    a, b = (np.array([found[name] for name in ours]) for found in (ours, theirs))
+    a, b = (np.array([result[name] for name in ours]) for result in (ours, theirs))
     same = np.abs(a[:, 1] / b[:, 1] - 1) < 1e-4
     worst = np.abs(a[same, 0] / b[same, 0] - 1).max() if same.any() else float("nan")
     return f"its x_min is ours in {same.sum()} of {len(a)}, and alpha then within {worst:.0e}"

@@ -52,13 +52,13 @@ class XRFM:
         targets = torch.as_tensor(y if classifier else (y - self.mean) / self.scale)
         targets = targets.long() if classifier else targets.float().reshape(-1, 1)
         rows = torch.as_tensor(X).float()
-        told = {key: value for key, value in settings.items() if key not in ("model", "fit")}
+        reported = {key: value for key, value in settings.items() if key not in ("model", "fit")}
         if "model" in settings:
-            told["rfm_params"] = {"model": dict(settings["model"]), "fit": dict(settings["fit"])}
+            reported["rfm_params"] = {"model": dict(settings["model"]), "fit": dict(settings["fit"])}
         state = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002  # it seeds the global generators
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            self.model = xRFM(device="cpu", verbose=False, random_state=seed, n_threads=1, **told)
+            self.model = xRFM(device="cpu", verbose=False, random_state=seed, n_threads=1, **reported)
             self.model.fit(rows[train], targets[train], rows[judge], targets[judge])
         self.judged = self.score(X[judge], y[judge])
         np.random.set_state(state[0])  # noqa: NPY002
@@ -67,8 +67,8 @@ class XRFM:
     def score(self, X: Any, y: Any) -> float:
         """Accuracy or R2."""
         with contextlib.redirect_stdout(io.StringIO()):
-            found = np.asarray(self.model.predict(torch.as_tensor(X).float()))
+            result = np.asarray(self.model.predict(torch.as_tensor(X).float()))
         if self.classifier:
-            return float((found.reshape(-1) == y).mean())
-        residuals = y - (found.reshape(-1) * self.scale + self.mean)
+            return float((result.reshape(-1) == y).mean())
+        residuals = y - (result.reshape(-1) * self.scale + self.mean)
         return 1.0 - float((residuals**2).sum() / ((y - y.mean()) ** 2).sum())

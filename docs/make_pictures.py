@@ -124,19 +124,19 @@ def theory() -> None:
     """Predicted and observed rho over the decay of the data's spectrum."""
     decays = [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0]
     n = d = 128
-    found = []
+    result = []
     for place, decay in enumerate(decays):
         generator = torch.Generator().manual_seed(1)
         rates = 1 / (1 + torch.arange(1, d + 1, dtype=torch.float64) ** decay)
         X = torch.randn(n, d, generator=generator, dtype=torch.float64) * rates.sqrt()
         y = X[:, 0] * X[:, 1] + X[:, 1] * X[:, 2] + X[:, 2] * X[:, 0]
-        found.append(fl.theory.predict_quadratic(X, y, width=256, networks=10, seed=place))
+        result.append(fl.theory.predict_quadratic(X, y, width=256, networks=10, seed=place))
     with style():
         fig = new_figure(5.2, 3.0)
         ax = fig.subplots()
-        ax.plot(decays, [f.rho for f in found], color=BLUE, label="predicted")
-        errors = [f.observed_error for f in found]
-        means = [f.observed_mean for f in found]
+        ax.plot(decays, [f.rho for f in result], color=BLUE, label="predicted")
+        errors = [f.observed_error for f in result]
+        means = [f.observed_mean for f in result]
         ax.errorbar(decays, means, yerr=errors, fmt="o", color=ORANGE, markersize=4, label="ten networks")
         ax.set_xlabel("decay a of the data's spectrum")
         ax.set_ylabel("correlation at the start")
@@ -193,7 +193,7 @@ def adapted_kernels() -> None:
 def phases() -> None:
     """A spectrum in each phase: three cases of table 1 of the spectral paper at half size, and one of weight decay."""
     cases = {case: spectral_case(case, generator=0) for case in (1, 3, 4)}
-    found = {
+    result = {
         "invariant": (cases[1].weights.phase(), "case 1, gradient descent: $W^T W/h$"),
         "spike": (cases[3].weights.phase(), "case 3, SGD at a large rate: $W^T W/h$"),
         "heavy-tail": (cases[4].ck.phase(), "case 4, Adam: the conjugate kernel"),
@@ -203,8 +203,8 @@ def phases() -> None:
     before = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
     fit(model, (task.X, task.y), optimizer="adam", lr=3e-3, steps=1500, weight_decay=1e-3, schedule="cosine")
     after = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
-    found["collapse"] = (fl.spectra.phase(before, after), "weight decay, a task of five inputs: $W^T W/h$")
-    for name, (phase, title) in found.items():
+    result["collapse"] = (fl.spectra.phase(before, after), "weight decay, a task of five inputs: $W^T W/h$")
+    for name, (phase, title) in result.items():
         print(f"{name}: {phase}")
         save_figure(phase.plot(title), IMAGES / f"phase-{name}.png", dpi=110)
     save_figure(fl.spectra.power_law(cases[4].ck.trained).plot(), IMAGES / "tail.png", dpi=110)

@@ -53,24 +53,24 @@ def moved(model: nn.Module) -> nn.Module:
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    here, there = False, False
+    on_cpu, on_device = False, False
 
     def bare(value: Any) -> Any:
-        nonlocal here, there
-        there |= isinstance(value, OtherTensor)
+        nonlocal on_cpu, on_device
+        on_device |= isinstance(value, OtherTensor)
         # A number may be on the CPU.
-        here |= isinstance(value, Tensor) and not isinstance(value, OtherTensor) and value.ndim > 0
+        on_cpu |= isinstance(value, Tensor) and not isinstance(value, OtherTensor) and value.ndim > 0
         return value.inner if isinstance(value, OtherTensor) else value
 
     plain, options = tree_map(bare, args), tree_map(bare, kwargs)
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
-    if here and there and not copies:
+    if on_cpu and on_device and not copies:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found cpu and {DEVICE}: {func}")
     asked = kwargs.get("device")
     if asked is not None:
-        there = torch.device(asked).type == DEVICE.type
+        on_device = torch.device(asked).type == DEVICE.type
         options["device"] = torch.device("cpu")
     result = func(*plain, **options)
     if func._schema.name.endswith("_"):  # in place
         return args[0]
-    return tree_map(lambda value: OtherTensor(value) if there and type(value) is Tensor else value, result)
+    return tree_map(lambda value: OtherTensor(value) if on_device and type(value) is Tensor else value, result)

@@ -17,6 +17,7 @@ from oracles import (
     BACKWARD,
     CONVOLUTIONS,
     FORWARD,
+    GATES,
     PlainAttention,
     as_matrix,
     as_positions,
@@ -39,6 +40,16 @@ def read(model: nn.Module, path: str) -> Tensor:
     for part in path.split("."):
         model = getattr(model, part)
     return model
+
+
+def part_of(name: str, path: str, value: Tensor) -> Tensor:
+    """The rows of a parameter, or of its gradient, that a layer uses: one projection, or one gate."""
+    if path.endswith("in_proj_weight"):
+        return value.chunk(3)["qkv".index(name[-1])]
+    if "weight_ih_l" in path or "weight_hh_l" in path:
+        names = next(names for names in GATES.values() if name[-1] in names)
+        return value.chunk(len(names))[names.index(name[-1])]
+    return value
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-12) -> bool:
@@ -127,7 +138,7 @@ def test_plain_copy_computes_the_same_and_leaves_the_model_alone(case: Case) -> 
     model, _ = perturbed(case)
     before = call(case, model, case.batch()).detach()
     copied = plain(model)
-    assert not any(isinstance(module, nn.MultiheadAttention) for module in copied.modules())
+    assert not any(isinstance(module, nn.MultiheadAttention | nn.RNNBase) for module in copied.modules())
     assert close(call(case, copied, case.batch()).detach(), before)
     assert torch.equal(call(case, model, case.batch()).detach(), before)
 
@@ -139,8 +150,7 @@ def test_matrix_of_a_layer_is_the_parameter_the_case_names(case: Case) -> None:
     for name, path in case.layers.items():
         module = copied.get_submodule(name)
         given = read(model, path).detach()
-        if path.endswith("in_proj_weight"):
-            given = given.chunk(3)["qkv".index(name[-1])]
+        given = part_of(name, path, given)
         assert torch.equal(as_matrix(module, module.weight.detach()), as_matrix(module, given))
 
 
@@ -307,9 +317,7 @@ def test_weight_gradient_is_that_of_the_batch_loss(case: Case) -> None:
         if not weight.is_leaf:
             continue  # a parametrized weight: see the test of its chain rule
         grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        if path.endswith("in_proj_weight"):
-            grad = grad.chunk(3)["qkv".index(name[-1])]
-        expected = as_matrix(copied.get_submodule(name), grad)
+        expected = as_matrix(copied.get_submodule(name), part_of(name, path, grad))
         assert close(torch.stack(by_weight[name]).sum(0), expected, 1e-11), name
 
 

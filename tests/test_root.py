@@ -23,12 +23,12 @@ def test_every_public_name_is_there_and_those_for_type_checkers_are_the_same(pac
         assert name in dir(module)
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    told = {alias.name: node.module for node in block.body for alias in node.names}
-    for name, home in told.items():
+    reported = {alias.name: node.module for node in block.body for alias in node.names}
+    for name, home in reported.items():
         assert getattr(module, name) is getattr(importlib.import_module(home), name)
         assert home == (package if module._HOMES[name] is None else f"{package}.{module._HOMES[name]}")
     imported = {n.name for node in tree.body if isinstance(node, ast.ImportFrom) for n in node.names}  # errors
-    assert set(told) == set(module.__all__) - imported
+    assert set(reported) == set(module.__all__) - imported
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
         module.nothing  # noqa: B018
 
@@ -56,8 +56,8 @@ def test_a_function_of_matrices_loads_little() -> None:
 def test_a_fit_loads_neither_papers_nor_the_monitor(tmp_path: Path) -> None:
     rows = [f"{i % 7},{i % 5},{(i % 7) * (i % 5)}" for i in range(60)]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,y", *rows]))
-    told = ["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "out"), "--json"]
-    loaded = _loaded_by(f"from featlearn.cli import app\napp({told}, standalone_mode=False)")
+    reported = ["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "out"), "--json"]
+    loaded = _loaded_by(f"from featlearn.cli import app\napp({reported}, standalone_mode=False)")
     ours = [name for name in loaded if name.partition(".")[0] == "featlearn"]
     assert len(ours) <= 110
     unneeded = ("featlearn.papers", "featlearn.kernels", "featlearn.capture", "featlearn.training._monitor")

@@ -12,11 +12,11 @@ def gradients(model: nn.Module, points: Tensor) -> dict[str, Tensor]:
     rows = {name: [] for name in named}
     for x in points:
         values = model(x[None]).reshape(-1)
-        found = [
+        result = [
             torch.autograd.grad(v, list(named.values()), retain_graph=True, materialize_grads=True) for v in values
         ]
         for i, name in enumerate(named):
-            rows[name].append(torch.stack([f[i] for f in found]))
+            rows[name].append(torch.stack([f[i] for f in result]))
     return {name: torch.stack(r) for name, r in rows.items()}
 
 

@@ -32,12 +32,12 @@ def least(w, v: float) -> float:
     grid = np.linspace(0, 60, 20001)
     with np.errstate(over="ignore"):
         place = grid[np.argmin(w(np.exp(grid)) + (v * np.exp(-grid)) ** 2)]
-    found = minimize_scalar(
+    result = minimize_scalar(
         lambda u: float(w(np.exp(u)) + (v * np.exp(-u)) ** 2),
         bounds=(max(0.0, place - 0.01), place + 0.01),
         options={"xatol": 1e-12},
     )
-    return min(found.fun, v**2)
+    return min(result.fun, v**2)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_functions_that_write_into_their_argument_or_know_one_dimension() -> Non
 def test_a_constant_in_a_penalty_that_is_not_anchored_changes_nothing_else(constant: float) -> None:
     a, r = {"w": draw(12, 4, 6)}, draw(12, seed=1)
     options = {"allow_unanchored": True, "tolerance": 1e-7, "n_iter": 2000}
-    found = adapt(a, r, penalty=lambda z: z**2 + constant, **options)
-    d = torch.linalg.svdvals(found.matrices["w"][0])
-    assert found.objective == pytest.approx(3 * float((d ** (2 / 3)).sum()) + 10 * constant, rel=1e-4)
-    assert (np.diff(found.history) <= 1e-10).all()
-    assert torch.einsum("noi,oi->n", a["w"], found.matrices["w"][0]) == pytest.approx(r.numpy(), abs=1e-8)
+    result = adapt(a, r, penalty=lambda z: z**2 + constant, **options)
+    d = torch.linalg.svdvals(result.matrices["w"][0])
+    assert result.objective == pytest.approx(3 * float((d ** (2 / 3)).sum()) + 10 * constant, rel=1e-4)
+    assert (np.diff(result.history) <= 1e-10).all()
+    assert torch.einsum("noi,oi->n", a["w"], result.matrices["w"][0]) == pytest.approx(r.numpy(), abs=1e-8)
 
 
 def test_infinite_scale_is_lazy_for_penalties_that_are_not_anchored() -> None:
@@ -99,18 +99,18 @@ def test_infinite_scale_is_lazy_for_penalties_that_are_not_anchored() -> None:
     model = nn.Linear(40, 1, bias=False)
     nn.init.zeros_(model.weight)
     points = np.random.RandomState(1).randn(30, 40)
-    found = AdaptiveTangentRegressor(model, structure="diagonal", ridge=0.0, tolerance=1e-3, **options)
-    found.fit(points, points[:, 0] - points[:, 1])
-    assert np.isfinite(found.scale_)
-    assert min(found.loo_errors_.values()) < 0.1 * found.loo_errors_[np.inf]
+    result = AdaptiveTangentRegressor(model, structure="diagonal", ridge=0.0, tolerance=1e-3, **options)
+    result.fit(points, points[:, 0] - points[:, 1])
+    assert np.isfinite(result.scale_)
+    assert min(result.loo_errors_.values()) < 0.1 * result.loo_errors_[np.inf]
 
 
 def test_numbers_of_numpy() -> None:
     grid = {"n_iter": np.arange(50, 52), "scale": np.array([0.1, 1.0], dtype=np.float32), "ridge": np.array([1])}
-    found = GridSearchCV(
+    result = GridSearchCV(
         AdaptiveTangentRegressor(network(), restarts=np.int64(0), tolerance=1e-2), grid, cv=2, error_score="raise"
     )
-    found.fit(X, y)
+    result.fit(X, y)
     assert power(np.int64(2))(3.0) == 4.0
     for value in (True, np.bool_(True), 5.0, np.float64(5), np.int64(0), "5"):
         with pytest.raises(fl.InputError, match="n_iter must be an integer"):
@@ -152,13 +152,13 @@ def test_what_adapt_refuses() -> None:
 
 
 def test_a_fit_that_fails_leaves_the_estimator_as_it_was() -> None:
-    found = AdaptiveTangentRegressor(network(), scale=0.1, ridge=1e-3).fit(X, y)
-    before = found.predict(X)
+    result = AdaptiveTangentRegressor(network(), scale=0.1, ridge=1e-3).fit(X, y)
+    before = result.predict(X)
     with pytest.raises(fl.InputError, match="one column per output of the network, 3, got 1"):
-        found.set_params(model=network(3)).fit(X[:, :4] + 1, y)
+        result.set_params(model=network(3)).fit(X[:, :4] + 1, y)
     with pytest.raises(ValueError, match="inconsistent"):
-        found.fit(X[:, :2], y[1:])
-    assert (found.predict(X) == before).all()
+        result.fit(X[:, :2], y[1:])
+    assert (result.predict(X) == before).all()
     fresh = AdaptiveTangentRegressor(network(3))
     with pytest.raises(fl.InputError):
         fresh.fit(X, y)
@@ -192,9 +192,9 @@ def test_blocks_of_a_diagonal_m_fit_into_the_memory() -> None:
     assert rows[0] == 300
     assert rows[1] * 8 * space.size <= memory / 8
     assert entries.part(torch.arange(200))._entries
-    found = AdaptiveTangentRegressor(model, structure="diagonal", scale=0.1, ridge=1e-2, tolerance=1e-2)
-    found.set_params(max_memory=8 * 2**20).fit(points[:60].numpy(), points[:60, 0].numpy())
-    assert len(list(found._features(points).blocks())) > 1
+    result = AdaptiveTangentRegressor(model, structure="diagonal", scale=0.1, ridge=1e-2, tolerance=1e-2)
+    result.set_params(max_memory=8 * 2**20).fit(points[:60].numpy(), points[:60, 0].numpy())
+    assert len(list(result._features(points).blocks())) > 1
 
 
 def test_a_network_that_is_too_large_is_not_differentiated(monkeypatch) -> None:
@@ -222,8 +222,8 @@ def test_the_probe_of_kernels_and_of_adaptive_features_is_one() -> None:
     subject = space.subject
     with subject.open(inputs=True, weight_gradients=True):
         trace = subject.trace(subject.batch(torch.from_numpy(X)))
-        found = owned(subject.layers, trace, list(model.parameters()))
-    assert found.weights == {"own", "head"}
-    assert found.biases == {"own", "shared", "head"}
-    assert id(model.shared.weight) not in found.parameters
-    assert found.telling
+        result = owned(subject.layers, trace, list(model.parameters()))
+    assert result.weights == {"own", "head"}
+    assert result.biases == {"own", "shared", "head"}
+    assert id(model.shared.weight) not in result.parameters
+    assert result.telling

@@ -81,14 +81,14 @@ def fitted(case: str, **options) -> AdaptiveTangentRegressor:
     return AdaptiveTangentRegressor(seeded(make), **(defaults | options)).fit(X.numpy(), Y[:, :outputs].numpy())
 
 
-def naive_features(found: AdaptiveTangentRegressor, points: Tensor) -> Tensor:
+def naive_features(result: AdaptiveTangentRegressor, points: Tensor) -> Tensor:
     """Rows of all gradients times the P x P matrix M, block by block of M: (n, c, P)."""
-    by_name = gradients(found.model_, points)
+    by_name = gradients(result.model_, points)
     n, c = next(iter(by_name.values())).shape[:2]
     columns = []
     packed = {"attention.q": 0, "attention.k": 1, "attention.v": 2}
     taken = set()
-    for name, m in found._solution.transforms.items():
+    for name, m in result._solution.transforms.items():
         if name in packed:
             parameter = "attention.in_proj_weight"
             a = by_name[parameter][:, :, 4 * packed[name] : 4 * packed[name] + 4]
@@ -109,25 +109,25 @@ def naive_features(found: AdaptiveTangentRegressor, points: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_and_predictions_against_an_explicit_matrix(case: str) -> None:
-    found = fitted(case)
+    result = fitted(case)
     outputs = CASES[case][1]
-    train, test = naive_features(found, X), naive_features(found, Z)
+    train, test = naive_features(result, X), naive_features(result, Z)
     expected = torch.einsum("ncp,mdp->nmcd", test, train).numpy()
-    kernel = found.adapted_kernel(Z.numpy(), X.numpy())
+    kernel = result.adapted_kernel(Z.numpy(), X.numpy())
     assert kernel == pytest.approx(expected[..., 0, 0] if outputs == 1 else expected, rel=1e-10, abs=1e-10)
-    own = torch.einsum("ncp,mdp->nmcd", test, test).numpy()
-    assert found.adapted_kernel(Z.numpy()) == pytest.approx(own[..., 0, 0] if outputs == 1 else own, abs=1e-10)
+    alone = torch.einsum("ncp,mdp->nmcd", test, test).numpy()
+    assert result.adapted_kernel(Z.numpy()) == pytest.approx(alone[..., 0, 0] if outputs == 1 else alone, abs=1e-10)
     with torch.no_grad():
         flat = train.reshape(len(X) * outputs, -1)
-        r = (Y[:, :outputs] - found.model_(X)).reshape(-1)
+        r = (Y[:, :outputs] - result.model_(X)).reshape(-1)
         system = flat @ flat.T + len(X) * 1e-3 * torch.eye(len(flat), dtype=torch.float64)
         theta = flat.T @ torch.linalg.solve(system, r)
-        values = found.model_(Z) + test @ theta
-    assert found.predict(Z.numpy()) == pytest.approx(values.numpy(), rel=1e-8, abs=1e-9)
+        values = result.model_(Z) + test @ theta
+    assert result.predict(Z.numpy()) == pytest.approx(values.numpy(), rel=1e-8, abs=1e-9)
     objective = float(r @ torch.linalg.solve(system, r))
-    factors = [s for m in found._solution.transforms.values() for s in (m.in_factors, m.out_factors)]
-    assert found.objective_ == pytest.approx(objective + 0.05 * sum(float((s - 1).square().sum()) for s in factors))
-    assert (np.diff(found.history_) <= 1e-10 * found.history_[0]).all()
+    factors = [s for m in result._solution.transforms.values() for s in (m.in_factors, m.out_factors)]
+    assert result.objective_ == pytest.approx(objective + 0.05 * sum(float((s - 1).square().sum()) for s in factors))
+    assert (np.diff(result.history_) <= 1e-10 * result.history_[0]).all()
     assert max(float(s.max()) for s in factors) > 1.05
 
 
@@ -155,11 +155,11 @@ def test_which_parameters_are_adapted() -> None:
 
 
 def test_the_last_layer_keeps_its_outputs() -> None:
-    found = fitted("mlp")
-    assert (found.factors_["4"][1] == 1).all()
-    assert found.factors_["4"][0].max() > 1.01
-    assert found.factors_["0"][1].max() > 1.01
-    assert found.singular_values_["0"].shape == (5,)
+    result = fitted("mlp")
+    assert (result.factors_["4"][1] == 1).all()
+    assert result.factors_["4"][0].max() > 1.01
+    assert result.factors_["0"][1].max() > 1.01
+    assert result.singular_values_["0"].shape == (5,)
     assert fitted("conv").singular_values_["1"].shape == (2, 2)
 
 
@@ -193,44 +193,44 @@ def test_blocks_that_do_not_fit_are_computed_again() -> None:
 def test_infinite_scale_is_the_lazy_regressor() -> None:
     model, y = seeded(CASES["mlp"][0]), Y.numpy()
     lazy = LazyRegressor(model, ridge=1e-4).fit(X.numpy(), y)
-    found = AdaptiveTangentRegressor(model, scale=float("inf"), ridge=1e-4).fit(X.numpy(), y)
-    assert found.predict(Z.numpy()) == pytest.approx(lazy.predict(Z.numpy()), rel=1e-8, abs=1e-9)
-    assert found.adapted_kernel(Z.numpy()) == pytest.approx(ntk(model, Z, outputs="full").numpy(), rel=1e-10)
-    assert found.n_iter_ == 1
+    result = AdaptiveTangentRegressor(model, scale=float("inf"), ridge=1e-4).fit(X.numpy(), y)
+    assert result.predict(Z.numpy()) == pytest.approx(lazy.predict(Z.numpy()), rel=1e-8, abs=1e-9)
+    assert result.adapted_kernel(Z.numpy()) == pytest.approx(ntk(model, Z, outputs="full").numpy(), rel=1e-10)
+    assert result.n_iter_ == 1
 
 
 def test_it_interpolates_without_a_ridge() -> None:
-    found = fitted("mlp", ridge=0.0)
-    assert found.predict(X.numpy()) == pytest.approx(Y.numpy(), abs=1e-8)
+    result = fitted("mlp", ridge=0.0)
+    assert result.predict(X.numpy()) == pytest.approx(Y.numpy(), abs=1e-8)
 
 
 def test_equal_samples_with_different_labels() -> None:
     points, labels = torch.cat([X, X[:1]]).numpy(), torch.cat([Y[:, 0], torch.tensor([5.0])]).numpy()
     with pytest.warns(ConvergenceWarning, match="cannot be fitted"):
-        found = AdaptiveTangentRegressor(seeded(CASES["no biases"][0]), scale=0.1, ridge=0.0).fit(points, labels)
-    assert found.predict(points[:1])[0] == pytest.approx((labels[0] + 5.0) / 2, abs=1e-7)
+        result = AdaptiveTangentRegressor(seeded(CASES["no biases"][0]), scale=0.1, ridge=0.0).fit(points, labels)
+    assert result.predict(points[:1])[0] == pytest.approx((labels[0] + 5.0) / 2, abs=1e-7)
 
 
 def test_decomposition() -> None:
-    found = fitted("mlp", tolerance=1e-10, n_iter=3000)
-    low, rest = found.decomposition("0")
-    assert low + rest == pytest.approx(found.coefficients_["0"])
+    result = fitted("mlp", tolerance=1e-10, n_iter=3000)
+    low, rest = result.decomposition("0")
+    assert low + rest == pytest.approx(result.coefficients_["0"])
     share = np.linalg.svd(low[0], compute_uv=False)
-    assert share[0] / share.sum() > (s := found.singular_values_["0"])[0] / s.sum()  # nearer to low rank than B
+    assert share[0] / share.sum() > (s := result.singular_values_["0"])[0] / s.sum()  # nearer to low rank than B
     with pytest.raises(fl.InputError, match="name must be one of '0', '2', '4', got 'x'"):
-        found.decomposition("x")
+        result.decomposition("x")
 
 
 def test_as_scikit_learn_users_expect() -> None:
-    found = AdaptiveTangentRegressor(
+    result = AdaptiveTangentRegressor(
         lambda f, o, g: mlp([f, 20, o], generator=g), random_state=3, penalty=("square", "absolute"), tolerance=1e-3
     )
     y = Y[:, 0].numpy()
-    first = found.fit(X.numpy(), y).predict(Z.numpy())
-    assert clone(found).fit(X.numpy(), y).predict(Z.numpy()) == pytest.approx(first)
+    first = result.fit(X.numpy(), y).predict(Z.numpy())
+    assert clone(result).fit(X.numpy(), y).predict(Z.numpy()) == pytest.approx(first)
     assert first.shape == (5,)
-    assert found.fit(X.tolist(), Y[:, :1].tolist()).predict(Z.numpy()).shape == (5, 1)
-    assert set(found.loo_errors_) == {np.inf, 1.0, 0.1, 0.01, 0.001}
+    assert result.fit(X.tolist(), Y[:, :1].tolist()).predict(Z.numpy()).shape == (5, 1)
+    assert set(result.loo_errors_) == {np.inf, 1.0, 0.1, 0.01, 0.001}
     plain = AdaptiveTangentRegressor(seeded(CASES["conv"][0]), scale=0.1, ridge=1e-3).fit(X.numpy(), Y.numpy())
     again = pickle.loads(pickle.dumps(plain))
     assert again.predict(Z.numpy()) == pytest.approx(plain.predict(Z.numpy()), rel=1e-12)
@@ -275,11 +275,11 @@ def test_the_scale_is_chosen_by_what_was_left_out() -> None:
     def relu(features: int, outputs: int, generator: torch.Generator) -> nn.Module:
         return mlp([features, 64, outputs], init="normal", generator=generator)
 
-    found = AdaptiveTangentRegressor(relu, random_state=0).fit(points, points[:, 0] * points[:, 1])
-    assert np.isfinite(found.scale_)
-    assert found.loo_errors_[np.inf] > 1.05 * min(found.loo_errors_.values())
-    error = np.mean((found.predict(new) - new[:, 0] * new[:, 1]) ** 2)
-    assert min(found.loo_errors_.values()) == pytest.approx(error, rel=0.5)
+    result = AdaptiveTangentRegressor(relu, random_state=0).fit(points, points[:, 0] * points[:, 1])
+    assert np.isfinite(result.scale_)
+    assert result.loo_errors_[np.inf] > 1.05 * min(result.loo_errors_.values())
+    error = np.mean((result.predict(new) - new[:, 0] * new[:, 1]) ** 2)
+    assert min(result.loo_errors_.values()) == pytest.approx(error, rel=0.5)
 
 
 def test_bad_input() -> None:

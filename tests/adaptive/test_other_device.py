@@ -27,15 +27,15 @@ def net(outputs: int) -> nn.Module:
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
     with OtherDevice():
-        there = torch.ones(3, device=DEVICE)
-        assert isinstance(there, OtherTensor)
-        assert there.device == DEVICE
-        assert (2 * there + torch.tensor(1.0)).sum().item() == 9.0
-        assert there.cpu().numpy().tolist() == [1.0, 1.0, 1.0]
+        test_rows = torch.ones(3, device=DEVICE)
+        assert isinstance(test_rows, OtherTensor)
+        assert test_rows.device == DEVICE
+        assert (2 * test_rows + torch.tensor(1.0)).sum().item() == 9.0
+        assert test_rows.cpu().numpy().tolist() == [1.0, 1.0, 1.0]
         with pytest.raises(RuntimeError, match="same device"):
-            there + torch.ones(3)
+            test_rows + torch.ones(3)
         with pytest.raises((TypeError, RuntimeError), match="numpy"):
-            there.numpy()
+            test_rows.numpy()
 
 
 ESTIMATORS: dict[str, Callable[[Any], Any]] = {
@@ -61,25 +61,25 @@ def test_labels_and_kernels_follow_the_network(name: str, outputs: int) -> None:
     here = ESTIMATORS[name](net(outputs)).fit(X, y)
     elsewhere = moved(net(outputs))
     with OtherDevice():
-        there = ESTIMATORS[name](elsewhere).fit(X, y)
-        assert there.X_fit_.device == DEVICE
-        assert next(there.model_.parameters()).device == DEVICE
-        found = there.predict(Z)
-        kernel = None if "lazy" in name else (there.adapted_kernel(Z), there.adapted_kernel(Z, X))
-        errors = there.predict(Z, return_error=True)[1] if "lazy" in name else None
-    np.testing.assert_allclose(found, here.predict(Z), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(there.dual_coef_, here.dual_coef_, rtol=1e-6, atol=1e-9)
+        test_rows = ESTIMATORS[name](elsewhere).fit(X, y)
+        assert test_rows.X_fit_.device == DEVICE
+        assert next(test_rows.model_.parameters()).device == DEVICE
+        result = test_rows.predict(Z)
+        kernel = None if "lazy" in name else (test_rows.adapted_kernel(Z), test_rows.adapted_kernel(Z, X))
+        errors = test_rows.predict(Z, return_error=True)[1] if "lazy" in name else None
+    np.testing.assert_allclose(result, here.predict(Z), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(test_rows.dual_coef_, here.dual_coef_, rtol=1e-6, atol=1e-9)
     if kernel is not None:
         for mine, wanted in zip(kernel, (here.adapted_kernel(Z), here.adapted_kernel(Z, X)), strict=True):
             np.testing.assert_allclose(mine, wanted, rtol=1e-7, atol=1e-9)
         for layer, change in here.coefficients_.items():
-            np.testing.assert_allclose(there.coefficients_[layer], change, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(test_rows.coefficients_[layer], change, rtol=1e-6, atol=1e-9)
     if errors is not None:
         np.testing.assert_allclose(errors, here.predict(Z, return_error=True)[1], rtol=1e-5)
 
 
 def test_a_factory_may_make_the_network_elsewhere() -> None:
     with OtherDevice():
-        found = fl.LazyRegressor(lambda *_: moved(net(1)), ridge=1e-3).fit(X, Y[:, 0]).predict(Z)
+        result = fl.LazyRegressor(lambda *_: moved(net(1)), ridge=1e-3).fit(X, Y[:, 0]).predict(Z)
     wanted = fl.LazyRegressor(lambda *_: copy.deepcopy(net(1)), ridge=1e-3).fit(X, Y[:, 0]).predict(Z)
-    np.testing.assert_allclose(found, wanted, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(result, wanted, rtol=1e-7, atol=1e-9)

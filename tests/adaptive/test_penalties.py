@@ -34,10 +34,10 @@ def naive_one(w, v: float, low: float = 1.0) -> float:
     for place in np.argsort(values)[:3]:
         z = grid[place]
         bounds = (max(low, z - 0.02 * (z - low) - 1e-9), z + 0.02 * (z - low) + 1e-9)
-        found = minimize_scalar(
+        result = minimize_scalar(
             lambda z: float(w(np.float64(z)) + v**2 / z**2), bounds=bounds, options={"xatol": 1e-13}
         )
-        best = min(best, float(found.fun))
+        best = min(best, float(result.fun))
     return best
 
 
@@ -50,10 +50,10 @@ def naive_two(w1, w2, v: float) -> float:
         return float(w1(s1) + w2(s2) + (v / (s1 * s2)) ** 2)
 
     for start in itertools.product((-4.0, -1.0, 1.0), repeat=2):
-        found = minimize(
+        result = minimize(
             cost, start, method="Nelder-Mead", options={"xatol": 1e-12, "fatol": 1e-15, "maxiter": 4000, "maxfev": 4000}
         )
-        best = min(best, float(found.fun))
+        best = min(best, float(result.fun))
     return best
 
 
@@ -81,12 +81,12 @@ def test_closed_forms_of_the_formula_sheet() -> None:
     v = np.linspace(0, 5, 60)
     expected = np.where(2 * v**2 <= 1, v**2, 1.5 * np.cbrt(2 * v**2) - 1)
     assert effective_penalty("absolute", v) == pytest.approx(expected, rel=1e-12)
-    found = effective_joint_penalty("square", "square", np.sqrt(z**5 * (z - 1)))
-    assert found == pytest.approx((z - 1) * (3 * z - 2), rel=1e-10)
+    result = effective_joint_penalty("square", "square", np.sqrt(z**5 * (z - 1)))
+    assert result == pytest.approx((z - 1) * (3 * z - 2), rel=1e-10)
     turn = (1 + np.sqrt(3)) / (2 * np.sqrt(2))
     s = z[2 * np.sqrt(z**5 * (z - 1) ** 3) > turn]
-    found = effective_joint_penalty("square", "absolute", 2 * np.sqrt(s**5 * (s - 1) ** 3))
-    assert found == pytest.approx(s * (4 * s - 5), rel=1e-10)
+    result = effective_joint_penalty("square", "absolute", 2 * np.sqrt(s**5 * (s - 1) ** 3))
+    assert result == pytest.approx(s * (4 * s - 5), rel=1e-10)
     low = np.linspace(0, turn, 20)
     assert effective_joint_penalty("absolute", "square", low) == pytest.approx(effective_penalty("square", low))
     assert effective_penalty("norm", v, allow_unanchored=True) == pytest.approx(2 * v, rel=1e-14)
@@ -138,8 +138,8 @@ def test_the_searched_minimum_is_that_of_the_closed_form() -> None:
     for first, second in (("square", "indicator"), ("square", "square"), ("square", "absolute"), ("norm", "indicator")):
         exact = [as_penalty(name, True) for name in (first, second)]
         hidden = [w if w.fixed else replace(w, exponent=None, name="hidden") for w in exact]
-        closed, found = minimizers(*exact, v), minimizers(*hidden, v)
-        for a, b in zip(closed, found, strict=True):
+        closed, result = minimizers(*exact, v), minimizers(*hidden, v)
+        for a, b in zip(closed, result, strict=True):
             assert b == pytest.approx(a, rel=2e-7, abs=2e-8)
 
 

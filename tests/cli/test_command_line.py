@@ -22,11 +22,11 @@ def test_every_command_has_help_with_examples_that_name_it(featlearn: Any) -> No
     assert whole.code == 0
     for command in COMMANDS:
         assert command.split()[0] in whole.out
-        told = featlearn(*command.split(), "--help")
-        assert told.code == 0
-        assert f"featlearn {command}" in told.out.split("Examples:")[1]
-        assert "--json" in told.out
-        assert max(map(len, told.out.splitlines())) <= 80
+        reported = featlearn(*command.split(), "--help")
+        assert reported.code == 0
+        assert f"featlearn {command}" in reported.out.split("Examples:")[1]
+        assert "--json" in reported.out
+        assert max(map(len, reported.out.splitlines())) <= 80
     assert "--install-completion" in whole.out
 
 
@@ -38,11 +38,11 @@ def test_the_module_is_the_command(tmp_path: Path) -> None:
 
 
 def test_a_traceback_is_shown_to_those_who_ask(featlearn: Any) -> None:
-    told = featlearn("--debug", "runs", "show", "nowhere")
-    assert told.code == 1
-    assert "Traceback" in told.err
-    assert told.err.strip().splitlines()[-1].startswith("featlearn: ")
-    assert featlearn("runs", "show", "nowhere").sentence == told.err.strip().splitlines()[-1]
+    reported = featlearn("--debug", "runs", "show", "nowhere")
+    assert reported.code == 1
+    assert "Traceback" in reported.err
+    assert reported.err.strip().splitlines()[-1].startswith("featlearn: ")
+    assert featlearn("runs", "show", "nowhere").sentence == reported.err.strip().splitlines()[-1]
 
 
 def test_wrong_options_end_with_2(featlearn: Any) -> None:
@@ -68,8 +68,8 @@ def test_the_dashboard_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("featlearn.cli._dashboard.importlib.import_module", without)
     with pytest.raises(typer.Exit):
         module.dashboard()
-    told = "The dashboard requires starlette, which is not installed. Run pip install 'featlearn[dashboard]'."
-    assert capsys.readouterr().err == f"featlearn: {told}\n"
+    reported = "The dashboard requires starlette, which is not installed. Run pip install 'featlearn[dashboard]'."
+    assert capsys.readouterr().err == f"featlearn: {reported}\n"
 
 
 def test_an_unexpected_error_is_a_sentence_too(capsys: pytest.CaptureFixture[str]) -> None:

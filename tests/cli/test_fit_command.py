@@ -65,14 +65,14 @@ def test_a_table_becomes_a_model_that_predicts(featlearn: Any) -> None:
     done = featlearn("predict", "fit/model.safetensors", "new.csv", "-o", "sub/out.csv", "--proba", "--chunk", "7")
     assert done.code == 0, done.err
     assert done.err == "featlearn: 1 column ignored, not in the training: 'further'\n"
-    found = pd.read_csv(folder / "sub/out.csv")
-    assert list(found.columns) == ["home", "P(no)", "P(yes)"]
-    assert found["home"].tolist() == model.predict(rows).tolist()
-    np.testing.assert_allclose(found[["P(no)", "P(yes)"]], model.predict_proba(rows), rtol=1e-12)
+    result = pd.read_csv(folder / "sub/out.csv")
+    assert list(result.columns) == ["home", "P(no)", "P(yes)"]
+    assert result["home"].tolist() == model.predict(rows).tolist()
+    np.testing.assert_allclose(result[["P(no)", "P(yes)"]], model.predict_proba(rows), rtol=1e-12)
     rows.to_parquet(folder / "new.parquet")
-    told = featlearn("predict", "fit/model.safetensors", "new.parquet", "-o", "other.csv", "--json").json
-    assert told == {"rows": len(rows), "columns": ["home"], "target": "home", "output": "other.csv"}
-    assert pd.read_csv(folder / "other.csv")["home"].tolist() == found["home"].tolist()
+    reported = featlearn("predict", "fit/model.safetensors", "new.parquet", "-o", "other.csv", "--json").json
+    assert reported == {"rows": len(rows), "columns": ["home"], "target": "home", "output": "other.csv"}
+    assert pd.read_csv(folder / "other.csv")["home"].tolist() == result["home"].tolist()
 
 
 def test_regression_with_centers_as_json_and_again_into_the_same_folder(featlearn: Any) -> None:
@@ -99,7 +99,7 @@ def test_what_is_wrong_with_a_table_is_one_sentence_and_nothing_is_written(featl
     (folder / "header.csv").write_text("a,b\n")
     (folder / "ragged.csv").write_text("a,b\n1,2\n1,2,3,4\n")
     (folder / "sub").mkdir()
-    for arguments, told in (
+    for arguments, reported in (
         (("none.csv", "--target", "home"), "there is no file 'none.csv'"),
         (("good.xlsx", "--target", "home"), ".parquet"),
         (("empty.csv", "--target", "a"), "empty.csv is empty"),
@@ -121,7 +121,7 @@ def test_what_is_wrong_with_a_table_is_one_sentence_and_nothing_is_written(featl
         (("good.csv", "--target", "home", "--iterations", "-1"), "n_iter"),
     ):
         sentence = featlearn("fit", *arguments).sentence
-        assert told in sentence, (arguments, sentence)
+        assert reported in sentence, (arguments, sentence)
     assert not (folder / "fit").exists()
     assert (folder / "good.csv").read_text().startswith("age,")
     assert featlearn("fit", "good.csv").code == 2
@@ -140,7 +140,7 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
     (folder / "empty.csv").write_text("")
     (folder / "predictions.csv").write_text("old")
     model = "fit/model.safetensors"
-    for arguments, told in (
+    for arguments, reported in (
         (("junk.safetensors", "good.csv"), "is damaged, or was not written by featlearn"),
         (("none.safetensors", "good.csv"), "there is no file"),
         ((model, "narrow.csv"), "lacks 2 columns of the training: 'age', 'noise'"),
@@ -152,7 +152,7 @@ def test_what_predict_cannot_do_is_one_sentence_and_the_old_file_stays(featlearn
         ((model, "good.csv", "-o", "out.txt"), "ends in .csv"),
     ):
         sentence = featlearn("predict", *arguments).sentence
-        assert told in sentence, (arguments, sentence)
+        assert reported in sentence, (arguments, sentence)
     assert (folder / "predictions.csv").read_text() == "old"
     frame.rename(columns={"home": "P(no)"}).to_csv(folder / "named.csv", index=False)
     assert (

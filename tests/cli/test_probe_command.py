@@ -75,11 +75,11 @@ def test_a_model_of_a_file_with_weights_and_a_loss(featlearn: Any, folder: Path)
     page = (folder / "probe/index.html").read_text()
     assert page.count("data:image/png") == 3
 
-    told = featlearn(
+    reported = featlearn(
         "probe", "model:conv", "--data", "digits", "--rows", "20", "--layers", "0", "--out", "c", "--json"
     ).json
-    assert [row["layer"] for row in told["layers"]] == ["0"]
-    assert told["samples"] == 20
+    assert [row["layer"] for row in reported["layers"]] == ["0"]
+    assert reported["samples"] == 20
 
 
 def test_data_from_files(featlearn: Any, folder: Path) -> None:
@@ -87,13 +87,13 @@ def test_data_from_files(featlearn: Any, folder: Path) -> None:
     X, y = rng.normal(size=(30, 64)), rng.integers(0, 3, 30)
     save_file({"X": torch.tensor(X), "y": torch.tensor(y)}, folder / "xy.safetensors")
     pd.DataFrame(X).add_prefix("c").assign(label=np.array(["a", "b", "c"])[y]).to_parquet(folder / "xy.parquet")
-    found = [
+    result = [
         featlearn("probe", "model.py:instance", "--data", *data, "--loss", "mse", "--json").json["layers"][0]
         for data in (["xy.safetensors"], ["xy.parquet", "--target", "label"])
     ]
-    assert found[0]["enfa"] > 0
+    assert result[0]["enfa"] > 0
     # Rounded otherwise, where memory is aligned otherwise.
-    assert found[1]["enfa"] == pytest.approx(found[0]["enfa"], abs=1e-6)
+    assert result[1]["enfa"] == pytest.approx(result[0]["enfa"], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer", "diabetes"])
@@ -122,7 +122,7 @@ def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> 
     (folder / "lines.txt").write_text("some words\n")
     (folder / "empty").mkdir()
     digits = ("--data", "digits")
-    for arguments, told in (
+    for arguments, reported in (
         (("model.py:nett", *digits), "there is no 'nett'; the file has net, conv, wrong, leave, nothing"),
         (("model.py:leave", *digits), "raised SystemExit: left"),
         (("model.py:wrong", *digits), "raised ZeroDivisionError: division by zero (line"),
@@ -146,7 +146,7 @@ def test_what_cannot_be_probed_is_one_sentence(featlearn: Any, folder: Path) -> 
         (("model.py:net", "--data", "nowhere"), "digits"),
     ):
         sentence = featlearn("probe", *arguments).sentence
-        assert told in sentence, (arguments, sentence)
+        assert reported in sentence, (arguments, sentence)
     assert not (folder / "probe").exists()
 
 
@@ -164,11 +164,11 @@ def test_a_hugging_face_folder_on_lines_of_text(featlearn: Any, folder: Path) ->
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder / "gpt")
     (folder / "lines.txt").write_text("\n".join(lines))
-    told = featlearn("probe", "gpt", "--data", "lines.txt", "--loss", "cross_entropy", "--json").json
-    assert told["samples"] == 6
-    assert "lm_head" in [row["layer"] for row in told["layers"]]
-    found = featlearn("spectra", "gpt", "--json").json
-    assert "transformer.h.0.attn.c_attn.q" in [row["matrix"] for row in found["matrices"]]
+    reported = featlearn("probe", "gpt", "--data", "lines.txt", "--loss", "cross_entropy", "--json").json
+    assert reported["samples"] == 6
+    assert "lm_head" in [row["layer"] for row in reported["layers"]]
+    result = featlearn("spectra", "gpt", "--json").json
+    assert "transformer.h.0.attn.c_attn.q" in [row["matrix"] for row in result["matrices"]]
 
 
 def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> None:
@@ -181,17 +181,17 @@ def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> Non
     assert page.count("data:image/png") == 12
     assert "the first 12 of 14 matrices" in page
     assert len(pd.read_csv(folder / "spectra/spectra.csv")) == 14
-    told = featlearn("spectra", "end.safetensors", "--initial", "start.pt", "--out", "s", "--json").json
-    assert [row["matrix"] for row in told["matrices"]] == ["0", "2"]
+    reported = featlearn("spectra", "end.safetensors", "--initial", "start.pt", "--out", "s", "--json").json
+    assert [row["matrix"] for row in reported["matrices"]] == ["0", "2"]
     (folder / "junk.pt").write_bytes(os.urandom(200))
     (folder / "junk.safetensors").write_bytes(os.urandom(200))
     (folder / "empty").mkdir()
     for source, message in (
         ("junk.pt", "a pickle is never executed"),
-        ("junk.safetensors", "no readable safetensors"),
-        ("empty", "holds no weights"),
+        ("junk.safetensors", "cannot be read as a safetensors file"),
+        ("empty", "No weights in 'empty'"),
         ("none.pt", "does not exist"),
-        ("model.py", "weights are read from"),
+        ("model.py", "A file of weights must end in"),
     ):
         assert message in featlearn("spectra", source, "--out", "never").sentence
     assert not (folder / "never").exists()

@@ -36,9 +36,9 @@ def test_runs_are_listed_shown_compared_exported_and_removed(featlearn: Any) -> 
     assert "layer block.[0]: aligned, NFC 0.6" in shown.out
     assert "seldom" not in shown.out
     assert "seldom" in featlearn("runs", "show", "runs/a", "--all").out
-    told = featlearn("runs", "show", "runs/a", "--json").json
-    assert told["layers"] == {"block.[0]": {"nfc": 0.6}}
-    assert told["config"] == {"lr": 0.1, "net": {"width": 8}}
+    reported = featlearn("runs", "show", "runs/a", "--json").json
+    assert reported["layers"] == {"block.[0]": {"nfc": 0.6}}
+    assert reported["config"] == {"lr": 0.1, "net": {"width": 8}}
 
     compared = featlearn("runs", "compare", "runs/a", "runs/b", "--json").json
     assert compared["settings"] == {"lr": {"a": 0.1, "b": 0.2}}
@@ -65,7 +65,7 @@ def test_numbers_of_runs_with_long_names_stand_under_their_run(featlearn: Any) -
     for number, name in enumerate(names):
         with Run.create(featlearn.folder / name, {"lr": number}) as run:
             run.log(0, {"loss": 10.0 + number})
-    told = featlearn("runs", "compare", *names).out
-    row = next(line for line in told.splitlines() if "loss" in line)
+    reported = featlearn("runs", "compare", *names).out
+    row = next(line for line in reported.splitlines() if "loss" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")][1:] == ["10", "11"]
-    assert f": {names[0]}" in told
+    assert f": {names[0]}" in reported

@@ -57,14 +57,14 @@ def test_columns_in_parts_are_rounded_only_where_that_is_small_beside_their_rang
 
 def test_lines_with_more_fields_than_the_header_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    for text, told in (
+    for text, reported in (
         ("a,b\n1,2,\n3,4,\n", "separator at the end of each line"),
         ("a,b\n1,2,3\n3,4\n", "as many as the header"),
         ("a,b\n1,2,3,4\n3,4,5,6\n", "as many as the header"),
     ):
         path.write_text(text)
         for read in (read_whole, read_frugally, lambda p: list(parts_of(p, select=lambda _: ["a"]))):
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=reported):
                 read(path)
     path.write_text("a,b\n1,2\n3,4,5\n")
     with pytest.raises(InputError, match="Expected 2 fields"):
@@ -92,14 +92,14 @@ def test_a_column_that_parquet_keeps_as_the_index_is_a_column(tmp_path: Path) ->
 
 def test_labels_stay_what_they_are_and_what_is_no_target_is_refused() -> None:
     def labels(values: Any, task: str = "auto") -> tuple[list[Any], str]:
-        found, kind, _ = target_values(pd.Series(values, name="y"), task)
-        return found.tolist(), kind
+        result, kind, _ = target_values(pd.Series(values, name="y"), task)
+        return result.tolist(), kind
 
     large = np.array([2**63 + 5, 1] * 10, dtype=np.uint64)
     assert labels(large) == (large.tolist(), "classification")
     assert labels([1e19, 2.0] * 10) == ([1e19, 2.0] * 10, "classification")
     assert labels([Decimal("1.25"), Decimal("2.5")]) == ([1.25, 2.5], "regression")
-    for values, task, told in (
+    for values, task, reported in (
         (pd.date_range("2020", periods=4), "auto", "moments"),
         ([[1], [2]], "auto", "several values in a row"),
         ([{"a": 1}, {"a": 2}], "auto", "several values in a row"),
@@ -107,7 +107,7 @@ def test_labels_stay_what_they_are_and_what_is_no_target_is_refused() -> None:
         ([1.0], "regression", "one row only"),
         ([0.5, 1.5] * 5, "classification", "must hold whole numbers or texts for classes, got"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             labels(values, task)
 
 
@@ -122,7 +122,7 @@ def test_data_and_weights_that_are_damaged_are_refused(tmp_path: Path) -> None:
     junk = tmp_path / "junk.pt"
     for text in (b"\x80\x02}q\x00(X\x01\x00", b"(lp0\n", b"\x80\x05u", bytes(range(256)), b"."):
         junk.write_bytes(text)
-        with pytest.raises(InputError, match="cannot be read as tensors alone"):
+        with pytest.raises(InputError, match="must be a checkpoint of tensors only"):
             load_weights(junk)
     torch.save({}, junk)
     with pytest.raises(InputError, match="got an empty dict"):

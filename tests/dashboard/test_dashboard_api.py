@@ -52,8 +52,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(root: Path) -> Iterator[TestClient]:
-    with client_of(root) as found:
-        yield found
+    with client_of(root) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +70,16 @@ def strictly(text: str) -> Any:
 
 
 def test_runs_are_listed_with_their_trouble(client: TestClient) -> None:
-    found = strictly(client.get("/api/runs").text)
-    assert [run["name"] for run in found["runs"]] == ["wine", "second", "first", "damaged"]
-    wine, second, _, damaged = found["runs"]
+    result = strictly(client.get("/api/runs").text)
+    assert [run["name"] for run in result["runs"]] == ["wine", "second", "first", "damaged"]
+    wine, second, _, damaged = result["runs"]
     assert (wine["kind"], second["last_step"], second["status"]) == ("rfm", 11, "finished")
     assert second["loss"] == {"name": "loss", "value": pytest.approx(1 / 12)}
     assert second["readings"] == {EVIL: "learning", "net.1": "learning"}
     assert second["settings"] == {"lr": 0.2, "net.width": 8, "odd": None}
     assert damaged["status"] == "unreadable"
     assert "not a database" in damaged["message"]
-    assert found["ledger"] is True
+    assert result["ledger"] is True
 
 
 def test_no_answer_tells_where_the_folder_is(client: TestClient, root: Path, ids: dict[str, str]) -> None:
@@ -140,10 +140,10 @@ def test_matrices_are_shrunk_by_block_means(tmp_path: Path) -> None:
         run.save_matrices(7, {"a/b": whole, "grouped": torch.ones(2, 3, 3), "gone": torch.full((2, 2), math.nan)})
     with client_of(tmp_path) as client:
         address = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}/matrices/7"
-        found = strictly(client.get(f"{address}/a%2Fb").text)
-        assert (found["shape"], found["block"], found["reduced"]) == ([600, 500], [3, 2], True)
-        assert len(found["values"]) == 200
-        assert found["values"][1][2] == pytest.approx(float(whole[3:6, 4:6].mean()), rel=1e-3)
+        result = strictly(client.get(f"{address}/a%2Fb").text)
+        assert (result["shape"], result["block"], result["reduced"]) == ([600, 500], [3, 2], True)
+        assert len(result["values"]) == 200
+        assert result["values"][1][2] == pytest.approx(float(whole[3:6, 4:6].mean()), rel=1e-3)
         assert strictly(client.get(f"{address}/grouped?group=1").text)["groups"] == 2
         assert client.get(f"{address}/grouped?group=2").status_code == 400
         assert strictly(client.get(f"{address}/gone").text)["values"] == [[None, None], [None, None]]
@@ -154,13 +154,13 @@ def test_matrices_are_shrunk_by_block_means(tmp_path: Path) -> None:
 def test_a_spectrum_beside_its_start(client: TestClient, ids: dict[str, str]) -> None:
     address = f"/api/runs/{ids['first']}/spectra/9"
     assert strictly(client.get(address).text)["spectra"][1] == {"layer": "net.1", "kind": "w", "size": 60}
-    found = strictly(client.get(address, params={"layer": "net.1", "kind": "w"}).text)
-    assert (found["initial_step"], found["phase"], found["alpha"], found["edge"]) == (0, "bulk + spikes", 2.5, 3.0)
-    assert len(found["spikes"]) == 1
-    assert found["spikes"][0] == pytest.approx(found["top"], rel=1e-3)
-    assert "left the bulk" in found["meaning"]
-    assert found["initial_edge"] < found["top"]
-    assert sum(found["histogram"]["initial"]) == pytest.approx(1, abs=1e-2)
+    result = strictly(client.get(address, params={"layer": "net.1", "kind": "w"}).text)
+    assert (result["initial_step"], result["phase"], result["alpha"], result["edge"]) == (0, "bulk + spikes", 2.5, 3.0)
+    assert len(result["spikes"]) == 1
+    assert result["spikes"][0] == pytest.approx(result["top"], rel=1e-3)
+    assert "left the bulk" in result["meaning"]
+    assert result["initial_edge"] < result["top"]
+    assert sum(result["histogram"]["initial"]) == pytest.approx(1, abs=1e-2)
     assert client.get(address, params={"kind": "ntk"}).status_code == 404
 
 
@@ -172,9 +172,9 @@ def test_words_come_as_stretches(client: TestClient, ids: dict[str, str]) -> Non
 
 def test_runs_are_compared(client: TestClient, ids: dict[str, str]) -> None:
     names = ",".join(ids[name] for name in ("first", "second", "damaged"))
-    found = strictly(client.get("/api/compare", params={"ids": names, "name": "nfc", "layer": "net.1"}).text)
-    assert [curve["id"] for curve in found["curves"]] == [ids["first"], ids["second"]]
-    assert found["settings"] == [{"setting": "lr", "values": {ids["first"]: 0.1, ids["second"]: 0.2}}]
+    result = strictly(client.get("/api/compare", params={"ids": names, "name": "nfc", "layer": "net.1"}).text)
+    assert [curve["id"] for curve in result["curves"]] == [ids["first"], ids["second"]]
+    assert result["settings"] == [{"setting": "lr", "values": {ids["first"]: 0.1, ids["second"]: 0.2}}]
     assert client.get("/api/compare").status_code == 400
     assert client.get("/api/compare?ids=000000000000").status_code == 404
 
@@ -206,8 +206,8 @@ def test_the_ledger_and_a_damaged_one(client: TestClient, tmp_path: Path) -> Non
         (tmp_path / str(place)).mkdir()
         (tmp_path / str(place) / "ledger.json").write_text(text)
     with client_of(tmp_path) as other:
-        found = other.get("/api/ledger")
-        assert (found.status_code, len(found.json()["troubles"])) == (200, 3)
+        result = other.get("/api/ledger")
+        assert (result.status_code, len(result.json()["troubles"])) == (200, 3)
 
 
 def test_a_run_that_is_written_meanwhile(tmp_path: Path) -> None:

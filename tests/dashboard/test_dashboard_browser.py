@@ -49,17 +49,17 @@ class Site:
 
 def wait(condition: Callable[[], Any]) -> Any:
     end = time.monotonic() + SECONDS
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    found = Site(folder_of_runs(tmp_path_factory.mktemp("site")))
-    yield found
-    found.stop()
+    result = Site(folder_of_runs(tmp_path_factory.mktemp("site")))
+    yield result
+    result.stop()
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +72,9 @@ def driver() -> Iterator[webdriver.Chrome]:
     ):  # fmt: skip
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
-    yield found
-    found.quit()
+    result = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+    yield result
+    result.quit()
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def test_curves_and_names_that_are_only_text(browser: webdriver.Chrome, site: Si
 
 
 def test_words_phases_and_spectra(browser: webdriver.Chrome, site: Site) -> None:
-    own = f"#/run/{identifiers(site)['first']}"
-    visit(browser, site.address, f"{own}/words")
+    alone = f"#/run/{identifiers(site)['first']}"
+    visit(browser, site.address, f"{alone}/words")
     assert EVIL in text(browser)
     assert "The features are changing." in text(browser)
-    go(browser, f"{own}/spectra")
+    go(browser, f"{alone}/spectra")
     wait(lambda: browser.find_elements(By.CSS_SELECTOR, ".chart[data-drawn]"))
     assert "A few eigenvalues have left the bulk" in text(browser)
     assert browser.execute_script("return document.querySelectorAll('.strip .p-spikes').length") == 2
@@ -256,10 +256,10 @@ def test_light_and_dark_are_kept(browser: webdriver.Chrome, site: Site) -> None:
 
 def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
     size(browser, 390)
-    found = identifiers(site)
-    own = f"#/run/{found['first']}"
-    tabs = [f"{own}/{tab}" for tab in ("curves", "words", "spectra", "matrices", "settings")]
-    places = ["#/runs", *tabs, "#/compare", "#/ledger", f"#/run/{found['wine']}"]
+    result = identifiers(site)
+    alone = f"#/run/{result['first']}"
+    tabs = [f"{alone}/{tab}" for tab in ("curves", "words", "spectra", "matrices", "settings")]
+    places = ["#/runs", *tabs, "#/compare", "#/ledger", f"#/run/{result['wine']}"]
     visit(browser, site.address, "#/ledger")
     for where in places:
         go(browser, where)
@@ -268,14 +268,14 @@ def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
 
 def test_the_saved_page_works_alone(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
     address = export_html(site.root, tmp_path / "saved.html").as_uri()
-    found = identifiers(site)
+    result = identifiers(site)
     visit(browser, address, "")
     assert "exported page" in text(browser, "header")
-    go(browser, f"#/run/{found['first']}")
+    go(browser, f"#/run/{result['first']}")
     wait(lambda: len(drawn(browser)) >= 4)
-    go(browser, f"#/run/{found['first']}/matrices")
+    go(browser, f"#/run/{result['first']}/matrices")
     wait(lambda: len(drawn(browser)) == 2)
-    go(browser, f"#/compare?ids={found['first']},{found['second']}")
+    go(browser, f"#/compare?ids={result['first']},{result['second']}")
     wait(lambda: len(drawn(browser)) == 1)
     assert browser.execute_script("return document.querySelector('.chart').data.length") == 2
     assert "0.2" in text(browser, "tbody")

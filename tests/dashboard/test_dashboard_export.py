@@ -29,10 +29,10 @@ def test_the_file_needs_nothing_from_elsewhere(page: str) -> None:
     assert "http" not in policy
     assert "connect-src" not in policy
     assert "'self'" not in policy
-    own = re.sub(r"<script>.*?</script>", "", page, count=1, flags=re.DOTALL)  # plotly itself
-    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", re.sub(r"<script.*?</script>", "", own, flags=re.DOTALL))
-    assert "@import" not in own
-    assert "https://" not in own.replace("https://plotly.com", "")
+    alone = re.sub(r"<script>.*?</script>", "", page, count=1, flags=re.DOTALL)  # plotly itself
+    assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", re.sub(r"<script.*?</script>", "", alone, flags=re.DOTALL))
+    assert "@import" not in alone
+    assert "https://" not in alone.replace("https://plotly.com", "")
 
 
 def test_data_is_inert_and_whole(page: str) -> None:
@@ -41,10 +41,10 @@ def test_data_is_inert_and_whole(page: str) -> None:
     held = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     runs = {run["name"]: run["id"] for run in held["answers"]["runs"]["runs"]}
     assert set(runs) == {"first", "second", "wine", "damaged"}
-    own = f"runs/{runs['first']}"
-    assert [curve["layer"] for curve in held["answers"][f"{own}/series?name=nfc"]["curves"]] == [EVIL, "net.1"]
-    assert f"{own}/matrices/9/net.1%2Fagop" in held["answers"]
-    assert held["answers"][f"{own}/spectra/9?layer=net.1&kind=w"]["phase"] == "bulk + spikes"
+    alone = f"runs/{runs['first']}"
+    assert [curve["layer"] for curve in held["answers"][f"{alone}/series?name=nfc"]["curves"]] == [EVIL, "net.1"]
+    assert f"{alone}/matrices/9/net.1%2Fagop" in held["answers"]
+    assert held["answers"][f"{alone}/spectra/9?layer=net.1&kind=w"]["phase"] == "bulk + spikes"
     assert held["answers"]["ledger"]["claims"]
 
 

@@ -95,9 +95,9 @@ def test_names_that_collide_or_are_no_text(tmp_path: Path) -> None:
         connection.commit()
     with client_of(plainly) as client:
         ids = {run["path"]: run["id"] for run in client.get("/api/runs").json()["runs"]}
-        found = client.get("/api/compare", params={"ids": ",".join(ids.values())})
-        assert found.status_code == 200
-        assert found.json()["settings"] == [{"setting": "lr", "values": {ids[path]: path for path in ids}}]
+        result = client.get("/api/compare", params={"ids": ",".join(ids.values())})
+        assert result.status_code == 200
+        assert result.json()["settings"] == [{"setting": "lr", "values": {ids[path]: path for path in ids}}]
     (root / "d").mkdir()
     (root / "d" / "run.db").write_text("no database")
     assert "<title>r?: featlearn</title>" in export_html(root, tmp_path / "page.html").read_text(encoding="utf-8")

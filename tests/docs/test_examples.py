@@ -145,6 +145,6 @@ def test_the_reference_names_what_exists_and_all_that_is_public() -> None:
     for name in named:
         module, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), name
-    told = {name.rpartition(".")[2] for name in named}
-    missing = [name for name in fl.__all__ if name not in told and not inspect.ismodule(getattr(fl, name))]
+    reported = {name.rpartition(".")[2] for name in named}
+    missing = [name for name in fl.__all__ if name not in reported and not inspect.ismodule(getattr(fl, name))]
     assert not missing, "public names without a place in the reference"

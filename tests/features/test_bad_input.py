@@ -185,10 +185,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "compute before update": (lambda: fl.FeatureAccumulator(PLAIN).compute(), r"Call update\(batch\)"),
     "gradients of size 1e-42": (lambda: fl.probe(Output(lambda h: h * 1e-42), X), "every layer.*dtype=torch.float64"),
     "infinite gradients": (lambda: fl.probe(Output(Infinite.apply), X), "every layer.*infinite"),
-    "complex weights": (
-        lambda: fl.probe(COMPLEX, X + 0j, forward=lambda m, x: m(x).real),
-        "complex weights.*'0'.*layers=",
-    ),
     "complex weights of a kernel": (
         lambda: fl.ntk(COMPLEX, X + 0j, forward=lambda m, x: m(x).real),
         "complex.*'0.weight'.*parameters=",
@@ -221,8 +217,8 @@ def test_an_output_that_truly_ignores_a_layer_is_no_error() -> None:
 
 def sums(total: fl.FeatureAccumulator) -> dict[str, Tensor]:
     report = total.compute()
-    found = {f"{name}.{key}": v.clone() for name in report for key, v in report[name].sums.items()}
-    return found | {"samples": torch.tensor(report.samples)}
+    result = {f"{name}.{key}": v.clone() for name in report for key, v in report[name].sums.items()}
+    return result | {"samples": torch.tensor(report.samples)}
 
 
 BAD_BATCHES: dict[str, Any] = {

@@ -137,10 +137,10 @@ def test_one_layer_does_not_end_a_monitor() -> None:
         fl.ntk(model, X)
     monitor = fl.Monitor(model, (X, Y), every=1)
     with pytest.warns(UserWarning, match="tangent kernels are not measured"):
-        found = monitor.step()
-    assert found is not None
-    assert np.isfinite(found.layers["good"]["nfc"])
-    assert "ck.top" in found.layers["good"]
+        result = monitor.step()
+    assert result is not None
+    assert np.isfinite(result.layers["good"]["nfc"])
+    assert "ck.top" in result.layers["good"]
 
 
 class PartlyComplex(nn.Module):
@@ -152,10 +152,31 @@ class PartlyComplex(nn.Module):
         return self.out(self.inner(x.to(torch.complex64)).abs())
 
 
+def test_complex_weights_are_compared_with_conjugate_transposes() -> None:
+    model = seeded(PartlyComplex).double()
+    weight = model.inner.weight.detach().to(torch.complex128)
+    model.inner = nn.Linear(4, 3, dtype=torch.complex128)
+    with torch.no_grad():
+        model.inner.weight.copy_(weight + 1j * torch.randn(3, 4, generator=torch.Generator().manual_seed(3)))
+    x = X.double()
+    model.forward = lambda t: model.out(model.inner(t.to(torch.complex128)).abs())
+    covariance = torch.zeros(3, 3, dtype=torch.complex128)
+    for row in x:
+        h = model.inner(row.to(torch.complex128)).detach().requires_grad_()
+        for output in model.out(h.abs()):
+            (g,) = torch.autograd.grad(output, h, retain_graph=True)
+            covariance += torch.outer(g, g.conj())
+    w = model.inner.weight.detach()
+    nfm, agop = w.mH @ w, w.mH @ covariance @ w
+    expected = float((nfm.conj() * agop).sum().real / (nfm.norm() * agop.norm()))
+    for options in ({}, {"measure": "nfc"}, {"batch_size": 1}):
+        features = fl.probe(model, x, **options)["inner"]
+        assert features.nfc == pytest.approx(expected, abs=1e-12)
+        assert "complex weight" in features.flags[0]
+
+
 def test_layers_beside_complex_ones_can_be_measured() -> None:
     model = seeded(PartlyComplex)
-    with pytest.raises(fl.UnsupportedModelError, match=r"complex weights.*'inner'.*layers="):
-        fl.probe(model, X)
     assert fl.probe(model, X, layers="out")["out"].nfc > 0
     with pytest.raises(fl.UnsupportedModelError, match=r"complex parameters.*'inner.weight'.*parameters="):
         fl.ntk(model, X)

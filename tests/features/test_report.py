@@ -228,9 +228,9 @@ def test_columns_follow_the_arguments() -> None:
 @pytest.mark.parametrize("power", [1.0, 0.5])
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_the_table_shows_the_correlations_of_the_layers(kind: str, power: float, diagonal: bool) -> None:
-    found = report()
-    table = found.table(kind=kind, power=power, diagonal=diagonal)
-    for name, features in found.items():
+    result = report()
+    table = result.table(kind=kind, power=power, diagonal=diagonal)
+    for name, features in result.items():
         expected = features.correlation("agop", kind=kind, power=power, diagonal=diagonal)
         assert table["nfc"][name] == expected
         assert table["fact"][name] == features.correlation("fact", kind=kind, diagonal=diagonal)
@@ -261,11 +261,11 @@ def test_the_text_names_what_was_measured() -> None:
 
 
 def test_a_report_is_a_mapping() -> None:
-    found = report()
-    assert len(found) == 3
-    assert "0" in found
+    result = report()
+    assert len(result) == 3
+    assert "0" in result
     with pytest.raises(KeyError, match=r"no layer '1'.*'0', '3', '5'"):
-        found["1"]
+        result["1"]
 
 
 def test_pictures_leave_the_global_state_alone() -> None:

@@ -48,8 +48,8 @@ def test_the_mean_over_seeds_is_the_exact_matrix(layer: str, matrix: str) -> Non
 def test_the_standard_error_is_the_spread_over_seeds(layer: str, count: int) -> None:
     reports = sketches(count)
     spread = torch.tensor([report[layer].nfc for report in reports]).std()
-    told = torch.tensor([report[layer].standard_error("nfc") for report in reports])
-    typical = told.square().mean().sqrt()
+    reported = torch.tensor([report[layer].standard_error("nfc") for report in reports])
+    typical = reported.square().mean().sqrt()
     assert 0.5 < float(typical / spread) < 2.0
 
 

@@ -82,8 +82,8 @@ def test_classes_are_centered_unless_they_are_not_to_be(classes: list[int]) -> N
     for kernel in (KERNEL, torch.ones(12, 12) + torch.eye(12)):
         for center, expected in (("auto", True), (True, True), (False, False)):
             wanted = naive_alignment(kernel, classes, expected)
-            found = kernel_target_alignment(kernel, classes, center=center)
-            assert found == pytest.approx(wanted, rel=1e-12, abs=1e-15)
+            result = kernel_target_alignment(kernel, classes, center=center)
+            assert result == pytest.approx(wanted, rel=1e-12, abs=1e-15)
         assert kernel_target_alignment(kernel, classes) == kernel_target_alignment(
             kernel, np.array(classes, np.int32) + 1
         )

@@ -46,7 +46,7 @@ def reference(case: Case, model: nn.Module, start: nn.Module, times: list[float]
 def test_average_of_every_case(case: Case) -> None:
     model, start = perturbed(case)
     expected = reference(case, model, start, [0.0, 0.5, 1.0], [0.25, 0.5, 0.25])
-    found = average_ntk(
+    result = average_ntk(
         model,
         start,
         [case.batch()],
@@ -56,7 +56,7 @@ def test_average_of_every_case(case: Case) -> None:
         forward=case.forward,
         train_mode="eval",
     )
-    assert (found.kernel - expected).abs().max() <= 1e-10 * expected.abs().max()
+    assert (result.kernel - expected).abs().max() <= 1e-10 * expected.abs().max()
 
 
 def trained(activation: str, scale: float = 0.5) -> tuple[nn.Module, nn.Module, Tensor]:
@@ -97,10 +97,10 @@ def test_blocks_and_other_inputs() -> None:
 
 def test_without_a_change_it_is_the_tangent_kernel() -> None:
     _, start, X = trained("tanh")
-    found = average_ntk(copy.deepcopy(start), start, X, points=2)
-    assert torch.allclose(found.kernel, ntk(start, X), rtol=1e-10)
-    assert found.completeness_error < 1e-12
-    assert "2 points by midpoint" in repr(found)
+    result = average_ntk(copy.deepcopy(start), start, X, points=2)
+    assert torch.allclose(result.kernel, ntk(start, X), rtol=1e-10)
+    assert result.completeness_error < 1e-12
+    assert "2 points by midpoint" in repr(result)
 
 
 def test_a_linear_network_needs_one_point_and_the_model_stays_as_it_is() -> None:
@@ -108,9 +108,9 @@ def test_a_linear_network_needs_one_point_and_the_model_stays_as_it_is() -> None
     start, model = nn.Linear(4, 2).double(), nn.Linear(4, 2).double()
     X = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     before = copy.deepcopy(model.state_dict())
-    found = average_ntk(model, start, X, points=1)
-    assert found.completeness_error < 1e-14
-    assert torch.allclose(found.kernel, 2 * (X @ X.T + 1))
+    result = average_ntk(model, start, X, points=1)
+    assert result.completeness_error < 1e-14
+    assert torch.allclose(result.kernel, 2 * (X @ X.T + 1))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 

@@ -76,8 +76,8 @@ def test_the_kernel_is_that_of_the_rounded_weights(name: str, dtype: torch.dtype
     exact = copy.deepcopy(half).double()
     x = X.to(dtype)
     wanted = naive_ntk(exact, x.double())
-    found = fl.ntk(half, x)
-    assert float((found.double() - wanted).norm() / wanted.norm()) < tolerance
+    result = fl.ntk(half, x)
+    assert float((result.double() - wanted).norm() / wanted.norm()) < tolerance
     parts, whole = (fl.ntk(model, z, by_layer=True) for model, z in ((half, x), (exact, x.double())))
     assert parts.keys() == whole.keys()
     for layer, kernel in whole.items():
@@ -101,8 +101,8 @@ def test_a_batch_norm_that_stays_in_single_precision() -> None:
     mixed = Mixed().eval()
     exact = nn.Sequential(mixed.first, mixed.norm, nn.Tanh(), mixed.last)
     wanted = naive_ntk(copy.deepcopy(exact).double(), X.bfloat16().double())
-    found = fl.ntk(mixed, X.bfloat16()).double()
-    assert float((found - wanted).norm() / wanted.norm()) < 1e-2
+    result = fl.ntk(mixed, X.bfloat16()).double()
+    assert float((result - wanted).norm() / wanted.norm()) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["batch norm", "batch norm of an image", "instance norm with statistics"])

@@ -46,9 +46,9 @@ def test_conjugate_kernel_of_every_layer(case: Case) -> None:
 
 @EACH_CASE
 def test_pre_activation_tangent_kernel_of_every_layer(case: Case) -> None:
-    found = jacobians(case, case.make())
+    result = jacobians(case, case.make())
     for name in case.layers:
-        j = torch.stack([rows.flatten() for rows in found[name]])
+        j = torch.stack([rows.flatten() for rows in result[name]])
         assert close(ptk(case.make(), data(case), layer=name, forward=case.forward), j @ j.T), name
 
 

@@ -37,42 +37,42 @@ def tangents(model: nn.Module, points: np.ndarray) -> Tensor:
     values = [value for x in torch.as_tensor(points) for value in model(x[None])[0]]
     parameters = list(model.parameters())
     grads = [torch.autograd.grad(value, parameters, retain_graph=True) for value in values]
-    return torch.stack([torch.cat([g.reshape(-1) for g in found]) for found in grads])
+    return torch.stack([torch.cat([g.reshape(-1) for g in result]) for result in grads])
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
 def test_equation_6_of_several_outputs(ridge: float) -> None:
     model = factory(6, 2, torch.Generator().manual_seed(1)).double()
-    found = LazyRegressor(model, ridge=ridge).fit(X, Y)
+    result = LazyRegressor(model, ridge=ridge).fit(X, Y)
     train, test = tangents(model, X), tangents(model, Z)
     with torch.no_grad():
         residual = torch.as_tensor(Y) - model(torch.as_tensor(X))
         system = train @ train.T + len(X) * ridge * torch.eye(len(train), dtype=torch.float64)
         step = train.T @ torch.linalg.solve(system, residual.reshape(-1))
         expected = (model(torch.as_tensor(Z)) + (test @ step).reshape(-1, 2)).numpy()
-    assert found.predict(Z) == pytest.approx(expected, rel=1e-7, abs=1e-9)
-    assert found.rank_ == 80
+    assert result.predict(Z) == pytest.approx(expected, rel=1e-7, abs=1e-9)
+    assert result.rank_ == 80
     if not ridge:
-        assert found.predict(X) == pytest.approx(Y, abs=1e-8)
-        assert found.training_residual_ < 1e-9
+        assert result.predict(X) == pytest.approx(Y, abs=1e-8)
+        assert result.training_residual_ < 1e-9
 
 
 def test_a_repeated_sample_with_two_labels_gets_their_mean() -> None:
     points, labels = np.concatenate([X, X[:1]]), np.concatenate([Y[:, 0], [5.0]])
-    found = LazyRegressor(factory, random_state=0).fit(points, labels)
-    assert found.rank_ == 40
-    assert found.predict(X[:1])[0] == pytest.approx((Y[0, 0] + 5.0) / 2, abs=1e-8)
-    assert found.predict(X[1:]) == pytest.approx(Y[1:, 0], abs=1e-8)
-    assert found.training_residual_ > 0.01
+    result = LazyRegressor(factory, random_state=0).fit(points, labels)
+    assert result.rank_ == 40
+    assert result.predict(X[:1])[0] == pytest.approx((Y[0, 0] + 5.0) / 2, abs=1e-8)
+    assert result.predict(X[1:]) == pytest.approx(Y[1:, 0], abs=1e-8)
+    assert result.training_residual_ > 0.01
 
 
 def test_fewer_parameters_than_samples_is_least_squares() -> None:
     model = nn.Linear(6, 1).double()
-    found = LazyRegressor(model).fit(X, Y[:, 0])
+    result = LazyRegressor(model).fit(X, Y[:, 0])
     design = np.concatenate([X, np.ones((40, 1))], axis=1)
     expected = np.concatenate([Z, np.ones((9, 1))], axis=1) @ np.linalg.lstsq(design, Y[:, 0], rcond=None)[0]
-    assert found.rank_ == 7
-    assert found.predict(Z) == pytest.approx(expected, abs=1e-10)
+    assert result.rank_ == 7
+    assert result.predict(Z) == pytest.approx(expected, abs=1e-10)
 
 
 def test_the_error_says_what_rounding_does() -> None:
@@ -91,26 +91,26 @@ def test_the_error_says_what_rounding_does() -> None:
 
 
 def test_as_scikit_learn_users_expect() -> None:
-    found = LazyRegressor(factory, random_state=3, ridge=1e-4)
-    scores = cross_val_score(found, X, Y[:, 0], cv=3)
+    result = LazyRegressor(factory, random_state=3, ridge=1e-4)
+    scores = cross_val_score(result, X, Y[:, 0], cv=3)
     assert scores.shape == (3,)
-    again = clone(found)
-    assert again.fit(X, Y[:, 0]).predict(Z) == pytest.approx(found.fit(X, Y[:, 0]).predict(Z))
-    assert found.predict(Z).shape == (9,)
-    assert found.fit(X, Y).predict(Z).shape == (9, 2)
-    assert found.fit(X.tolist(), Y[:, :1].tolist()).predict(Z).shape == (9, 1)
+    again = clone(result)
+    assert again.fit(X, Y[:, 0]).predict(Z) == pytest.approx(result.fit(X, Y[:, 0]).predict(Z))
+    assert result.predict(Z).shape == (9,)
+    assert result.fit(X, Y).predict(Z).shape == (9, 2)
+    assert result.fit(X.tolist(), Y[:, :1].tolist()).predict(Z).shape == (9, 1)
 
 
 def test_the_module_is_copied_and_its_kernel_is_ours() -> None:
     model = factory(6, 1, torch.Generator().manual_seed(1)).double()
     before = copy.deepcopy(model.state_dict())
-    found = LazyRegressor(model).fit(X, Y[:, 0])
+    result = LazyRegressor(model).fit(X, Y[:, 0])
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    assert all(torch.equal(before[name], value) for name, value in found.model_.state_dict().items())
-    kernel = ntk(found.model_, torch.as_tensor(X))
-    assert found.eigenvalues_ == pytest.approx(torch.linalg.eigvalsh(kernel).numpy(), rel=1e-9, abs=1e-9)
+    assert all(torch.equal(before[name], value) for name, value in result.model_.state_dict().items())
+    kernel = ntk(result.model_, torch.as_tensor(X))
+    assert result.eigenvalues_ == pytest.approx(torch.linalg.eigvalsh(kernel).numpy(), rel=1e-9, abs=1e-9)
 
 
 def test_bad_input() -> None:

@@ -21,8 +21,8 @@ from featlearn.linalg._krylov import frobenius_norm, hutchpp_trace, top_eigenpai
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def close(found: Any, expected: Tensor, tolerance: float = 1e-9) -> bool:
-    value = torch.as_tensor(np.asarray(found))
+def close(result: Any, expected: Tensor, tolerance: float = 1e-9) -> bool:
+    value = torch.as_tensor(np.asarray(result))
     assert value.shape == expected.shape
     assert value.dtype == torch.float64
     return bool((value - expected).abs().max() <= tolerance * expected.abs().max())
@@ -241,8 +241,8 @@ def test_inside_no_grad_and_inference_mode() -> None:
     model = net()
     for off in (torch.no_grad(), torch.inference_mode()):
         with off:
-            found = ntk_operator(model, X) @ np.eye(9)
-        assert close(found, ntk(model, X))
+            result = ntk_operator(model, X) @ np.eye(9)
+        assert close(result, ntk(model, X))
 
 
 def test_bad_input() -> None:
@@ -273,6 +273,6 @@ def test_spectrum_trace_and_norm_of_a_kernel() -> None:
     theta = ntk_operator(net(), x, outputs=1)
     assert close(top_eigenpairs(theta, 3).values, torch.linalg.eigvalsh(kernel).flip(0)[:3])
     # Rank at most the parameters that act on one output, and it falls off fast.
-    for found, truth in ((hutchpp_trace(theta, 60), kernel.trace()), (frobenius_norm(theta, 60), kernel.norm())):
-        assert abs(found.value - float(truth)) <= max(5 * found.standard_error, 1e-9 * float(truth))
-        assert found.standard_error < 1e-2 * float(truth)
+    for result, truth in ((hutchpp_trace(theta, 60), kernel.trace()), (frobenius_norm(theta, 60), kernel.norm())):
+        assert abs(result.value - float(truth)) <= max(5 * result.standard_error, 1e-9 * float(truth))
+        assert result.standard_error < 1e-2 * float(truth)

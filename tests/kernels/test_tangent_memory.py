@@ -42,9 +42,9 @@ def test_random_output_vectors_have_the_trace_as_their_mean() -> None:
     model, x = seeded()
     exact = fl.ntk(model, x)
     torch.testing.assert_close(exact, naive(model, x, torch.eye(40, dtype=torch.float64)))
-    found = torch.stack([fl.ntk(model, x, sketches=8, generator=seed) for seed in range(60)])  # type: ignore[misc]
-    error = found.std(0) / 60**0.5
-    assert ((found.mean(0) - exact).abs() <= 4.5 * error).all()
+    result = torch.stack([fl.ntk(model, x, sketches=8, generator=seed) for seed in range(60)])  # type: ignore[misc]
+    error = result.std(0) / 60**0.5
+    assert ((result.mean(0) - exact).abs() <= 4.5 * error).all()
     assert float(error.norm() / exact.norm()) > 1e-3  # the vectors differ from one another
 
 

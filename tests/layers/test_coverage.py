@@ -64,26 +64,22 @@ class Zoo(nn.Module):
 def test_no_parameter_is_skipped_silently() -> None:
     model = Zoo()
     report = fl.probe(model, torch.randint(5, (6, 3)))
-    assert list(report) == ["renamed", "head"]
+    gates = [f"rnn.{kind}.{gate}" for kind in ("ih", "hh") for gate in "rzn"]
+    assert list(report) == ["own", "renamed", *gates, "bilinear", "up", "paired.matrix", "head"]
     rows = report.coverage.set_index("parameter")
     wide = {name for name, p in model.named_parameters() if p.ndim >= 2}
     assert set(rows.index) == wide
     for name, words in {
         "embed.weight": "embedding",
-        "own.weight": "OwnForward is a Linear with a forward of its own.*register_layer",
-        "rnn.weight_ih_l0": "recurrent",
-        "rnn.weight_hh_l0": "recurrent",
-        "bilinear.weight": "bilinear",
-        "up.weight": "transposed convolution",
         "norm.weight": "normalization",
-        "paired.matrix": "PairedLinear.*register_layer",
+        "norm.bias": "normalization",
         "skipped.0.weight": "a frozen copy that is subtracted",
-        "table": "Zoo",
+        "table": "combined with activations entry by entry",
     }.items():
         assert not rows.loc[name, "taken"]
         assert re.search(words, rows.loc[name, "reason"]), name
     assert rows.loc["head.weight", "reason"] == "taken"
-    assert "Not taken as layers: 11 parameters, see report.coverage" in repr(report)
+    assert "Not taken as layers: 5 parameters, see report.coverage" in repr(report)
 
 
 @pytest.fixture

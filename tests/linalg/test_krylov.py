@@ -53,23 +53,23 @@ SPECTRA = {
 @pytest.mark.parametrize("name", list(SPECTRA))
 def test_eigenpairs_of_every_spectrum(name: str, k: int) -> None:
     matrix = rotated(SPECTRA[name])
-    found = top_eigenpairs(aslinearoperator(matrix), k, tolerance=1e-8)
+    result = top_eigenpairs(aslinearoperator(matrix), k, tolerance=1e-8)
     expected = np.sort(SPECTRA[name])[::-1][:k]
     scale = np.abs(SPECTRA[name]).max()
-    assert np.abs(found.values.numpy() - expected).max() <= 1e-10 * scale
-    assert found.vectors.shape == (N, k)
-    assert torch.allclose(found.vectors.mT @ found.vectors, torch.eye(k, dtype=torch.float64), atol=1e-12)
-    residual = matrix @ found.vectors.numpy() - found.vectors.numpy() * found.values.numpy()
-    assert np.allclose(np.linalg.norm(residual, axis=0), found.residuals.numpy(), atol=1e-14 * max(scale, 1))
-    assert found.residuals.max() <= 2e-8 * scale
+    assert np.abs(result.values.numpy() - expected).max() <= 1e-10 * scale
+    assert result.vectors.shape == (N, k)
+    assert torch.allclose(result.vectors.mT @ result.vectors, torch.eye(k, dtype=torch.float64), atol=1e-12)
+    residual = matrix @ result.vectors.numpy() - result.vectors.numpy() * result.values.numpy()
+    assert np.allclose(np.linalg.norm(residual, axis=0), result.residuals.numpy(), atol=1e-14 * max(scale, 1))
+    assert result.residuals.max() <= 2e-8 * scale
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_tiny_operators(n: int) -> None:
     matrix = rotated(np.arange(n) - 1.0)
     for k in range(1, n + 1):
-        found = top_eigenpairs(matrix, k)
-        assert np.allclose(found.values, np.arange(n)[::-1][:k] - 1.0, atol=1e-12)
+        result = top_eigenpairs(matrix, k)
+        assert np.allclose(result.values, np.arange(n)[::-1][:k] - 1.0, atol=1e-12)
     operator = aslinearoperator(matrix)
     trace, norm = hutchpp_trace(operator, n), frobenius_norm(operator, n)
     assert trace == Estimate(pytest.approx(np.trace(matrix), abs=1e-12), 0.0, n)
@@ -110,8 +110,8 @@ SEEDS = 600
 
 
 def over_seeds(estimate: Callable[..., Estimate], matrix: Array, samples: int) -> tuple[Array, Array]:
-    found = [estimate(matrix, samples, seed) for seed in range(SEEDS)]
-    return np.array([e.value for e in found]), np.array([e.standard_error for e in found])
+    result = [estimate(matrix, samples, seed) for seed in range(SEEDS)]
+    return np.array([e.value for e in result]), np.array([e.standard_error for e in result])
 
 
 SLOW, INDEFINITE = rotated(1 / np.arange(1.0, 61)), rotated(np.linspace(-1, 2, 60))

@@ -302,7 +302,7 @@ def test_figure_12_layers_end_alike() -> None:
     """NFA paper, appendix K: three hidden layers at scale .1, r = 3; standard training leaves them apart."""
     task = chain_monomial_task(256, 32, 3, generator=0)
     data = (task.X, task.y)
-    found = {}
+    result = {}
     for method in ("GD", "adaptive"):
         model = mlp([32, 256, 256, 256, 1], scales=[0.1] * 4, generator=0)
 
@@ -311,7 +311,7 @@ def test_figure_12_layers_end_alike() -> None:
 
         fit(model, data, optimizer=optimizer, steps=500)
         report = fl.probe(model, data, measure="nfc")
-        found[method] = [report[name].nfc for name in ("0", "2", "4")]
-    spread = {method: max(v) - min(v) for method, v in found.items()}
-    assert spread["adaptive"] < 0.1, found
-    assert min(found["adaptive"]) > 0.8, found
+        result[method] = [report[name].nfc for name in ("0", "2", "4")]
+    spread = {method: max(v) - min(v) for method, v in result.items()}
+    assert spread["adaptive"] < 0.1, result
+    assert min(result["adaptive"]) > 0.8, result

@@ -83,8 +83,8 @@ def arrays(tensors: list[Tensor]) -> list[np.ndarray]:
 def test_it_is_the_formula(options: dict[str, Any], foreach: bool | None) -> None:
     start, gradients = draw(SHAPES, 0), [draw(SHAPES, seed) for seed in range(1, 6)]
     expected = naive(arrays(start), [arrays(step) for step in gradients], 0.1, **options)
-    found = run(start, gradients, 0.1, foreach=foreach, **options)
-    for a, b in zip(found, expected, strict=True):
+    result = run(start, gradients, 0.1, foreach=foreach, **options)
+    for a, b in zip(result, expected, strict=True):
         np.testing.assert_allclose(a.numpy(), b, rtol=1e-12, atol=1e-13)
 
 
@@ -130,9 +130,9 @@ def test_shapes_and_sizes(
     start = draw(shapes, seed)
     gradients = [[g * 10**size for g in draw(shapes, seed + k)] for k in (1, 2)]
     options = {"speed": 3.0, "eps": eps, "momentum": momentum, "weight_decay": decay}
-    found = run(start, gradients, 0.1, foreach=foreach, **options)
+    result = run(start, gradients, 0.1, foreach=foreach, **options)
     expected = naive(arrays(start), [arrays(step) for step in gradients], 0.1, **options)
-    for a, b, w in zip(found, expected, start, strict=True):
+    for a, b, w in zip(result, expected, start, strict=True):
         np.testing.assert_allclose(a.numpy(), b, rtol=1e-11, atol=1e-12)
         assert float((a - w).norm()) <= 2 * 0.3 * (1 + 1e-12)
 
@@ -150,8 +150,8 @@ def test_without_eps_each_step_has_the_length_of_the_speed() -> None:
 def test_a_zero_gradient_moves_nothing(foreach: bool, eps: float) -> None:
     start = draw(SHAPES, 0)
     for options in ({}, {"momentum": 0.9}):
-        found = run(start, [[torch.zeros_like(w) for w in start]] * 2, 0.1, eps=eps, foreach=foreach, **options)
-        assert all(torch.equal(a, b) for a, b in zip(found, start, strict=True))
+        result = run(start, [[torch.zeros_like(w) for w in start]] * 2, 0.1, eps=eps, foreach=foreach, **options)
+        assert all(torch.equal(a, b) for a, b in zip(result, start, strict=True))
 
 
 @pytest.mark.parametrize("foreach", [True, False])

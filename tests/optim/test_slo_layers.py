@@ -68,8 +68,8 @@ def test_layers_of_every_parameter() -> None:
     apart = nn.MultiheadAttention(4, 2, kdim=3, vdim=5)
     model = nn.ModuleDict({"attn": apart, "conv": nn.Conv1d(2, 3, 2), "norm": nn.LayerNorm(3)})
     model["linear"] = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))
-    found = {p.name: p.layers for p in parameters_of_layers(model)}
-    assert found == {
+    result = {p.name: p.layers for p in parameters_of_layers(model)}
+    assert result == {
         "attn.q_proj_weight": ("attn.q",),
         "attn.k_proj_weight": ("attn.k",),
         "attn.v_proj_weight": ("attn.v",),

@@ -13,15 +13,15 @@ from featlearn.papers.adaptive.sec3_estimator import METHODS, TASKS
 
 
 def test_a_row_a_task_seed_and_method() -> None:
-    found = adaptive_comparison(["digits 3, 8"], seeds=[0, 1], steps=200)
-    assert len(found.scores) == 2 * len(METHODS)
-    table = found.table()
-    first = found.scores.query("method == 'lazy'")["R2"]
+    result = adaptive_comparison(["digits 3, 8"], seeds=[0, 1], steps=200)
+    assert len(result.scores) == 2 * len(METHODS)
+    table = result.table()
+    first = result.scores.query("method == 'lazy'")["R2"]
     assert table.loc["digits 3, 8", ("R2", "lazy")] == pytest.approx(first.mean())
     assert table.loc["digits 3, 8", ("s.e.", "lazy")] == pytest.approx(first.std() / math.sqrt(2))
     assert table.loc["digits 3, 8", ("wins over lazy", "")] in (0.0, 0.5, 1.0)
-    assert found.scores["R2"].min() > 0.6  # sixty images tell most threes from eights
-    assert len(found.plot().axes[0].patches) == len(METHODS)
+    assert result.scores["R2"].min() > 0.6  # sixty images tell most threes from eights
+    assert len(result.plot().axes[0].patches) == len(METHODS)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -48,10 +48,10 @@ def test_points_are_the_product_in_the_order_of_the_arguments() -> None:
 
 
 def test_a_registered_experiment_runs_and_travels_to_workers() -> None:
-    found = pickle.loads(pickle.dumps(registered(__name__)))
-    assert found.config("quick") == Config(n=6)
-    assert _conclude is found.conclude  # the decorator leaves the function as it is
-    table = found.run(found.config("smoke")).tables["all"]
+    result = pickle.loads(pickle.dumps(registered(__name__)))
+    assert result.config("quick") == Config(n=6)
+    assert _conclude is result.conclude  # the decorator leaves the function as it is
+    table = result.run(result.config("smoke")).tables["all"]
     assert list(table) == ["width", "seed", "value", "n", "method"]
     assert table["value"].tolist() == [10, 11, 20, 21] * 2
 

@@ -59,9 +59,9 @@ def test_keys_are_the_same_in_every_process() -> None:
     """Or nothing would be found again."""
     with contextlib.redirect_stdout(io.StringIO()) as here:
         exec(_KEYS, {})
-    there = subprocess.run([sys.executable, "-c", _KEYS], capture_output=True, text=True, check=True).stdout
-    assert len(there.split()) >= len(NAMES)
-    assert here.getvalue() == there
+    test_rows = subprocess.run([sys.executable, "-c", _KEYS], capture_output=True, text=True, check=True).stdout
+    assert len(test_rows.split()) >= len(NAMES)
+    assert here.getvalue() == test_rows
 
 
 def test_no_figure_is_covered_twice() -> None:
@@ -71,9 +71,9 @@ def test_no_figure_is_covered_twice() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
-    (found,) = reproduce([name], "smoke", folder=tmp_path)
-    assert not found.missing_data, found.trouble  # the smallest needs no files
-    result = found.result
+    (measured,) = reproduce([name], "smoke", folder=tmp_path)
+    assert not measured.missing_data, measured.trouble  # the smallest needs no files
+    result = measured.result
     assert result is not None
     assert result.claims
     for claim in result.claims:
@@ -87,11 +87,11 @@ def test_an_experiment_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
     for table in result.tables.values():
         assert isinstance(table, pd.DataFrame)
         assert len(table)
-    _no_point_is_measured_twice(found.experiment, tmp_path)
+    _no_point_is_measured_twice(measured.experiment, tmp_path)
 
 
 def _no_point_is_measured_twice(experiment: Experiment, folder: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    reproduce([experiment.name], "smoke", folder=folder, told=lambda *news: told.append(news))
+    reported: list[tuple[str, int, int]] = []
+    reproduce([experiment.name], "smoke", folder=folder, progress=lambda *news: reported.append(news))
     count = len(experiment.points(experiment.config("smoke")))
-    assert told == [(experiment.name, 0, count), (experiment.name, count, count)]
+    assert reported == [(experiment.name, 0, count), (experiment.name, count, count)]

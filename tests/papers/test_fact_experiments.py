@@ -45,6 +45,6 @@ def test_the_first_iteration_is_kernel_regression() -> None:
 
 def test_adam_descends_to_the_same_objective() -> None:
     """At a decay at which the minimizer is of rank one and easy to find."""
-    found = adam_separation(1e-5, 1e-3, 3000, seed=0)
+    result = adam_separation(1e-5, 1e-3, 3000, seed=0)
     best = separation(1e-5, weight_decay=1e-3, restarts=2, seed=0)
-    assert found["objective"] == pytest.approx(best.objective, rel=1e-2)
+    assert result["objective"] == pytest.approx(best.objective, rel=1e-2)

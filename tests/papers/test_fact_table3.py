@@ -27,14 +27,14 @@ def table(n: int = 80, d: int = 4, classes: int = 3, informative: bool = True) -
 
 def test_clean_means_inside_the_fold() -> None:
     given = table()
-    found = uci_accuracy(given, "clean", update="nfa", n_iter=1)
+    result = uci_accuracy(given, "clean", update="nfa", n_iter=1)
     train, test = given.folds[2]
     scaler = StandardScaler().fit(given.X[train])
     machine = RFMClassifier(update="nfa", n_iter=1).fit(scaler.transform(given.X[train]), given.y[train])
-    assert found.folds[2] == machine.score(scaler.transform(given.X[test]), given.y[test])
-    assert found.mean == pytest.approx(np.mean(found.folds))
-    assert found.mean > 0.7
-    assert found.name == "made up"
+    assert result.folds[2] == machine.score(scaler.transform(given.X[test]), given.y[test])
+    assert result.mean == pytest.approx(np.mean(result.folds))
+    assert result.mean > 0.7
+    assert result.name == "made up"
 
 
 def laplace(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -52,8 +52,8 @@ def test_the_papers_protocol_without_features_is_kernel_ridge_tuned_on_the_half(
 
     shifts = (10.0, 1.0, 0.1, 0.01, 0.001)
     best = max(shifts, key=lambda shift: accuracy(shift, *given.tuning))
-    found = uci_accuracy(given, "paper", update="none")
-    assert found.folds == pytest.approx([accuracy(best, train, test) for train, test in given.folds])
+    result = uci_accuracy(given, "paper", update="none")
+    assert result.folds == pytest.approx([accuracy(best, train, test) for train, test in given.folds])
 
 
 def test_the_papers_protocol_leaks_labels_and_the_clean_one_does_not() -> None:
@@ -72,9 +72,9 @@ def test_protocols_are_named() -> None:
 
 
 def test_wine() -> None:
-    found = wine_features(seed=1)
-    assert found.score > 0.95
-    assert found.baseline > 0.9
-    assert len(found.leading) == 3
-    assert found.machine.feature_matrix_.shape == (13, 13)
-    assert found.plot().axes
+    result = wine_features(seed=1)
+    assert result.score > 0.95
+    assert result.baseline > 0.9
+    assert len(result.leading) == 3
+    assert result.machine.feature_matrix_.shape == (13, 13)
+    assert result.plot().axes

@@ -228,24 +228,24 @@ def test_points_of_another_source_are_measured_again(folder: Path) -> None:
         assert header["source"] == "old"
         assert header["versions"] == versions()
         save_nested(file, state | {"values": state["values"] | {"trace": 5.0}}, header)
-    (found,) = reproduce(folder=folder)
-    assert found.stale == 0
-    assert 5.0 not in found.claims[0].measured
+    (result,) = reproduce(folder=folder)
+    assert result.stale == 0
+    assert 5.0 not in result.claims[0].measured
     assert (folder.parent / "log").read_text().split() == ["0", "1", "2"]
     assert {load_nested(file)[1]["source"] for file in points_of(folder)} == {"new"}
     (again,) = reproduce(folder=folder)
-    assert again.claims == found.claims
+    assert again.claims == result.claims
     assert (folder.parent / "log").read_text().split() == ["0", "1", "2"]
     assert len(points_of(folder)) == 3
 
 
 def test_kept_points_make_stale_claims(folder: Path) -> None:
-    (found,) = reproduce(folder=folder, keep_stale=True)
-    assert found.stale == 3
+    (result,) = reproduce(folder=folder, keep_stale=True)
+    assert result.stale == 3
     assert not (folder.parent / "log").exists()
-    assert [claim.verdict for claim in found.claims] == ["stale"]
-    assert found.claims[0].measured  # the numbers are there
-    index = write_ledger([found], folder)
+    assert [claim.verdict for claim in result.claims] == ["stale"]
+    assert result.claims[0].measured  # the numbers are there
+    index = write_ledger([result], folder)
     assert "1 stale" in index.read_text()
     assert "3 of 3 points are stale" in (folder / "nfa-test.html").read_text()
     assert ",stale," in (folder / "ledger.csv").read_text()
@@ -262,29 +262,29 @@ def test_one_stale_point_is_enough_and_old_folders_have_no_fingerprint(folder: P
     reproduce(folder=folder)
     file = points_of(folder)[0]
     save_nested(file, load_nested(file)[0])  # as earlier versions wrote them
-    (found,) = reproduce(folder=folder, keep_stale=True)
-    assert found.stale == 1
-    assert found.claims[0].verdict == "stale"
-    (found,) = reproduce(folder=folder)
-    assert found.stale == 0
+    (result,) = reproduce(folder=folder, keep_stale=True)
+    assert result.stale == 1
+    assert result.claims[0].verdict == "stale"
+    (result,) = reproduce(folder=folder)
+    assert result.stale == 0
     assert len((folder.parent / "log").read_text().split()) == 4
 
 
 def test_a_kill_while_measuring_again_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def told(name: str, done: int, points: int) -> None:
+    def report(name: str, done: int, points: int) -> None:
         calls.append(done)
         if done == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(folder=folder, told=told)
+        reproduce(folder=folder, progress=report)
     assert len(points_of(folder)) == 3  # none is lost, not even the old one
     assert (folder.parent / "log").read_text().split() == ["0", "1"]
-    (found,) = reproduce(folder=folder)
+    (result,) = reproduce(folder=folder)
     assert (folder.parent / "log").read_text().split() == ["0", "1", "2"]
-    assert found.stale == 0
+    assert result.stale == 0
 
 
 def test_experiments_of_an_older_call_are_stale_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,10 +318,10 @@ def test_experiments_of_an_older_call_are_stale_in_the_ledger(tmp_path: Path, mo
 
 
 def test_versions_are_those_in_use() -> None:
-    found = versions()
-    assert found["torch"] == torch.__version__
-    assert found["numpy"] == np.__version__
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    result = versions()
+    assert result["torch"] == torch.__version__
+    assert result["numpy"] == np.__version__
+    assert result["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 # -- the library itself ------------------------------------------------------------------------------------------------

@@ -69,10 +69,10 @@ class _Tags(HTMLParser):
 
 
 def parsed(text: str) -> _Tags:
-    found = _Tags()
-    found.feed(text)
-    assert not found.depth
-    return found
+    result = _Tags()
+    result.feed(text)
+    assert not result.depth
+    return result
 
 
 def test_pages_hold_everything_and_nothing_that_runs(tmp_path: Path) -> None:

@@ -35,22 +35,22 @@ def test_layers_are_measured_against_their_start() -> None:
     X, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.ones(40, 1)
     model, start = mlp([6, 8, 8, 1], generator=0), mlp([6, 8, 8, 1], generator=0)
 
-    def train(told: object) -> None:
-        done = fit(model, (X, y), lr=0.1, steps=10, callback=told)  # type: ignore[arg-type]
-        told(10, done.final_loss)  # type: ignore[operator]
+    def train(reported: object) -> None:
+        done = fit(model, (X, y), lr=0.1, steps=10, callback=reported)  # type: ignore[arg-type]
+        reported(10, done.final_loss)  # type: ignore[operator]
 
-    found = watch_layers(model, X, ["0", "2"], [2, 10], train)
+    result = watch_layers(model, X, ["0", "2"], [2, 10], train)
     after = probe(model, X, initial=start)
-    assert found["step"] == [2, 10]
-    assert found["centered_nfc"][-1].tolist() == pytest.approx([after[n].centered_nfc for n in ("0", "2")], rel=1e-5)
-    assert 0 <= share_above(found) <= 1
+    assert result["step"] == [2, 10]
+    assert result["centered_nfc"][-1].tolist() == pytest.approx([after[n].centered_nfc for n in ("0", "2")], rel=1e-5)
+    assert 0 <= share_above(result) <= 1
 
 
 def test_gaussian_training_starts_from_its_own_weights_and_ends_trained() -> None:
-    found = watch_training(64, 8, 16, 60, 30, 1.0, 0.1, 0, ("nfc", "centered_ratio"))
-    assert found["step"] == [0, 5, 10, 30, 60]
-    assert found["centered_ratio"][0].tolist() == [0, 0]
-    assert float(found["train_loss"][-1]) < float(found["train_loss"][0])
+    result = watch_training(64, 8, 16, 60, 30, 1.0, 0.1, 0, ("nfc", "centered_ratio"))
+    assert result["step"] == [0, 5, 10, 30, 60]
+    assert result["centered_ratio"][0].tolist() == [0, 0]
+    assert float(result["train_loss"][-1]) < float(result["train_loss"][0])
 
 
 def test_a_diagonal_is_a_picture() -> None:

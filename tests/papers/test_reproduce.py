@@ -43,7 +43,7 @@ def _measure(seed: int) -> Mapping[str, Any]:
 
 
 def _conclude(config: Config, outcomes: Sequence[Outcome]) -> Result:
-    values = [found["trace"] for _, found in outcomes]
+    values = [result["trace"] for _, result in outcomes]
     assert [point["seed"] for point, _ in outcomes] == list(config.seeds)
     return Result((about("trace", "nowhere", 0.0, values, 10.0, "a test"),), figures={"empty": new_figure(1, 1)})
 
@@ -69,14 +69,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.usefixtures("registered")
 def test_points_come_back_as_they_were_measured(jobs: int, tmp_path: Path) -> None:
-    (found,) = reproduce(folder=tmp_path, n_jobs=jobs, backend="threading")
-    assert found.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
-    assert found.points == (3, 3)
+    (result,) = reproduce(folder=tmp_path, n_jobs=jobs, backend="threading")
+    assert result.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
+    assert result.points == (3, 3)
     (again,) = reproduce(folder=tmp_path)
-    assert again.claims == found.claims
-    assert again.seconds == pytest.approx(found.seconds)
+    assert again.claims == result.claims
+    assert again.seconds == pytest.approx(result.seconds)
     table = runs.open(tmp_path / "nfa-test" / "quick").metrics("trace")
-    assert sorted(table["value"]) == sorted(found.claims[0].measured)
+    assert sorted(table["value"]) == sorted(result.claims[0].measured)
 
 
 @pytest.mark.usefixtures("registered")
@@ -95,13 +95,13 @@ def test_a_cluster_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     paths = os.pathsep.join([str(here), str(here.parent), str(source)])
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})
     try:
-        (found,) = reproduce(folder=tmp_path / "out", n_jobs=2, backend="ray")
+        (result,) = reproduce(folder=tmp_path / "out", n_jobs=2, backend="ray")
         monkeypatch.setattr(module, "find_experiments", lambda names, paper: [experiment(measure=_no_files)])
         (nothing,) = reproduce(folder=tmp_path / "none", n_jobs=2, backend="ray")
     finally:
         ray.shutdown()
     assert nothing.missing_data  # a worker's trouble is told as one's own
-    assert found.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
+    assert result.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
 
 
 def test_the_key_tells_arguments_and_code_apart() -> None:
@@ -143,9 +143,9 @@ def test_the_key_follows_what_measures_and_nothing_else(tmp_path: Path, monkeypa
 
 
 def test_the_key_follows_functions_of_imported_modules() -> None:
-    (found,) = registry.find_experiments(["nfa-fig5"])  # its measure calls gaussian_training.watch_training
-    assert any("def watch_training" in code for code in _code_of(found.measure))
-    assert repr(("0", "2")) in _code_of(found.measure)  # a constant of that module
+    (result,) = registry.find_experiments(["nfa-fig5"])  # its measure calls gaussian_training.watch_training
+    assert any("def watch_training" in code for code in _code_of(result.measure))
+    assert repr(("0", "2")) in _code_of(result.measure)  # a constant of that module
 
 
 _KILLED = """
@@ -172,10 +172,10 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest
     before = log.read_text().split()
     monkeypatch.setattr(module, "find_experiments", lambda names, paper: [experiment()])
     monkeypatch.setenv("FEATLEARN_TEST_LOG", str(log))
-    (found,) = reproduce(folder=folder)
+    (result,) = reproduce(folder=folder)
     after = log.read_text().split()[len(before) :]
     assert after == ["0", "1", "2"][done:]
-    assert found.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
+    assert result.claims[0].measured == tuple(_measure(seed)["trace"] for seed in range(3))
 
 
 def test_more_seeds_measure_only_those(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

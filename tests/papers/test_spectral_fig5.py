@@ -9,12 +9,12 @@ from featlearn.papers.spectral import fig5
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [([3, 2, 4], True), ([3, 2, 2.5], True), ([3, 4, 2, 5], False), ([3, 2, 1], False)],
     ids=["above", "below the start", "rises first", "only falls"],
 )
-def test_falls_then_rises(values: list[float], told: bool) -> None:
-    assert fig5.falls_then_rises(values) is told
+def test_falls_then_rises(values: list[float], reported: bool) -> None:
+    assert fig5.falls_then_rises(values) is reported
 
 
 def test_a_missing_model_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

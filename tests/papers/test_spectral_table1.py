@@ -63,7 +63,7 @@ def test_a_heavy_tail_in_case_4(cases):
 def test_every_case_is_in_its_phase(cases):
     expected = {1: "invariant bulk", 2: "invariant bulk", 3: "bulk + spikes", 4: "heavy tail"}
     for case, result in cases.items():
-        assert {matrix: found.name for matrix, found in result.phases().items()} == dict.fromkeys(
+        assert {matrix: measured.name for matrix, measured in result.phases().items()} == dict.fromkeys(
             ("W", "CK", "NTK"), expected[case]
         )
 

@@ -133,18 +133,18 @@ def test_cases_of_a_seed_share_data_and_network():
 
 
 def test_transition_over_rates():
-    found = learning_rate_transition((1.0, 8.0, 1e6), (64, 48, 32), epochs=3, seed=0)
-    assert found.results[1e6] is None
-    slow, fast = found.results[1.0], found.results[8.0]
+    result = learning_rate_transition((1.0, 8.0, 1e6), (64, 48, 32), epochs=3, seed=0)
+    assert result.results[1e6] is None
+    slow, fast = result.results[1.0], result.results[8.0]
     assert torch.equal(slow.weights.initial, fast.weights.initial)
     assert fast.weights.change.frobenius > slow.weights.change.frobenius
-    table = found.table()
+    table = result.table()
     assert list(table.index) == [1.0, 8.0, 1e6]
     assert table.loc[8.0, "lambda1 W"] == float(fast.weights.trained[-1])
     assert table.loc[8.0, "beta.u1"] == fast.weights.alignment[1]
     assert table.loc[1e6].drop("spike").isna().all()
-    assert found.law.edges[1] == pytest.approx((1 + math.sqrt(32 / 48)) ** 2)
-    assert 1.0 not in found.spiked()
+    assert result.law.edges[1] == pytest.approx((1 + math.sqrt(32 / 48)) ** 2)
+    assert 1.0 not in result.spiked()
     same = spectral_case(3, (64, 48, 32), generator=0, lr=8.0, epochs=3)
     assert same.test_error == fast.test_error
 

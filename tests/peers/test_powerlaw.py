@@ -55,6 +55,6 @@ def test_likelihood_ratio_against_an_exponential_tail(values: np.ndarray) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ratio, p = theirs.distribution_compare("power_law", "exponential", normalized_ratio=False)
-    found = compare(ours, "exponential")
-    assert found.ratio == pytest.approx(ratio, rel=1e-4, abs=1e-4)
-    assert found.p_value == pytest.approx(p, rel=1e-3, abs=1e-4)
+    result = compare(ours, "exponential")
+    assert result.ratio == pytest.approx(ratio, rel=1e-4, abs=1e-4)
+    assert result.p_value == pytest.approx(p, rel=1e-3, abs=1e-4)

@@ -45,9 +45,9 @@ def positive(n: int, seed: int) -> Tensor:
     return (0.5 * numbers(n, seed=seed)).exp()
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
+def relative_error(result: Tensor, expected: Tensor) -> float:
     """Norm of the difference over the norm of what is expected."""
-    return float((found.double() - expected).norm() / expected.norm())
+    return float((result.double() - expected).norm() / expected.norm())
 
 
 def as_matrix(root: Tensor) -> Tensor:

@@ -133,14 +133,14 @@ def test_probabilities_are_calibrated(classes: int, validation) -> None:
     for seed in range(6):
         rows, labels, chances = draws(3200, classes, seed)
         machine = RFMClassifier(validation=validation).fit(rows[:200], labels[:200])
-        found, wanted = machine.predict_proba(rows[200:]), labels[200:]
+        result, wanted = machine.predict_proba(rows[200:]), labels[200:]
         best = log_loss(wanted, chances[200:])
-        excesses.append(log_loss(wanted, found) - best)
+        excesses.append(log_loss(wanted, result) - best)
         useless.append(log_loss(wanted, np.tile(np.bincount(labels[:200]) / 200, (3000, 1))) - best)
-        bins = np.minimum((10 * found[:, 0]).astype(int), 9)
-        gaps = [np.sum(found[bins == b, 0] - (wanted[bins == b] == 0)) for b in range(10)]
+        bins = np.minimum((10 * result[:, 0]).astype(int), 9)
+        gaps = [np.sum(result[bins == b, 0] - (wanted[bins == b] == 0)) for b in range(10)]
         calibration.append(np.abs(gaps).sum() / 3000)
-        confidence.append(found.max(axis=1).mean() - (found.argmax(axis=1) == wanted).mean())
+        confidence.append(result.max(axis=1).mean() - (result.argmax(axis=1) == wanted).mean())
     assert np.mean(excesses) < 0.4 * np.mean(useless)
     assert np.mean(calibration) < 0.08
     assert -0.05 < np.mean(confidence) < 0.05  # surer than right, or the other way round
@@ -284,11 +284,11 @@ def test_a_classifier_comes_back_from_its_file(labels: str, tmp_path: Path) -> N
     names = LABELS[labels]
     machine = RFMClassifier(n_iter=1).fit(X, names[TWO if len(names) == 2 else THREE])
     machine.save(tmp_path / "machine.safetensors")
-    found = RFMClassifier.load(tmp_path / "machine.safetensors")
-    assert found.predict_proba(Z) == pytest.approx(machine.predict_proba(Z), abs=1e-12)  # to the bit: test_found.py
-    assert (found.predict(Z) == machine.predict(Z)).all()
-    assert found.classes_.dtype == machine.classes_.dtype
-    assert found.predict(Z).dtype == machine.predict(Z).dtype
+    result = RFMClassifier.load(tmp_path / "machine.safetensors")
+    assert result.predict_proba(Z) == pytest.approx(machine.predict_proba(Z), abs=1e-12)  # to the bit: test_found.py
+    assert (result.predict(Z) == machine.predict(Z)).all()
+    assert result.classes_.dtype == machine.classes_.dtype
+    assert result.predict(Z).dtype == machine.predict(Z).dtype
 
 
 @pytest.mark.parametrize(
@@ -310,18 +310,20 @@ def test_a_classifier_comes_back_from_its_file(labels: str, tmp_path: Path) -> N
 def test_a_regressor_comes_back_from_its_file(settings: dict, tmp_path: Path) -> None:
     machine = RFMRegressor(n_iter=1, **settings).fit(FRAME, Y)
     machine.save(str(tmp_path / "new" / "machine"))
-    found = RFMRegressor.load(tmp_path / "new" / "machine")
-    there = pd.DataFrame(Z, columns=FRAME.columns)
+    result = RFMRegressor.load(tmp_path / "new" / "machine")
+    test_rows = pd.DataFrame(Z, columns=FRAME.columns)
     near = 1e-3 if settings.get("dtype") == "float32" else 1e-10
-    assert found.predict(there) == pytest.approx(machine.predict(there), abs=near)  # to the bit: test_found.py
-    pd.testing.assert_frame_equal(found.feature_frame(), machine.feature_frame())
-    pd.testing.assert_frame_equal(found.history_, machine.history_)
+    assert result.predict(test_rows) == pytest.approx(machine.predict(test_rows), abs=near)  # to the bit: test_found.py
+    pd.testing.assert_frame_equal(result.feature_frame(), machine.feature_frame())
+    pd.testing.assert_frame_equal(result.history_, machine.history_)
     learned = [name for name in vars(machine) if name.endswith("_") and not name.startswith("_")]
     for name in set(learned) - {"history_", "feature_names_in_"}:
-        assert np.array_equal(getattr(found, name), getattr(machine, name), equal_nan=True), name
-    assert found.n_features_in_ == 4
-    found.save(tmp_path / "again")  # and once more round
-    assert RFMRegressor.load(tmp_path / "again").predict(there) == pytest.approx(found.predict(there), abs=near)
+        assert np.array_equal(getattr(result, name), getattr(machine, name), equal_nan=True), name
+    assert result.n_features_in_ == 4
+    result.save(tmp_path / "again")  # and once more round
+    assert RFMRegressor.load(tmp_path / "again").predict(test_rows) == pytest.approx(
+        result.predict(test_rows), abs=near
+    )
 
 
 def test_several_outputs_come_back_in_their_shape(tmp_path: Path) -> None:
@@ -414,9 +416,9 @@ def test_labels_that_no_file_can_hold(tmp_path: Path) -> None:
 def test_names_reach_the_feature_matrix() -> None:
     frame = pd.DataFrame(X, columns=["age", "income", "height", "nothing"])
     machine = RFMRegressor(n_iter=1).fit(frame, Y)
-    found = machine.feature_frame()
-    assert list(found.index) == list(found.columns) == list(frame.columns)
-    assert (found.to_numpy() == machine.feature_matrix_).all()
+    result = machine.feature_frame()
+    assert list(result.index) == list(result.columns) == list(frame.columns)
+    assert (result.to_numpy() == machine.feature_matrix_).all()
     assert RFMRegressor(n_iter=0).fit(X, Y).feature_names() == ["x0", "x1", "x2", "x3"]
 
 
@@ -478,25 +480,25 @@ def test_no_global_state_and_no_argument_is_touched(seed) -> None:
     np.random.seed(7)  # noqa: NPY002  # the state in question
     torch.manual_seed(7)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()  # noqa: NPY002
-    rows, labels, weights, there = X.copy(), THREE.copy(), np.abs(Y).copy(), Z.copy()
+    rows, labels, weights, test_rows = X.copy(), THREE.copy(), np.abs(Y).copy(), Z.copy()
     for settings in ({}, {"centers": 20, "center_sampling": "leverage"}, {"validation": 0.2, "subset": 30}):
         machine = RFMClassifier(n_iter=1, random_state=seed, **settings).fit(rows, labels, weights)
-        machine.predict_proba(there)
+        machine.predict_proba(test_rows)
     assert (np.random.get_state()[1] == before[0]).all()  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), before[1])
     assert (rows == X).all()
     assert (labels == THREE).all()
     assert (weights == np.abs(Y)).all()
-    assert (there == Z).all()
+    assert (test_rows == Z).all()
     assert torch.get_default_dtype() == torch.float32
 
 
 def test_read_only_and_oddly_laid_out_arrays() -> None:
     rows, targets = np.asfortranarray(X), Y[::-1].copy()[::-1]
     rows.flags.writeable = targets.flags.writeable = False
-    found = RFMRegressor(n_iter=1).fit(rows, targets).predict(np.repeat(Z, 2, axis=0)[::2])
-    assert found == pytest.approx(RFMRegressor(n_iter=1).fit(X, Y).predict(Z), abs=1e-12)
-    assert RFMRegressor(n_iter=1).fit(X.tolist(), Y.tolist()).predict(Z.tolist()) == pytest.approx(found, abs=1e-12)
+    result = RFMRegressor(n_iter=1).fit(rows, targets).predict(np.repeat(Z, 2, axis=0)[::2])
+    assert result == pytest.approx(RFMRegressor(n_iter=1).fit(X, Y).predict(Z), abs=1e-12)
+    assert RFMRegressor(n_iter=1).fit(X.tolist(), Y.tolist()).predict(Z.tolist()) == pytest.approx(result, abs=1e-12)
 
 
 @pytest.mark.parametrize("settings", [{}, {"random_state": 1}, {"centers": 30}, {"subset": 30}, {"validation": 0.2}])

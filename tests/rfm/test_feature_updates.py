@@ -84,10 +84,10 @@ def test_both_forms_of_agop_agree_at_any_size(name: str, monkeypatch: pytest.Mon
 def test_fact_times_the_metric_is_symmetric(name: str) -> None:
     kernel = oracles.KERNELS[name]
     given = machine(kernel, 60, 2, "full")
-    found = fact(kernel, given["slopes"], given["x"], given["u"], given["root"], given["alpha"])
-    product = found @ metric_of("full").T
+    result = fact(kernel, given["slopes"], given["x"], given["u"], given["root"], given["alpha"])
+    product = result @ metric_of("full").T
     assert oracles.relative_error(product, product.T) < 1e-12
-    assert oracles.relative_error(found, found.T) > 1e-2
+    assert oracles.relative_error(result, result.T) > 1e-2
 
 
 def update_metric(update: str, metric: Tensor, matrix: Tensor, power: float = 0.5) -> Tensor:
@@ -117,8 +117,8 @@ def test_nfa_is_a_power_of_agop(power: float) -> None:
 
 def test_nfa_does_not_raise_rounding_to_a_root() -> None:
     matrix = metric_of("low rank")
-    found = update_metric("nfa", matrix, matrix, 0.5)
-    assert torch.linalg.eigvalsh(found)[:3].abs().max() < 1e-12  # and not the root of the rounding, 1e-8
+    result = update_metric("nfa", matrix, matrix, 0.5)
+    assert torch.linalg.eigvalsh(result)[:3].abs().max() < 1e-12  # and not the root of the rounding, 1e-8
 
 
 def test_fact_and_geometric_are_their_definitions() -> None:
@@ -128,8 +128,8 @@ def test_fact_and_geometric_are_their_definitions() -> None:
     geometric = update_metric("fact-geometric", metric, matrix)
     assert oracles.relative_error(geometric, oracles.power(product @ product.T, 0.25)) < 1e-10
     for update in ("nfa", "fact", "fact-geometric"):
-        found = update_metric(update, metric, metric if update == "nfa" else matrix)
-        assert torch.equal(found, found.T)
+        result = update_metric(update, metric, metric if update == "nfa" else matrix)
+        assert torch.equal(result, result.T)
     line, start = oracles.numbers(D, seed=14), metric_of("diagonal")
     assert torch.equal(update_metric("fact", start, line), line.abs())
     whole = update_metric("fact-geometric", torch.diag(start), torch.diag(line))
@@ -141,10 +141,10 @@ def test_geometric_of_an_inner_product_is_a_root(name: str) -> None:
     kernel = oracles.KERNELS[name]
     given = machine(kernel, 60, 2, "full")
     metric = metric_of("full")
-    found = fact(kernel, given["slopes"], given["x"], given["u"], given["root"], given["alpha"])
-    product = found @ metric  # symmetric, and positive semi-definite as the slopes are a kernel
+    result = fact(kernel, given["slopes"], given["x"], given["u"], given["root"], given["alpha"])
+    product = result @ metric  # symmetric, and positive semi-definite as the slopes are a kernel
     assert torch.linalg.eigvalsh((product + product.T) / 2)[0] > -1e-12 * product.norm()
-    assert oracles.relative_error(update_metric("fact-geometric", metric, found), oracles.power(product, 0.5)) < 1e-7
+    assert oracles.relative_error(update_metric("fact-geometric", metric, result), oracles.power(product, 0.5)) < 1e-7
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal", "low rank"])
@@ -171,7 +171,7 @@ def test_root_is_squared_to_the_metric() -> None:
 @pytest.mark.parametrize("name", oracles.RADIAL)
 def test_an_offset_of_the_features_changes_nothing(name: str) -> None:
     kernel = oracles.KERNELS[name]
-    found = []
+    result = []
     raw = oracles.numbers(60, D, seed=20)
     targets = raw[:, :2].sin()
     root = root_of(metric_of("full"))
@@ -183,9 +183,9 @@ def test_an_offset_of_the_features_changes_nothing(name: str) -> None:
         solver.factor(torch.full((60,), 0.5, dtype=torch.float64))
         alpha = solver.solve(targets)
         slopes = solver.slopes()
-        found.append((agop(kernel, slopes, u, root, alpha, torch.ones(60)), fact(kernel, slopes, x, u, root, alpha)))
-    for here, there in zip(*found, strict=True):
-        assert oracles.relative_error(there, here) < 1e-8
+        result.append((agop(kernel, slopes, u, root, alpha, torch.ones(60)), fact(kernel, slopes, x, u, root, alpha)))
+    for here, test_rows in zip(*result, strict=True):
+        assert oracles.relative_error(test_rows, here) < 1e-8
 
 
 @pytest.mark.parametrize("name", oracles.RADIAL)

@@ -37,11 +37,11 @@ def test_the_best_iterate_has_its_line_when_only_a_fold_fails(iteration: int, mo
     assert whole[1].error < whole[0].error  # or the failing iterate would not be the best
     monkeypatch.setattr(_hyperparameters, "learn_metric", failing)
     with pytest.warns(ConvergenceWarning):
-        found = learn(problem_of(40), settings)
-    assert found.history
-    assert [line.error for line in found.history] == [line.error for line in whole[: len(found.history)]]
-    assert found.best < len(found.history)
-    assert found.error == found.history[found.best].error
+        result = learn(problem_of(40), settings)
+    assert result.history
+    assert [line.error for line in result.history] == [line.error for line in whole[: len(result.history)]]
+    assert result.best < len(result.history)
+    assert result.error == result.history[result.best].error
 
 
 def test_a_window_without_a_row_that_judges_is_said() -> None:
@@ -59,6 +59,6 @@ def test_a_tiny_fold_does_not_judge_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(_hyperparameters, "_ENOUGH", 20)
     folds = torch.tensor([0] + [1] * 30 + [2] * 30)
     settings = Settings(make_kernel("laplace"), bandwidth=3.0, ridge=1e-3, n_iter=1)
-    found = learn(problem_of(61, folds=folds), settings)
-    assert found.unseen is not None
-    assert len(found.unseen.residuals) >= 20
+    result = learn(problem_of(61, folds=folds), settings)
+    assert result.unseen is not None
+    assert len(result.unseen.residuals) >= 20

@@ -108,13 +108,13 @@ def test_residuals_of_rows_left_out_are_those_of_fits_without_them(fast, interce
     problem = TrainingRows(x, y, w if weighted else torch.ones(30, dtype=torch.float64), LEFT_OUT[left_out],
                       intercept=intercept)  # fmt: skip
     for shift in (1e-3, 1.0):
-        found = fast(LAPLACE, problem, all_rows(problem), shift)
+        result = fast(LAPLACE, problem, all_rows(problem), shift)
         error, residuals = naive_error(LAPLACE, problem, all_rows(problem), shift)
         # condition numbers are up to 1e5 here: rounding is about 1e-11
-        torch.testing.assert_close(found.residuals, residuals, rtol=1e-8, atol=1e-8)
-        assert found.error == pytest.approx(error, rel=1e-9)
-        assert (found.bandwidth, found.shift) == (BANDWIDTH, shift)
-        assert found.judged.all()
+        torch.testing.assert_close(result.residuals, residuals, rtol=1e-8, atol=1e-8)
+        assert result.error == pytest.approx(error, rel=1e-9)
+        assert (result.bandwidth, result.shift) == (BANDWIDTH, shift)
+        assert result.judged.all()
 
 
 @pytest.mark.parametrize("name", ["gaussian", "quadratic", "exp", "lpq"])
@@ -122,8 +122,8 @@ def test_residuals_of_rows_left_out_are_those_of_fits_without_them(fast, interce
 def test_other_kernels_leave_out_likewise(name: str, fast) -> None:
     kernel = make_kernel(name, norm=1.3, exponent=0.8) if name == "lpq" else make_kernel(name)
     problem = TrainingRows(*rows_of(25))
-    found = fast(kernel, problem, all_rows(problem), 0.1)
-    torch.testing.assert_close(found.residuals, naive_left_out(kernel, problem, 0.1), rtol=1e-8, atol=1e-8)
+    result = fast(kernel, problem, all_rows(problem), 0.1)
+    torch.testing.assert_close(result.residuals, naive_left_out(kernel, problem, 0.1), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("n", [511, 513, 1100])
@@ -134,8 +134,8 @@ def test_strips_of_the_gram_matrix_join_without_a_seam(n: int) -> None:
     distances = (x.square().sum(1)[:, None] + x.square().sum(1) - 2 * x @ x.T).clamp_min(0).fill_diagonal_(0).sqrt()
     inverse = torch.linalg.inv(torch.exp(-distances / BANDWIDTH) + 0.1 * torch.diag(1 / w))
     missed = inverse @ problem.right_sides() / inverse.diagonal()[:, None]
-    found = by_cholesky(LAPLACE, problem, all_rows(problem), 0.1)
-    torch.testing.assert_close(found.residuals, problem.residuals(missed), rtol=1e-7, atol=1e-7)
+    result = by_cholesky(LAPLACE, problem, all_rows(problem), 0.1)
+    torch.testing.assert_close(result.residuals, problem.residuals(missed), rtol=1e-7, atol=1e-7)
 
 
 # -- several M ---------------------------------------------------------------------------------------------------------
@@ -168,12 +168,12 @@ def test_each_row_is_left_out_under_the_metric_that_judges_it(fast, intercept: b
     assert len(views) > 1
     for shift in (1e-3, 1.0):
         error, residuals = naive_error(LAPLACE, problem, views, shift)
-        found = fast(LAPLACE, problem, views, shift)
+        result = fast(LAPLACE, problem, views, shift)
         judged = ~residuals[:, 0].isnan()
         assert 0 < judged.sum() < 30
-        assert torch.equal(found.judged, judged)
-        torch.testing.assert_close(found.residuals[judged], residuals[judged], rtol=1e-8, atol=1e-8)
-        assert found.error == pytest.approx(error, rel=1e-9)
+        assert torch.equal(result.judged, judged)
+        torch.testing.assert_close(result.residuals[judged], residuals[judged], rtol=1e-8, atol=1e-8)
+        assert result.error == pytest.approx(error, rel=1e-9)
 
 
 def test_rows_that_nobody_judges_do_not_count() -> None:
@@ -214,9 +214,9 @@ def test_tune_takes_the_least_of_all_errors(left_out: str, several: bool, relati
         for bandwidth, shift in itertools.product(BANDWIDTHS, SHIFTS.tolist())
     }
     best = min(errors, key=errors.__getitem__)
-    found = tune(problem, LAPLACE, views, BANDWIDTHS, SHIFTS, relative)  # the kernel is 1 on its diagonal
-    assert (found.bandwidth, found.shift) == (best[0], pytest.approx(best[1], rel=1e-12))
-    assert found.error == pytest.approx(errors[best], rel=1e-9)
+    result = tune(problem, LAPLACE, views, BANDWIDTHS, SHIFTS, relative)  # the kernel is 1 on its diagonal
+    assert (result.bandwidth, result.shift) == (best[0], pytest.approx(best[1], rel=1e-12))
+    assert result.error == pytest.approx(errors[best], rel=1e-9)
 
 
 @pytest.mark.parametrize("ends", [(0, 0), (2, 0), (0, 3), (2, 3)])
@@ -229,9 +229,9 @@ def test_tune_finds_the_least_error_wherever_it_is_in_the_grid(ends: tuple[int, 
     shifts = [shift for shift in SHIFTS.tolist() if shift != one.shift]
     bandwidths.insert(ends[0], one.bandwidth)
     shifts.insert(ends[1], one.shift)
-    found = tune(problem, LAPLACE, views, bandwidths, torch.tensor(shifts, dtype=torch.float64), False)
-    assert (found.bandwidth, found.shift) == (one.bandwidth, one.shift)
-    assert torch.equal(found.residuals, one.residuals)
+    result = tune(problem, LAPLACE, views, bandwidths, torch.tensor(shifts, dtype=torch.float64), False)
+    assert (result.bandwidth, result.shift) == (one.bandwidth, one.shift)
+    assert torch.equal(result.residuals, one.residuals)
 
 
 def test_only_rows_that_are_judged_choose() -> None:
@@ -245,9 +245,9 @@ def test_only_rows_that_are_judged_choose() -> None:
     for rows in (noisy, ~noisy, noisy | ~noisy):
         views = [FoldView(x, rows)]
         errors = [naive_error(LAPLACE, problem, views, shift)[0] for shift in shifts.tolist()]
-        found = tune(problem, LAPLACE, views, [BANDWIDTH], shifts, False)
-        assert found.shift == shifts[int(np.argmin(errors))]
-        chosen.append(found.shift)
+        result = tune(problem, LAPLACE, views, [BANDWIDTH], shifts, False)
+        assert result.shift == shifts[int(np.argmin(errors))]
+        chosen.append(result.shift)
     assert len(set(chosen)) > 1  # or the example shows nothing
 
 
@@ -257,11 +257,11 @@ def test_relative_shifts_are_units_of_the_kernels_diagonal() -> None:
     problem = TrainingRows(x, y, torch.ones(30, dtype=torch.float64))
     one = torch.tensor([0.01], dtype=torch.float64)
     for bandwidth in (BANDWIDTH, 5.0):
-        found = tune(problem, kernel, all_rows(problem), [bandwidth], one)
+        result = tune(problem, kernel, all_rows(problem), [bandwidth], one)
         unit = float(((x @ x.T).diagonal() / bandwidth**2).square().mean())
-        assert found.shift == pytest.approx(0.01 * unit, rel=1e-12)
-        assert found.error == pytest.approx(
-            naive_error(kernel, problem, all_rows(problem), found.shift, bandwidth)[0], rel=1e-9
+        assert result.shift == pytest.approx(0.01 * unit, rel=1e-12)
+        assert result.error == pytest.approx(
+            naive_error(kernel, problem, all_rows(problem), result.shift, bandwidth)[0], rel=1e-9
         )
     assert tune(problem, kernel, all_rows(problem), [BANDWIDTH], one, relative=False).shift == 0.01
 
@@ -270,10 +270,10 @@ def test_relative_shifts_of_rows_that_are_all_zero() -> None:
     """The kernel is 0 on its diagonal: nothing is a unit, and shifts stay positive."""
     _, y, _ = rows_of(10)
     problem = TrainingRows(torch.zeros(10, 3, dtype=torch.float64), y, torch.ones(10, dtype=torch.float64))
-    found = tune(problem, make_kernel("quadratic"), all_rows(problem), [1.0], SHIFTS)
-    assert found.shift > 0
+    result = tune(problem, make_kernel("quadratic"), all_rows(problem), [1.0], SHIFTS)
+    assert result.shift > 0
     others = (10 * problem.mean - y) / 9
-    torch.testing.assert_close(found.residuals, y - others, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(result.residuals, y - others, rtol=1e-9, atol=1e-9)
 
 
 # -- held-out rows -----------------------------------------------------------------------------------------------------
@@ -283,18 +283,18 @@ def test_relative_shifts_of_rows_that_are_all_zero() -> None:
 @pytest.mark.parametrize("fast", WAYS)
 def test_held_out_rows_judge_by_their_own_weights(intercept: bool, fast) -> None:
     x, y, w = rows_of(30)
-    there, wanted, their_weights = rows_of(12, seed=1)
+    test_rows, wanted, their_weights = rows_of(12, seed=1)
     root = oracles.numbers(3, 3, seed=4)
-    problem = TrainingRows(x, y, w, held_out=HeldOut(there, wanted, their_weights), intercept=intercept)
-    views = [FoldView(x @ root, torch.ones(30, dtype=torch.bool), there @ root)]
+    problem = TrainingRows(x, y, w, held_out=HeldOut(test_rows, wanted, their_weights), intercept=intercept)
+    views = [FoldView(x @ root, torch.ones(30, dtype=torch.bool), test_rows @ root)]
     errors = {}
     for shift in (1e-3, 1e-1, 10.0):
-        residuals = wanted - naive_fit(LAPLACE, x @ root, y, w, shift, intercept, there @ root, BANDWIDTH)
+        residuals = wanted - naive_fit(LAPLACE, x @ root, y, w, shift, intercept, test_rows @ root, BANDWIDTH)
         errors[shift] = float((their_weights * residuals.square().sum(1)).sum() / their_weights.sum())
-        found = fast(LAPLACE, problem, views, shift)
-        torch.testing.assert_close(found.residuals, residuals, rtol=1e-8, atol=1e-8)
-        assert found.error == pytest.approx(errors[shift], rel=1e-9)
-        assert found.judged is None
+        result = fast(LAPLACE, problem, views, shift)
+        torch.testing.assert_close(result.residuals, residuals, rtol=1e-8, atol=1e-8)
+        assert result.error == pytest.approx(errors[shift], rel=1e-9)
+        assert result.judged is None
     best = min(errors, key=errors.__getitem__)
     shifts = torch.tensor(list(errors), dtype=torch.float64)
     assert tune(problem, LAPLACE, views, [BANDWIDTH], shifts, relative=False).shift == best
@@ -318,13 +318,13 @@ def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
     y = 3 + x[:, :2] + oracles.numbers(30, 2, seed=7)  # noise, so that neither no ridge nor a large one is best
     problem = TrainingRows(x, y, w)
     if case == "held out":
-        there, _, their_weights = rows_of(20, seed=1)
-        wanted = 3 + there[:, :2] + oracles.numbers(20, 2, seed=17)
-        problem = replace(problem, held_out=HeldOut(there, wanted, their_weights))
-        views = [FoldView(x, torch.ones(30, dtype=torch.bool), there)]
+        test_rows, _, their_weights = rows_of(20, seed=1)
+        wanted = 3 + test_rows[:, :2] + oracles.numbers(20, 2, seed=17)
+        problem = replace(problem, held_out=HeldOut(test_rows, wanted, their_weights))
+        views = [FoldView(x, torch.ones(30, dtype=torch.bool), test_rows)]
 
         def error(shift: float) -> float:
-            missed = (wanted - naive_fit(LAPLACE, x, y, w, shift, True, there, BANDWIDTH)).square().sum(1)
+            missed = (wanted - naive_fit(LAPLACE, x, y, w, shift, True, test_rows, BANDWIDTH)).square().sum(1)
             return float(their_weights @ missed / their_weights.sum())
     else:
         folds, several = WALKS[case]
@@ -339,17 +339,17 @@ def test_walks_go_downhill_and_stay_in_the_valley(case: str) -> None:
     assert 1 < best < 11  # or there is no valley
     assert errors == sorted(errors[:best], reverse=True) + sorted(errors[best:])  # one valley
     for start in range(13):
-        found = line_search(problem, LAPLACE, views, Hyperparameters(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, 20)
-        assert found.shift == pytest.approx(0.1 * STEP ** (best - 6), rel=1e-12)
-        assert found.error == pytest.approx(errors[best], rel=1e-9)
-        assert found.bandwidth == BANDWIDTH
+        result = line_search(problem, LAPLACE, views, Hyperparameters(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, 20)
+        assert result.shift == pytest.approx(0.1 * STEP ** (best - 6), rel=1e-12)
+        assert result.error == pytest.approx(errors[best], rel=1e-9)
+        assert result.bandwidth == BANDWIDTH
     for start in (0, best, 12):
         for tries in (1, 2, 3, 4):
-            found = line_search(
+            result = line_search(
                 problem, LAPLACE, views, Hyperparameters(BANDWIDTH, 0.1 * STEP ** (start - 6)), STEP, tries
             )
-            moved = round(math.log(found.shift / 0.1, STEP)) + 6 - start
-            assert found.error == pytest.approx(errors[start + moved], rel=1e-9)
+            moved = round(math.log(result.shift / 0.1, STEP)) + 6 - start
+            assert result.error == pytest.approx(errors[start + moved], rel=1e-9)
             # A try may be lost on the wrong side, and only one; the start is a try.
             least = 0 if start == best else max(0, min(abs(best - start), tries - 2))
             assert least <= abs(moved) <= min(abs(best - start), tries - 1)
@@ -379,9 +379,9 @@ def test_a_start_that_is_told_keeps_no_error_of_its_own() -> None:
     """What few rows said of it is not what all rows say."""
     problem = TrainingRows(*rows_of(30))
     start = Hyperparameters(BANDWIDTH, 0.1, -1.0, torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
-    found = line_search(problem, LAPLACE, all_rows(problem), start, STEP, 1)
-    assert found.error == pytest.approx(naive_error(LAPLACE, problem, all_rows(problem), 0.1)[0], rel=1e-9)
-    assert len(found.residuals) == len(found.judged) == 30
+    result = line_search(problem, LAPLACE, all_rows(problem), start, STEP, 1)
+    assert result.error == pytest.approx(naive_error(LAPLACE, problem, all_rows(problem), 0.1)[0], rel=1e-9)
+    assert len(result.residuals) == len(result.judged) == 30
 
 
 def test_scale_of_rows() -> None:
@@ -422,10 +422,10 @@ def test_merged_rows_have_the_same_minimizer(intercept: bool) -> None:
     merged = merge_rows(x, y, w)
     assert len(merged[0]) == len(np.unique(x, axis=0)) == 20
     problem = as_problem(merged, intercept)
-    there = torch.from_numpy(np.random.default_rng(9).normal(size=(7, 3)))
+    test_rows = torch.from_numpy(np.random.default_rng(9).normal(size=(7, 3)))
     assert problem.total == pytest.approx(w.sum(), rel=1e-14)
-    alone = naive_fit(LAPLACE, problem.x, problem.targets, problem.weights, 0.3, intercept, there, BANDWIDTH)
-    whole = naive_fit(LAPLACE, *map(torch.from_numpy, (x, y, w)), 0.3, intercept, there, BANDWIDTH)
+    alone = naive_fit(LAPLACE, problem.x, problem.targets, problem.weights, 0.3, intercept, test_rows, BANDWIDTH)
+    whole = naive_fit(LAPLACE, *map(torch.from_numpy, (x, y, w)), 0.3, intercept, test_rows, BANDWIDTH)
     torch.testing.assert_close(alone, whole, rtol=1e-8, atol=1e-8)
 
 

@@ -90,8 +90,8 @@ def test_whole_weights_are_repeated_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = solve_nystrom(LAPLACE, *repeated, torch.ones(int(times.sum())), centers, BANDWIDTH, 1e-4)
     for rows in (4, 100):
         with_sample(monkeypatch, rows)
-        found = solve_nystrom(LAPLACE, u, targets, times.double(), centers, BANDWIDTH, 1e-4, tolerance=1e-10)
-        assert oracles.relative_error(found.coefficients, expected.coefficients) < 1e-6
+        result = solve_nystrom(LAPLACE, u, targets, times.double(), centers, BANDWIDTH, 1e-4, tolerance=1e-10)
+        assert oracles.relative_error(result.coefficients, expected.coefficients) < 1e-6
 
 
 @pytest.mark.parametrize("ridge", [1e-4, 1e-7, 1e-10])
@@ -142,14 +142,14 @@ def test_kept_and_recomputed_blocks_agree(dtype: torch.dtype, monkeypatch: pytes
     monkeypatch.setattr(kernel_rows, "BLOCK", 60 * 100)
     with_sample(monkeypatch, 4)
     u, targets, weights = (part.to(dtype) for part in problem(1050))
-    found = [
+    result = [
         solve_nystrom(LAPLACE, u, targets, weights, u[:60], BANDWIDTH, 1e-5, max_memory=limit)
         for limit in (0, 400 * 60 * u.element_size(), 2**30)
     ]
-    assert found[0].iterations > 5
-    for other in found[1:]:
-        assert torch.equal(other.coefficients, found[0].coefficients)
-        assert other.iterations == found[0].iterations
+    assert result[0].iterations > 5
+    for other in result[1:]:
+        assert torch.equal(other.coefficients, result[0].coefficients)
+        assert other.iterations == result[0].iterations
 
 
 def test_float32_rows_are_solved_to_their_precision() -> None:
@@ -226,8 +226,8 @@ def test_centers_are_rows_without_repetition(how: str) -> None:
     weights[::3] = 0.0
 
     def chosen(m: int, seed: int | torch.Generator) -> list[int]:
-        found: list[int] = choose_centers(LAPLACE, u, weights, m, BANDWIDTH, 1e-3, how, seed).tolist()
-        return found
+        result: list[int] = choose_centers(LAPLACE, u, weights, m, BANDWIDTH, 1e-3, how, seed).tolist()
+        return result
 
     rows = chosen(50, 3)
     assert rows == sorted(set(rows))
@@ -247,10 +247,10 @@ def test_leverage_scores_of_a_whole_pilot_are_exact(name: str) -> None:
     inside = oracles.matrix(kernel, u, u, BANDWIDTH)
     penalty = float(weights.sum()) * 1e-3
     hat = inside @ torch.linalg.inv(inside + torch.diag(penalty / weights))
-    found = centers_module._leverage(
+    result = centers_module._leverage(
         kernel, u, weights, torch.arange(120), BANDWIDTH, 1e-3, torch.Generator().manual_seed(0)
     )
-    assert oracles.relative_error(found, hat.diagonal()) < 1e-8
+    assert oracles.relative_error(result, hat.diagonal()) < 1e-8
 
 
 def test_leverage_finds_small_clusters() -> None:
@@ -261,12 +261,12 @@ def test_leverage_finds_small_clusters() -> None:
     targets = u[:, :1].sin() + (u[:, :1] + u[:, 1:2] + u[:, 2:] > 5.0)
     errors = {}
     for how in ("uniform", "leverage"):
-        found = []
+        result = []
         for seed in range(5):
             rows = choose_centers(kernel, u, torch.ones(2000), 60, BANDWIDTH, 1e-5, how, seed)
             solution = solve_nystrom(kernel, u, targets, torch.ones(2000), u[rows], BANDWIDTH, 1e-5)
-            found.append(float((fit(kernel, u, u[rows], solution) - targets).square().mean()))
-        errors[how] = sum(found) / len(found)
+            result.append(float((fit(kernel, u, u[rows], solution) - targets).square().mean()))
+        errors[how] = sum(result) / len(result)
     assert errors["leverage"] < 0.5 * errors["uniform"]
 
 

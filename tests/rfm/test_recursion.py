@@ -104,9 +104,9 @@ def predictions(machine: FittedRFM, kernel: Kernel, z: Tensor) -> Tensor:
     )
 
 
-def assert_near(found: Tensor, wanted: Tensor, relative: float = 1e-8) -> None:
-    assert found.shape == wanted.shape
-    assert float((found - wanted).norm()) <= relative * float(wanted.norm())
+def assert_near(result: Tensor, wanted: Tensor, relative: float = 1e-8) -> None:
+    assert result.shape == wanted.shape
+    assert float((result - wanted).norm()) <= relative * float(wanted.norm())
 
 
 # -- algorithm 1 -------------------------------------------------------------------------------------------------------
@@ -117,21 +117,21 @@ def assert_near(found: Tensor, wanted: Tensor, relative: float = 1e-8) -> None:
 @pytest.mark.parametrize("rescale", ["trace", "max", None])
 @pytest.mark.parametrize("name", KERNELS)
 def test_algorithm_1(update: str, diagonal: bool, rescale: str | None, name: str) -> None:
-    problem, there = problem_of(), problem_of(9, seed=1).x
+    problem, test_rows = problem_of(), problem_of(9, seed=1).x
     settings = Settings(KERNELS[name], update, 0.5, rescale, 3.0, 1e-2, 2, diagonal, judge=False)
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     naive = Naive(problem, settings)
     for _ in range(2):
         naive.solve(3.0, 1e-2 * problem.total)
         naive.update()
     naive.solve(3.0, 1e-2 * problem.total)
-    assert found.metric.ndim == (1 if diagonal else 2)
-    assert_near(oracles.as_matrix(found.metric), naive.metric)
-    assert_near(found.fit.alpha, naive.alpha)
-    assert_near(predictions(found, settings.kernel, there), naive.predict(there))
-    assert found.best == 2
-    assert found.ridge == pytest.approx(1e-2, rel=1e-14)
-    assert found.fit.shift == pytest.approx(1e-2 * problem.total, rel=1e-14)
+    assert result.metric.ndim == (1 if diagonal else 2)
+    assert_near(oracles.as_matrix(result.metric), naive.metric)
+    assert_near(result.fit.alpha, naive.alpha)
+    assert_near(predictions(result, settings.kernel, test_rows), naive.predict(test_rows))
+    assert result.best == 2
+    assert result.ridge == pytest.approx(1e-2, rel=1e-14)
+    assert result.fit.shift == pytest.approx(1e-2 * problem.total, rel=1e-14)
 
 
 @pytest.mark.parametrize("power", [0.25, 1.0])
@@ -141,29 +141,29 @@ def test_power_of_agop_without_intercept(power: float) -> None:
     naive = Naive(problem, settings)
     naive.solve(3.0, 1e-2 * problem.total)
     naive.update()
-    found = learn(problem, settings)
-    assert_near(found.metric, naive.metric)
-    assert (found.mean == 0).all()
+    result = learn(problem, settings)
+    assert_near(result.metric, naive.metric)
+    assert (result.mean == 0).all()
 
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_iterates_one_after_the_other(update: str) -> None:
-    problem, there = problem_of(), problem_of(9, seed=1).x
+    problem, test_rows = problem_of(), problem_of(9, seed=1).x
     settings = replace(FIXED, update=update)
     naive = Naive(problem, settings)
-    found = list(iterates(problem, settings))
-    assert len(found) == 4
-    for number, (metric, fit) in enumerate(found):
+    result = list(iterates(problem, settings))
+    assert len(result) == 4
+    for number, (metric, fit) in enumerate(result):
         if number:
             naive.update()
         naive.solve(3.0, 1e-3 * problem.total)
         assert_near(metric, naive.metric)
         assert_near(fit.alpha, naive.alpha)
-        assert_near(predict_rows(problem, settings.kernel, metric, fit, there), naive.predict(there))
+        assert_near(predict_rows(problem, settings.kernel, metric, fit, test_rows), naive.predict(test_rows))
         assert fit.condition > 1
     kept = learn(problem, replace(settings, judge=False))
-    assert torch.equal(kept.metric, found[-1][0])
-    assert torch.equal(kept.fit.alpha, found[-1][1].alpha)
+    assert torch.equal(kept.metric, result[-1][0])
+    assert torch.equal(kept.fit.alpha, result[-1][1].alpha)
 
 
 # -- errors of iterates ------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class NaiveJudge:
     def residuals(self, rows: list[int], bandwidth: float, shift: float) -> dict[int, Tensor]:
         """Of each row that is judged."""
         x, y, w = self.problem.x, self.problem.targets, self.problem.weights
-        found = {}
+        result = {}
         for fold, metric in enumerate(self.metrics):
             k = Naive(self.problem, self.settings, metric).kernel(x, x, bandwidth)
             judged = [row for row in rows if self.folds[row] == fold]
@@ -189,8 +189,8 @@ class NaiveJudge:
                 rest = [row for row in rows if row not in unit]
                 mean = (w[rest, None] * y[rest]).sum(0) / w[rest].sum() if self.problem.intercept else 0.0
                 alpha = oracles.ridge_coefficients(k[rest][:, rest], y[rest] - mean, w[rest], shift)
-                found |= dict(zip(unit, y[unit] - mean - k[unit][:, rest] @ alpha, strict=True))
-        return found
+                result |= dict(zip(unit, y[unit] - mean - k[unit][:, rest] @ alpha, strict=True))
+        return result
 
     def error(self, rows: list[int], bandwidth: float, shift: float) -> float:
         residuals = self.residuals(rows, bandwidth, shift)
@@ -210,12 +210,12 @@ class NaiveJudge:
 
     def errors(self, lines: tuple[Iteration, ...], windows: list[list[list[int]]] | None = None) -> list[float]:
         """Of all iterations, with the bandwidths and ridges that a history tells."""
-        found = []
+        result = []
         for i, line in enumerate(lines):
             seen = [list(range(len(self.problem)))] if windows is None else windows[i]
-            found.append(self.error(seen[0], line.bandwidth, line.ridge * float(self.problem.weights[seen[0]].sum())))
+            result.append(self.error(seen[0], line.bandwidth, line.ridge * float(self.problem.weights[seen[0]].sum())))
             self.learn(seen, line.bandwidth, line.ridge)
-        return found
+        return result
 
 
 FOLDS = {"no folds": None, "three folds": torch.arange(40) // 14, "folds with a gap": torch.arange(40) % 3 * 2}
@@ -228,12 +228,12 @@ def test_errors_are_of_rows_that_neither_solve_nor_m_has_seen(update: str, fixed
     settings = replace(FIXED, update=update)
     if not fixed:
         settings = replace(settings, bandwidth=None, ridge=None)
-    found = learn(problem, settings)
-    assert len(found.history) == 4
-    wanted = NaiveJudge(problem, settings).errors(found.history)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
-    assert found.best == int(np.argmin(wanted))
-    assert found.error == min(line.error for line in found.history)
+    result = learn(problem, settings)
+    assert len(result.history) == 4
+    wanted = NaiveJudge(problem, settings).errors(result.history)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
+    assert result.best == int(np.argmin(wanted))
+    assert result.error == min(line.error for line in result.history)
 
 
 SPECIAL = {
@@ -249,13 +249,13 @@ SPECIAL = {
 
 @pytest.mark.parametrize("special", SPECIAL)
 def test_folds_learn_as_the_machine_does(special: str) -> None:
-    told, of_problem = SPECIAL[special]
-    settings, problem = replace(FIXED, n_iter=2, **told), problem_of(30, **of_problem)
+    reported, of_problem = SPECIAL[special]
+    settings, problem = replace(FIXED, n_iter=2, **reported), problem_of(30, **of_problem)
     if problem.folds is not None:
         problem = replace(problem, folds=problem.folds[:30])
-    found = learn(problem, settings)
-    wanted = NaiveJudge(problem, settings).errors(found.history)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+    result = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(result.history)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -272,21 +272,21 @@ def test_before_m_learns_it_is_plain_leave_one_out(intercept: bool) -> None:
 def test_m_that_has_seen_a_row_would_judge_it_too_kindly() -> None:
     """Why there are folds: on noise, leaving rows out of the solve alone finds what is not there."""
     problem = noise(60)
-    found = learn(problem, replace(FIXED, n_iter=3))
+    result = learn(problem, replace(FIXED, n_iter=3))
     last = learn(problem, replace(FIXED, n_iter=3, judge=False))
     root = oracles.power(last.metric, 0.5)
     k = oracles.matrix(FIXED.kernel, problem.x @ root, problem.x @ root, 3.0)
     kind = float(oracles.left_out_errors(k, problem.targets, problem.weights, 1e-3, True).square().mean())
-    assert kind < 0.8 * found.history[3].error
+    assert kind < 0.8 * result.history[3].error
 
 
 def test_few_rows_are_folds_of_their_own() -> None:
     """Of four rows each is a fold: M learns from the other three."""
     problem = problem_of(4)
     settings = replace(FIXED, ridge=1e-2, n_iter=1)
-    found = learn(problem, settings)
-    wanted = NaiveJudge(problem, settings, 4).errors(found.history)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+    result = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings, 4).errors(result.history)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
 
 
 def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
@@ -302,23 +302,23 @@ def test_merged_targets_count_in_the_error_of_an_iterate() -> None:
 @pytest.mark.parametrize("tuning_rows", [500, 20])
 def test_held_out_rows_judge_iterates(tuning_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", tuning_rows)
-    there = problem_of(15, seed=1)
-    problem = problem_of(held_out=HeldOut(there.x, there.targets, there.weights))
-    found = learn(problem, FIXED)
+    test_rows = problem_of(15, seed=1)
+    problem = problem_of(held_out=HeldOut(test_rows.x, test_rows.targets, test_rows.weights))
+    result = learn(problem, FIXED)
     naive = Naive(problem, FIXED)
-    for line in found.history:
+    for line in result.history:
         if line.iteration:
             naive.update()
         naive.solve(3.0, 1e-3 * problem.total)
-        missed = there.targets - naive.predict(there.x)
-        error = float(there.weights @ missed.square().sum(1)) / there.total
+        missed = test_rows.targets - naive.predict(test_rows.x)
+        error = float(test_rows.weights @ missed.square().sum(1)) / test_rows.total
         assert line.error == pytest.approx(error, rel=1e-8)
-        if line.iteration == found.best:
-            assert found.unseen is not None
-            assert_near(found.unseen.residuals, missed)
-            assert torch.equal(found.unseen.targets, there.targets)
-            assert torch.equal(found.unseen.weights, there.weights)
-    assert len(found.history) == 4
+        if line.iteration == result.best:
+            assert result.unseen is not None
+            assert_near(result.unseen.residuals, missed)
+            assert torch.equal(result.unseen.targets, test_rows.targets)
+            assert torch.equal(result.unseen.weights, test_rows.weights)
+    assert len(result.history) == 4
 
 
 # -- bandwidth and ridge -----------------------------------------------------------------------------------------------
@@ -342,16 +342,16 @@ def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[floa
 def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | None) -> None:
     problem = problem_of(19, weighted=False, folds=folds)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     judge, naive, rows = NaiveJudge(problem, settings), Naive(problem, settings), list(range(19))
-    for line in found.history:
+    for line in result.history:
         bandwidth, shift = best_of_grid(judge, rows, median_distance(problem.x, naive.metric))
         assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
         assert line.ridge * 19 == pytest.approx(shift, rel=1e-8)
         judge.learn([rows], bandwidth, shift / float(problem.weights[rows].sum()))
         naive.solve(bandwidth, shift)
         naive.update()
-    assert len({(line.bandwidth, line.ridge) for line in found.history}) == 3
+    assert len({(line.bandwidth, line.ridge) for line in result.history}) == 3
 
 
 @pytest.mark.parametrize("given", ["bandwidth", "ridge"])
@@ -359,9 +359,9 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
     problem = problem_of(19, weighted=False)
     settings = replace(FIXED, n_iter=1, bandwidth=None, ridge=None)
     settings = replace(settings, **{given: {"bandwidth": 3.0, "ridge": 1e-2}[given]})
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     judge = NaiveJudge(problem, settings)
-    for line, metric in zip(found.history, (EYE, found.metric), strict=True):
+    for line, metric in zip(result.history, (EYE, result.metric), strict=True):
         if given == "bandwidth":
             assert line.bandwidth == 3.0
             candidates = [(3.0, shift) for shift in _hyperparameters.SHIFTS.tolist()]
@@ -373,23 +373,23 @@ def test_what_is_given_is_not_chosen(given: str) -> None:
         errors = [judge.error(list(range(19)), *place) for place in candidates]
         assert line.error == pytest.approx(min(errors), rel=1e-8)
         judge.learn([list(range(19))], line.bandwidth, line.ridge)
-    assert found.best == 1  # or its metric is not that of the second line
+    assert result.best == 1  # or its metric is not that of the second line
 
 
 def test_without_a_judge_bandwidth_and_ridge_are_still_the_best_to_leave_rows_out() -> None:
     """Under the one M there is, which has seen them."""
     problem = problem_of(19, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=1, judge=False)
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     metric = EYE
-    for line in found.history:
+    for line in result.history:
         judge = NaiveJudge(problem, settings)
         judge.metrics = [metric] * 5
         bandwidth, shift = best_of_grid(judge, list(range(19)), median_distance(problem.x, metric))
         assert (line.bandwidth, line.ridge * 19) == pytest.approx((bandwidth, shift), rel=1e-8)
         assert math.isnan(line.error)
-        metric = found.metric
-    assert len(found.history) == 2
+        metric = result.metric
+    assert len(result.history) == 2
 
 
 # -- stopping and keeping ----------------------------------------------------------------------------------------------
@@ -422,48 +422,48 @@ def test_iterations_stop_when_patience_is_at_an_end(patience: int, table) -> Non
         stop = i
         if i - best >= patience:
             break
-    found = learn(table(), replace(settings, patience=patience))
-    assert (found.best, len(found.history)) == (best, stop + 1)
-    assert len(found.history) < 11  # or the example shows nothing
-    assert [line.error for line in found.history] == whole[: stop + 1]
+    result = learn(table(), replace(settings, patience=patience))
+    assert (result.best, len(result.history)) == (best, stop + 1)
+    assert len(result.history) < 11  # or the example shows nothing
+    assert [line.error for line in result.history] == whole[: stop + 1]
 
 
 def test_the_best_iterate_is_kept_whole() -> None:
     settings = replace(FIXED, n_iter=8)
-    found = learn(valley(), settings)
-    assert 0 < found.best < 8
-    up_to_best = learn(valley(), replace(settings, n_iter=found.best))
-    assert torch.equal(found.metric, up_to_best.metric)
-    assert torch.equal(found.fit.alpha, up_to_best.fit.alpha)
-    assert found.error == found.history[found.best].error == min(line.error for line in found.history)
-    unjudged = learn(valley(), replace(settings, n_iter=found.best, judge=False))
-    assert torch.equal(found.metric, unjudged.metric)
-    assert torch.equal(found.fit.alpha, unjudged.fit.alpha)
+    result = learn(valley(), settings)
+    assert 0 < result.best < 8
+    up_to_best = learn(valley(), replace(settings, n_iter=result.best))
+    assert torch.equal(result.metric, up_to_best.metric)
+    assert torch.equal(result.fit.alpha, up_to_best.fit.alpha)
+    assert result.error == result.history[result.best].error == min(line.error for line in result.history)
+    unjudged = learn(valley(), replace(settings, n_iter=result.best, judge=False))
+    assert torch.equal(result.metric, unjudged.metric)
+    assert torch.equal(result.fit.alpha, unjudged.fit.alpha)
 
 
 def test_the_bandwidth_and_ridge_kept_are_those_of_the_best_iterate() -> None:
-    found = learn(valley(), Settings(KERNELS["laplace"], n_iter=8, patience=None))
-    line = found.history[found.best]
-    assert found.fit.bandwidth == line.bandwidth
-    assert found.ridge == line.ridge
-    assert found.fit.condition == line.condition
-    assert len({(line.bandwidth, line.ridge) for line in found.history}) > 1
+    result = learn(valley(), Settings(KERNELS["laplace"], n_iter=8, patience=None))
+    line = result.history[result.best]
+    assert result.fit.bandwidth == line.bandwidth
+    assert result.ridge == line.ridge
+    assert result.fit.condition == line.condition
+    assert len({(line.bandwidth, line.ridge) for line in result.history}) > 1
 
 
 def test_nobody_judges() -> None:
     problem = problem_of()
-    found = learn(problem, replace(FIXED, judge=False, patience=1))
-    assert found.best == 3
-    assert len(found.history) == 4
-    assert all(math.isnan(line.error) for line in found.history)
-    assert math.isnan(found.error)
-    assert found.unseen is None
+    result = learn(problem, replace(FIXED, judge=False, patience=1))
+    assert result.best == 3
+    assert len(result.history) == 4
+    assert all(math.isnan(line.error) for line in result.history)
+    assert math.isnan(result.error)
+    assert result.unseen is None
 
 
 def test_lines_come_one_by_one() -> None:
     seen: list[Iteration] = []
-    found = learn(problem_of(), Settings(KERNELS["laplace"], n_iter=2, patience=None), seen.append)
-    assert tuple(seen) == found.history
+    result = learn(problem_of(), Settings(KERNELS["laplace"], n_iter=2, patience=None), seen.append)
+    assert tuple(seen) == result.history
     assert [line.iteration for line in seen] == [0, 1, 2]
     assert seen[0].effective_rank == pytest.approx(3.0)
     assert all(line.rows == 40 and line.seconds > 0 and line.condition > 1 for line in seen)
@@ -471,12 +471,12 @@ def test_lines_come_one_by_one() -> None:
 
 @pytest.mark.parametrize("settings", [{"n_iter": 0}, {"update": "none"}])
 def test_without_updates_it_is_kernel_regression(settings: dict) -> None:
-    found = learn(problem_of(), replace(FIXED, **settings))
+    result = learn(problem_of(), replace(FIXED, **settings))
     naive = Naive(problem_of(), FIXED)
     naive.solve(3.0, 1e-3 * problem_of().total)
-    assert torch.equal(found.metric, EYE)
-    assert_near(found.fit.alpha, naive.alpha)
-    assert len(found.history) == 1
+    assert torch.equal(result.metric, EYE)
+    assert_near(result.fit.alpha, naive.alpha)
+    assert len(result.history) == 1
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -484,10 +484,10 @@ def test_a_constant_function_has_no_features(intercept: bool) -> None:
     # Zeros leave no rounding; see test_found.py for other constants.
     problem = replace(problem_of(intercept=intercept), targets=torch.zeros(40, 2, dtype=torch.float64))
     for settings in (Settings(KERNELS["laplace"]), FIXED, replace(FIXED, judge=False)):
-        found = learn(problem, settings)  # a warning would be an error
-        assert torch.equal(found.metric, EYE)
-        assert (found.fit.alpha == 0).all()
-        assert len(found.history) == 1
+        result = learn(problem, settings)  # a warning would be an error
+        assert torch.equal(result.metric, EYE)
+        assert (result.fit.alpha == 0).all()
+        assert len(result.history) == 1
         assert len(list(iterates(problem, FIXED))) == 1
 
 
@@ -495,10 +495,10 @@ def test_a_fold_that_sees_nothing_but_zeros_keeps_its_m() -> None:
     """Only rows of the first fold say something: without them there is no M to learn."""
     problem = problem_of(30, intercept=False)
     problem = replace(problem, targets=problem.targets * (torch.arange(30) % 5 == 0)[:, None])
-    found = learn(problem, FIXED)
-    wanted = NaiveJudge(problem, FIXED).errors(found.history)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
-    assert len(found.history) == 4
+    result = learn(problem, FIXED)
+    wanted = NaiveJudge(problem, FIXED).errors(result.history)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
+    assert len(result.history) == 4
 
 
 def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,12 +514,12 @@ def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(machine_module, "fit_rows", failing)
     with pytest.warns(ConvergenceWarning, match="iteration 2 failed"):
-        found = learn(problem_of(), settings)
+        result = learn(problem_of(), settings)
     errors = [line.error for line in whole.history[:2]]
-    assert [line.error for line in found.history] == errors
-    assert found.best == int(np.argmin(errors))
-    assert found.error == min(errors)
-    assert torch.equal(found.metric, learn(problem_of(), replace(settings, n_iter=found.best)).metric)
+    assert [line.error for line in result.history] == errors
+    assert result.best == int(np.argmin(errors))
+    assert result.error == min(errors)
+    assert torch.equal(result.metric, learn(problem_of(), replace(settings, n_iter=result.best)).metric)
     fits[:] = [()] * 2
     with pytest.raises(SingularKernelError):  # nothing to fall back on
         learn(problem_of(), settings)
@@ -533,11 +533,11 @@ def test_the_first_folds_are_enough(enough: int, count: int, monkeypatch: pytest
     """Of five with 8 rows each."""
     monkeypatch.setattr(_hyperparameters, "_ENOUGH", enough)
     problem, settings = problem_of(), replace(FIXED, n_iter=1)
-    found = learn(problem, settings)
-    wanted = NaiveJudge(problem, settings, count).errors(found.history)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
-    assert found.unseen is not None
-    assert len(found.unseen.residuals) == 8 * count
+    result = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings, count).errors(result.history)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
+    assert result.unseen is not None
+    assert len(result.unseen.residuals) == 8 * count
 
 
 def test_the_first_folds_of_those_given_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,20 +545,20 @@ def test_the_first_folds_of_those_given_are_enough(monkeypatch: pytest.MonkeyPat
     problem, settings = problem_of(folds=torch.arange(40) % 4), replace(FIXED, n_iter=2)
     for tuning_rows in (500, 25):
         monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", tuning_rows)
-        found = learn(problem, settings)
-        wanted = NaiveJudge(problem, settings, 2).errors(found.history)
-        assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+        result = learn(problem, settings)
+        wanted = NaiveJudge(problem, settings, 2).errors(result.history)
+        assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
 
 
 @pytest.mark.parametrize(("n", "judged"), [(1000, 1000), (1250, 1000), (1251, 1001), (2600, 1040)])
 def test_a_thousand_rows_judge(n: int, judged: int) -> None:
     """Whole fifths, so many that they are a thousand rows at the least."""
     problem = problem_of(n)
-    found = learn(problem, replace(FIXED, n_iter=0))
-    assert found.unseen is not None
-    assert len(found.unseen.residuals) == judged
+    result = learn(problem, replace(FIXED, n_iter=0))
+    assert result.unseen is not None
+    assert len(result.unseen.residuals) == judged
     folds = torch.arange(n) % 5
-    assert torch.equal(found.unseen.targets, problem.targets[folds < round(judged / n * 5)])
+    assert torch.equal(result.unseen.targets, problem.targets[folds < round(judged / n * 5)])
     if n < 2000:  # where no M is learned there is nothing to save
         alone = learn(problem, replace(FIXED, update="none")).unseen
         assert alone is not None
@@ -578,21 +578,21 @@ def test_unseen_rows_are_those_behind_the_error(case: str, monkeypatch: pytest.M
     elif case == "windows":
         settings = replace(settings, subset=23, ridge=1e-2)
         windows = windows_of(23, 40, 4)
-    found = learn(problem, settings)
-    best = found.history[found.best]
+    result = learn(problem, settings)
+    best = result.history[result.best]
     judge = NaiveJudge(problem, settings, count)
-    judge.errors(found.history[: found.best], windows)
-    rows = list(range(40)) if windows is None else windows[found.best][0]
+    judge.errors(result.history[: result.best], windows)
+    rows = list(range(40)) if windows is None else windows[result.best][0]
     residuals = judge.residuals(rows, 3.0, best.ridge * float(problem.weights[rows].sum()))
     judged = [row for row in rows if row in residuals]
-    unseen = found.unseen
+    unseen = result.unseen
     assert unseen is not None
     assert_near(unseen.residuals, torch.stack([residuals[row] for row in judged]))
     assert torch.equal(unseen.targets, problem.targets[judged])
     assert torch.equal(unseen.weights, problem.weights[judged])
-    assert found.best > 0  # or M has not learned
+    assert result.best > 0  # or M has not learned
     error = float(unseen.weights @ unseen.residuals.square().sum(1) / unseen.weights.sum())
-    assert found.error == pytest.approx(error, rel=1e-12)
+    assert result.error == pytest.approx(error, rel=1e-12)
 
 
 # -- many rows ---------------------------------------------------------------------------------------------------------
@@ -617,10 +617,10 @@ def test_few_rows_choose_and_the_ridge_walks_on_all(enough: int, monkeypatch: py
     monkeypatch.setattr(_hyperparameters, "_ENOUGH", enough)
     problem = problem_of(34, weighted=False)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     judge, naive = NaiveJudge(problem, settings, 5 if enough == 1000 else 3), Naive(problem, settings)
     rows, few, moves = list(range(34)), list(range(15)), []
-    for line in found.history:
+    for line in result.history:
         bandwidth, shift = best_of_grid(judge, few, median_distance(problem.x, naive.metric))
         assert line.bandwidth == pytest.approx(bandwidth, rel=1e-8)
         shifts = [shift * 10 ** (k / 2) for k in range(-3, 4)]
@@ -656,9 +656,9 @@ def test_windows_go_round_in_a_circle() -> None:
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
     """Each M is the mean of what the next two windows have learned; the last solve sees all rows."""
-    problem, there = problem_of(50), problem_of(9, seed=1).x
+    problem, test_rows = problem_of(50), problem_of(9, seed=1).x
     settings = replace(FIXED, update=update, ridge=1e-2, n_iter=5, subset=20, judge=False, diagonal=diagonal)
-    found = learn(problem, settings)
+    result = learn(problem, settings)
     metric = EYE
     for both in WINDOWS[:5]:
         learned = []
@@ -670,11 +670,11 @@ def test_iterations_on_subsets(update: str, diagonal: bool) -> None:
         metric = sum(learned) / 2
     naive = Naive(problem, settings, metric)
     naive.solve(3.0, 1e-2 * problem.total)
-    assert_near(oracles.as_matrix(found.metric), metric)
-    assert_near(predictions(found, settings.kernel, there), naive.predict(there))
-    assert [line.rows for line in found.history] == [20] * 5 + [50]
-    assert [line.ridge for line in found.history] == pytest.approx([1e-2] * 6, rel=1e-14)
-    assert len(found.centers) == 50
+    assert_near(oracles.as_matrix(result.metric), metric)
+    assert_near(predictions(result, settings.kernel, test_rows), naive.predict(test_rows))
+    assert [line.rows for line in result.history] == [20] * 5 + [50]
+    assert [line.ridge for line in result.history] == pytest.approx([1e-2] * 6, rel=1e-14)
+    assert len(result.centers) == 50
 
 
 @pytest.mark.parametrize("folds", [None, torch.arange(50) % 3])
@@ -689,19 +689,19 @@ def test_errors_on_subsets(
     settings = replace(FIXED, ridge=1e-2, n_iter=5, subset=20)
     if chosen:
         settings = replace(settings, ridge=None, bandwidth=None)
-    found = learn(problem, settings)
-    wanted = NaiveJudge(problem, settings).errors(found.history, WINDOWS)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-7)
-    assert [line.rows for line in found.history] == [20] * 6
+    result = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(result.history, WINDOWS)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-7)
+    assert [line.rows for line in result.history] == [20] * 6
     # The last solve sees all rows, with the penalty that was chosen, or with the ridge that was given.
-    best = found.history[found.best]
-    window = problem.weights[WINDOWS[found.best][0]].sum()
+    best = result.history[result.best]
+    window = problem.weights[WINDOWS[result.best][0]].sum()
     shift = float(best.ridge * window) if chosen else 1e-2 * problem.total
-    naive = Naive(problem, settings, found.metric)
+    naive = Naive(problem, settings, result.metric)
     naive.solve(best.bandwidth, shift)
-    assert_near(found.fit.alpha, naive.alpha)
-    assert found.ridge == pytest.approx(shift / problem.total, rel=1e-12)
-    assert found.error == best.error
+    assert_near(result.fit.alpha, naive.alpha)
+    assert result.ridge == pytest.approx(shift / problem.total, rel=1e-12)
+    assert result.error == best.error
 
 
 def test_windows_in_which_a_fold_is_missing() -> None:
@@ -709,9 +709,9 @@ def test_windows_in_which_a_fold_is_missing() -> None:
     problem, windows = problem_of(13), windows_of(5, 13, 4)
     assert {row % 5 for row in windows[1][0]} == {0, 1, 2}
     settings = replace(FIXED, ridge=1e-1, subset=5, n_iter=3)
-    found = learn(problem, settings)
-    wanted = NaiveJudge(problem, settings).errors(found.history, windows)
-    assert [line.error for line in found.history] == pytest.approx(wanted, rel=1e-8)
+    result = learn(problem, settings)
+    wanted = NaiveJudge(problem, settings).errors(result.history, windows)
+    assert [line.error for line in result.history] == pytest.approx(wanted, rel=1e-8)
 
 
 # -- the last solve ----------------------------------------------------------------------------------------------------
@@ -724,20 +724,20 @@ def test_rows_that_were_held_out_come_back_for_the_last_solve(chosen: bool) -> N
     held = HeldOut(whole.x[out], whole.targets[out], whole.weights[out])
     settings = replace(FIXED, ridge=None if chosen else 1e-2, n_iter=2)
     problem = replace(whole.subset(kept), held_out=held)
-    found = learn(problem, settings, refit=whole)
-    best = found.history[found.best]
+    result = learn(problem, settings, refit=whole)
+    best = result.history[result.best]
     shift = best.ridge * problem.total if chosen else 1e-2 * whole.total
-    naive = Naive(whole, settings, found.metric)
+    naive = Naive(whole, settings, result.metric)
     naive.solve(3.0, shift)
-    assert_near(found.fit.alpha, naive.alpha)
-    assert_near(found.mean, naive.mean)
-    assert torch.equal(found.centers, whole.x)
-    assert found.ridge == pytest.approx(shift / whole.total, rel=1e-12)
-    assert found.error == best.error
-    assert found.unseen is not None
-    assert torch.equal(found.unseen.targets, held.targets)
+    assert_near(result.fit.alpha, naive.alpha)
+    assert_near(result.mean, naive.mean)
+    assert torch.equal(result.centers, whole.x)
+    assert result.ridge == pytest.approx(shift / whole.total, rel=1e-12)
+    assert result.error == best.error
+    assert result.unseen is not None
+    assert torch.equal(result.unseen.targets, held.targets)
     alone = learn(problem, settings)
-    assert torch.equal(alone.metric, found.metric)
+    assert torch.equal(alone.metric, result.metric)
     assert len(alone.fit.alpha) == 40
 
 
@@ -745,32 +745,32 @@ def test_rows_that_were_held_out_come_back_for_the_last_solve(chosen: bool) -> N
 @pytest.mark.parametrize("judge", [True, False])
 def test_centers_carry_the_last_solve(sampling: str, judge: bool) -> None:
     """The fit to all rows that is least among functions of the centers alone."""
-    problem, there = problem_of(60), problem_of(9, seed=1).x
+    problem, test_rows = problem_of(60), problem_of(9, seed=1).x
     settings = replace(FIXED, ridge=1e-2, n_iter=2, centers=25, center_sampling=sampling, subset=30, judge=judge)
-    found = learn(problem, settings)
-    assert [line.rows for line in found.history] == [30] * 3
-    assert torch.equal(found.metric, learn(problem, replace(settings, centers=None)).metric)
-    places = [problem.x.tolist().index(row) for row in found.centers.tolist()]
+    result = learn(problem, settings)
+    assert [line.rows for line in result.history] == [30] * 3
+    assert torch.equal(result.metric, learn(problem, replace(settings, centers=None)).metric)
+    places = [problem.x.tolist().index(row) for row in result.centers.tolist()]
     assert len(set(places)) == 25
-    root = oracles.power(found.metric, 0.5)
-    u, c = problem.x @ root, found.centers @ root
+    root = oracles.power(result.metric, 0.5)
+    u, c = problem.x @ root, result.centers @ root
     k, within = oracles.matrix(settings.kernel, u, c, 3.0), oracles.matrix(settings.kernel, c, c, 3.0)
     normal = k.T @ (problem.weights[:, None] * k) + 1e-2 * problem.total * within
     alpha = torch.linalg.solve(normal, k.T @ (problem.weights[:, None] * (problem.targets - problem.mean)))
-    wanted = oracles.matrix(settings.kernel, there @ root, c, 3.0) @ alpha + problem.mean
-    assert_near(predictions(found, settings.kernel, there), wanted, 1e-5)  # steps of a conjugate gradient
-    assert found.ridge == pytest.approx(1e-2, rel=1e-12)
-    assert torch.equal(learn(problem, settings).centers, found.centers)
-    assert not torch.equal(learn(problem, replace(settings, seed=1)).centers, found.centers)
+    wanted = oracles.matrix(settings.kernel, test_rows @ root, c, 3.0) @ alpha + problem.mean
+    assert_near(predictions(result, settings.kernel, test_rows), wanted, 1e-5)  # steps of a conjugate gradient
+    assert result.ridge == pytest.approx(1e-2, rel=1e-12)
+    assert torch.equal(learn(problem, settings).centers, result.centers)
+    assert not torch.equal(learn(problem, replace(settings, seed=1)).centers, result.centers)
 
 
 def test_all_rows_as_centers_are_the_direct_solve() -> None:
-    problem, there = problem_of(), problem_of(9, seed=1).x
+    problem, test_rows = problem_of(), problem_of(9, seed=1).x
     direct = learn(problem, replace(FIXED, ridge=1e-2))
-    found = learn(problem, replace(FIXED, ridge=1e-2, centers=40))
-    assert torch.equal(found.metric, direct.metric)
-    assert [line.error for line in found.history] == [line.error for line in direct.history]
-    assert_near(predictions(found, FIXED.kernel, there), predictions(direct, FIXED.kernel, there), 1e-5)
+    result = learn(problem, replace(FIXED, ridge=1e-2, centers=40))
+    assert torch.equal(result.metric, direct.metric)
+    assert [line.error for line in result.history] == [line.error for line in direct.history]
+    assert_near(predictions(result, FIXED.kernel, test_rows), predictions(direct, FIXED.kernel, test_rows), 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -779,12 +779,12 @@ def test_numbers_of_a_machine_are_of_its_type(dtype: torch.dtype) -> None:
     problem = TrainingRows(exact.x.to(dtype), exact.targets.to(dtype), exact.weights.to(dtype))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = learn(problem, Settings(KERNELS["laplace"], n_iter=2))
-    assert found.unseen is not None
-    for tensor in (found.metric, found.fit.alpha, found.centers, found.mean, found.unseen.residuals):
+        result = learn(problem, Settings(KERNELS["laplace"], n_iter=2))
+    assert result.unseen is not None
+    for tensor in (result.metric, result.fit.alpha, result.centers, result.mean, result.unseen.residuals):
         assert tensor.dtype == dtype
     wanted = learn(exact, Settings(KERNELS["laplace"], n_iter=2))
-    assert found.history[0].error == pytest.approx(wanted.history[0].error, rel=1e-3)
+    assert result.history[0].error == pytest.approx(wanted.history[0].error, rel=1e-3)
 
 
 # -- fixed points ------------------------------------------------------------------------------------------------------
@@ -796,12 +796,12 @@ def at_rest(name: str, directions: list[list[float]], diagonal: bool = False) ->
     targets = (x @ torch.tensor(directions, dtype=torch.float64).T).sin()
     problem = TrainingRows(x, targets, torch.ones(60, dtype=torch.float64))
     settings = Settings(KERNELS[name], "fact-geometric", 0.5, None, 2.0, 1e-2, 250, diagonal, judge=False)
-    found = learn(problem, settings)
-    naive = Naive(problem, settings, oracles.as_matrix(found.metric))
+    result = learn(problem, settings)
+    naive = Naive(problem, settings, oracles.as_matrix(result.metric))
     naive.solve(2.0, 1e-2 * 60)
     fact = naive.fact()
     naive.update()
-    assert_near(naive.metric, oracles.as_matrix(found.metric), 1e-9)
+    assert_near(naive.metric, oracles.as_matrix(result.metric), 1e-9)
     return naive.metric, fact
 
 

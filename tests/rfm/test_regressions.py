@@ -41,24 +41,24 @@ def test_one_far_row_does_not_make_all_others_equal(dtype: str, distance: float)
     far = np.concatenate([X, [[distance, 0.0, 0.0, 0.0]]])
     plain = RFMRegressor(n_iter=0, fit_intercept=False, dtype=dtype, **FIXED).fit(X, Y)
     settings = {**FIXED, "ridge": 1e-3 * 80 / 81}  # the same n lambda
-    found = RFMRegressor(n_iter=0, fit_intercept=False, dtype=dtype, **settings).fit(far, np.append(Y, 0.0))
-    assert np.abs(found.predict(Z) - plain.predict(Z)).max() < (1e-6 if dtype == "float64" else 1e-2)
+    result = RFMRegressor(n_iter=0, fit_intercept=False, dtype=dtype, **settings).fit(far, np.append(Y, 0.0))
+    assert np.abs(result.predict(Z) - plain.predict(Z)).max() < (1e-6 if dtype == "float64" else 1e-2)
 
 
 def tables() -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Noisy ones, on which several iterates are about as good."""
-    found = []
+    result = []
     for seed in range(4):
         random = np.random.default_rng(seed)
-        rows, there = random.normal(size=(80, 4)), random.normal(size=(30, 4))
-        found.append((rows, rows[:, 0] * rows[:, 1] + 0.3 * random.normal(size=80), there))
-    return found
+        rows, test_rows = random.normal(size=(80, 4)), random.normal(size=(30, 4))
+        result.append((rows, rows[:, 0] * rows[:, 1] + 0.3 * random.normal(size=80), test_rows))
+    return result
 
 
 @functools.cache
 def plain_predictions(update: str = "fact") -> list[np.ndarray]:
     """Predictions of fits to the tables as they are, made once for all tests."""
-    return [RFMRegressor(update=update).fit(rows, targets).predict(there) for rows, targets, there in tables()]
+    return [RFMRegressor(update=update).fit(rows, targets).predict(test_rows) for rows, targets, test_rows in tables()]
 
 
 CHANGES = {
@@ -72,19 +72,19 @@ CHANGES = {
 def test_what_says_nothing_does_not_choose_the_iterate(change: str) -> None:
     """The folds that judge iterates must not depend on the bits of the rows."""
     changed = CHANGES[change]
-    for (rows, targets, there), plain in zip(tables(), plain_predictions(), strict=True):
+    for (rows, targets, test_rows), plain in zip(tables(), plain_predictions(), strict=True):
         machine = RFMRegressor().fit(changed(rows), targets)
-        assert np.abs(machine.predict(changed(there)) - plain).max() < 1e-6
+        assert np.abs(machine.predict(changed(test_rows)) - plain).max() < 1e-6
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
 def test_a_constant_column_has_no_part_in_the_trace(diagonal: bool) -> None:
-    rows, targets, there = tables()[0]
+    rows, targets, test_rows = tables()[0]
     given = RFMRegressor(bandwidth=3.0, ridge=1e-3, n_iter=2, diagonal=diagonal)
     changed = CHANGES["a constant column"]
-    predicted = clone(given).fit(rows, targets).predict(there)
+    predicted = clone(given).fit(rows, targets).predict(test_rows)
     machine = given.fit(changed(rows), targets)
-    assert np.abs(machine.predict(changed(there)) - predicted).max() < 1e-9
+    assert np.abs(machine.predict(changed(test_rows)) - predicted).max() < 1e-9
     assert machine.feature_importances_[-1] == 0
 
 
@@ -92,9 +92,9 @@ def test_a_constant_column_has_no_part_in_the_trace(diagonal: bool) -> None:
 @pytest.mark.parametrize("update", ["none", "fact"])
 def test_the_unit_of_weights_does_not_matter(factor: float, update: str) -> None:
     """The solve ``K + n lambda W^-1`` does not know it; the ridges to choose from must not either."""
-    for (rows, targets, there), plain in zip(tables(), plain_predictions(update), strict=True):
+    for (rows, targets, test_rows), plain in zip(tables(), plain_predictions(update), strict=True):
         scaled = RFMRegressor(update=update).fit(rows, targets, sample_weight=np.full(80, factor))
-        assert np.abs(scaled.predict(there) - plain).max() < 1e-6
+        assert np.abs(scaled.predict(test_rows) - plain).max() < 1e-6
 
 
 @pytest.mark.parametrize("value", [0.1, 7.0, 1e9])
@@ -193,8 +193,8 @@ def test_a_machine_from_a_file_predicts_the_same_bits(name: str, tmp_path: Path)
     columns = [name, "x", "y", "z"]
     machine = RFMRegressor(n_iter=1).fit(pd.DataFrame(X, columns=columns), Y)
     machine.save(tmp_path / "m")
-    found, there = RFMRegressor.load(tmp_path / "m"), pd.DataFrame(Z, columns=columns)
-    assert (found.predict(there) == machine.predict(there)).all()
+    result, test_rows = RFMRegressor.load(tmp_path / "m"), pd.DataFrame(Z, columns=columns)
+    assert (result.predict(test_rows) == machine.predict(test_rows)).all()
 
 
 @pytest.mark.parametrize("settings", [{"kernel": "polynomial", "degree": np.int64(3)},
@@ -356,9 +356,9 @@ def test_a_share_held_out_depends_on_no_order_and_parts_no_equal_rows() -> None:
     rows = np.repeat(random.normal(size=(30, 3)), 3, axis=0)
     order = random.permutation(90)
     for seed in (None, 4):
-        found = some_rows(rows, 0.2, None if seed is None else np.random.RandomState(seed))
+        result = some_rows(rows, 0.2, None if seed is None else np.random.RandomState(seed))
         again = some_rows(rows[order], 0.2, None if seed is None else np.random.RandomState(seed))
-        assert found.sum() == 18
-        assert (found[order] == again).all()
-        assert (found.reshape(30, 3).sum(1) % 3 == 0).all()
-    assert (found != some_rows(rows, 0.2, None)).any()
+        assert result.sum() == 18
+        assert (result[order] == again).all()
+        assert (result.reshape(30, 3).sum(1) % 3 == 0).all()
+    assert (result != some_rows(rows, 0.2, None)).any()

@@ -45,8 +45,8 @@ def assert_equivariant(make: Any, targets: np.ndarray, scale: np.ndarray, shift:
     plain = _PLAIN[key]
     other = make().fit(X, targets * scale + shift)
     wanted = plain.predict(Z).reshape(len(Z), -1)
-    found = (other.predict(Z).reshape(len(Z), -1) - shift) / scale
-    assert np.abs(found - wanted).max() < tolerance * targets.std()
+    result = (other.predict(Z).reshape(len(Z), -1) - shift) / scale
+    assert np.abs(result - wanted).max() < tolerance * targets.std()
     assert other.best_iteration_ == plain.best_iteration_
     assert other.ridge_ == pytest.approx(plain.ridge_, rel=1e-9)
     assert np.abs(other.feature_matrix_ - plain.feature_matrix_).max() < tolerance * np.abs(plain.feature_matrix_).max()
@@ -55,7 +55,7 @@ def assert_equivariant(make: Any, targets: np.ndarray, scale: np.ndarray, shift:
 
 def test_a_unit_does_not_move_the_other_output() -> None:
     """The second output times 1000 moved the first one's R2 from .836 to .352."""
-    rows, there = np.random.default_rng(0).normal(size=(2, 300, 10))
+    rows, test_rows = np.random.default_rng(0).normal(size=(2, 300, 10))
 
     def two(rows: np.ndarray) -> np.ndarray:
         return np.column_stack([rows[:, 0] * rows[:, 1], rows[:, 5] + np.sin(rows[:, 6])])
@@ -63,7 +63,7 @@ def test_a_unit_does_not_move_the_other_output() -> None:
     scores = []
     for unit in (1.0, 1000.0, 1e-6):
         machine = RFMRegressor(n_iter=2, random_state=0).fit(rows, two(rows) * [1.0, unit])
-        scores.append(r2_score(two(there)[:, 0], machine.predict(there)[:, 0]))
+        scores.append(r2_score(two(test_rows)[:, 0], machine.predict(test_rows)[:, 0]))
     assert scores[0] > 0.7
     assert scores == pytest.approx([scores[0]] * 3, abs=1e-9)
 
@@ -152,12 +152,12 @@ def test_without_an_intercept_the_scale_alone_is_taken_out() -> None:
 def test_a_constant_output_is_nothing_to_the_others(constant: float, fit_intercept: bool) -> None:
     targets = np.column_stack([Y[:, 0], np.full(70, constant), Y[:, 1]])
     make = lambda **more: RFMRegressor(n_iter=2, fit_intercept=fit_intercept, **more)  # noqa: E731
-    found = make().fit(X, targets).predict(Z)
+    result = make().fit(X, targets).predict(Z)
     if fit_intercept or not constant:
-        assert found[:, [0, 2]] == pytest.approx(make().fit(X, Y[:, :2]).predict(Z), abs=1e-8)
-        assert found[:, 1] == pytest.approx(constant, rel=1e-15)
+        assert result[:, [0, 2]] == pytest.approx(make().fit(X, Y[:, :2]).predict(Z), abs=1e-8)
+        assert result[:, 1] == pytest.approx(constant, rel=1e-15)
     else:  # without an intercept a constant is a function to learn
-        assert found[:, [0, 2]] == pytest.approx(make().fit(X, targets * [1, -7 / constant, 1]).predict(Z)[:, [0, 2]])
+        assert result[:, [0, 2]] == pytest.approx(make().fit(X, targets * [1, -7 / constant, 1]).predict(Z)[:, [0, 2]])
     held = np.column_stack([outputs_of(Z)[:, 0], constant + 1e9 * Z[:, 0], outputs_of(Z)[:, 1]])
     if fit_intercept:  # what is constant in the fit has no say in the choices
         judged = make(validation=(Z, held)).fit(X, targets).predict(Z)[:, [0, 2]]
@@ -166,8 +166,8 @@ def test_a_constant_output_is_nothing_to_the_others(constant: float, fit_interce
 
 def test_a_constant_up_to_rounding() -> None:
     targets = np.column_stack([Y[:, 0], 1e20 * (0.1 + np.spacing(0.1) * (np.arange(70) % 2))])
-    found = RFMRegressor(n_iter=2).fit(X, targets)
-    assert found.predict(Z)[:, 0] == pytest.approx(RFMRegressor(n_iter=2).fit(X, Y[:, 0]).predict(Z), abs=1e-8)
+    result = RFMRegressor(n_iter=2).fit(X, targets)
+    assert result.predict(Z)[:, 0] == pytest.approx(RFMRegressor(n_iter=2).fit(X, Y[:, 0]).predict(Z), abs=1e-8)
     with warnings.catch_warnings(action="ignore"):
         assert RFMRegressor().fit(X, np.full(70, 0.1)).predict(Z) == pytest.approx(0.1, rel=1e-15)
 

@@ -26,10 +26,10 @@ VALUES = 20
 @contextmanager
 def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that works, and the end of a pipe on which it tells; it is killed when the block ends."""
-    here, there = CONTEXT.Pipe()
-    child = CONTEXT.Process(target=work, args=(there, *arguments), daemon=True)
+    here, test_rows = CONTEXT.Pipe()
+    child = CONTEXT.Process(target=work, args=(test_rows, *arguments), daemon=True)
     child.start()
-    there.close()
+    test_rows.close()
     try:
         yield child, here
     finally:
@@ -46,11 +46,11 @@ def heard(pipe: Connection, seconds: float = 30) -> Any:
 
 def all_heard(pipe: Connection) -> list[Any]:
     """What a process that is dead has told to its end."""
-    told = []
+    reported = []
     with suppress(EOFError, OSError):
         while True:
-            told.append(pipe.recv())
-    return told
+            reported.append(pipe.recv())
+    return reported
 
 
 def values_of(step: int) -> dict[str, float]:
@@ -108,10 +108,10 @@ def fork_a_worker(pipe: Connection, folder: Path) -> None:
     if worker == 0:
         try:
             run.log(1, {"loss": 1.0})
-            told = "it wrote"
+            reported = "it wrote"
         except RunStoreError as error:
-            told = f"{error}; it reads {len(run.series('loss'))}"
-        pipe.send((os.getpid(), told))
+            reported = f"{error}; it reads {len(run.series('loss'))}"
+        pipe.send((os.getpid(), reported))
         time.sleep(60)
         os._exit(0)
     time.sleep(60)

@@ -38,11 +38,14 @@ def test_a_training_outlives_the_folder_of_its_monitor(tmp_path: Path) -> None:
     monitor = Monitor(model, X, run=tmp_path / "run", every=1, measure="weights")
     monitor.step(0, loss=1.0)
     shutil.rmtree(tmp_path / "run")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         assert monitor.step(1, loss=0.5) is not None
         monitor.close()
-    assert {str(w.message).split(";")[0] for w in told} == {"The run cannot be written", "The run cannot be finished"}
+    assert {str(w.message).split(";")[0] for w in reported} == {
+        "The run cannot be written",
+        "The run cannot be finished",
+    }
     assert monitor.series("loss").to_list() == [1.0, 0.5]
 
 

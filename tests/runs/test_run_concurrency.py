@@ -29,19 +29,19 @@ from featlearn.runs import Run, list_runs, remove
 
 def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     with process(log_forever, tmp_path / "run") as (child, pipe):
-        told = heard(pipe)
+        reported = heard(pipe)
         reader = Run.open(tmp_path / "run")
         seen: list[int] = []
         end = time.monotonic() + 20
         while len(seen) < 10 or seen[-1] == seen[0]:
             assert time.monotonic() < end
             while pipe.poll():
-                told = pipe.recv()
+                reported = pipe.recv()
             table = reader.metrics()
             assert (table.groupby("step").size() == VALUES).all()  # a step is there whole or not at all
             assert reader.status == "running"
             seen.append(table["step"].iloc[-1])
-            assert seen[-1] >= told
+            assert seen[-1] >= reported
         assert seen == sorted(seen)
         child.kill()
         child.join()
@@ -97,10 +97,10 @@ def test_nothing_that_log_returned_from_is_lost_to_a_kill(tmp_path: Path) -> Non
             time.sleep(chance.uniform(0, 0.15))
             child.kill()
             child.join()
-            told = [first, *all_heard(pipe)]
+            reported = [first, *all_heard(pipe)]
         run = Run.open(folder)
         assert run.status == "interrupted"
-        assert run.last_step in (told[-1], told[-1] + 1)  # the last may have been kept and not yet told
+        assert run.last_step in (reported[-1], reported[-1] + 1)  # the last may have been kept and not yet told
         assert run.series("loss").to_list() == [float(step) for step in range(run.last_step + 1)]
         assert (run.metrics().groupby("step").size() == VALUES).all()
         with closing(sqlite3.connect(folder / "run.db")) as connection:
@@ -143,17 +143,17 @@ def test_a_kill_in_the_middle_of_a_checkpoint_leaves_the_one_before(tmp_path: Pa
             assert time.monotonic() < end
         child.kill()
         child.join()
-        told = max([0, *all_heard(pipe)])
+        reported = max([0, *all_heard(pipe)])
     assert list(folder.glob(".*")), "the kill came too late to leave anything"
-    found = Run.open(tmp_path / "run").checkpoint()
-    assert found is not None
-    assert found[0] >= told
-    assert (found[1]["weight"] == found[0]).all()
+    result = Run.open(tmp_path / "run").checkpoint()
+    assert result is not None
+    assert result[0] >= reported
+    assert (result[1]["weight"] == result[0]).all()
     with Run.open(tmp_path / "run", write=True) as run:
         assert not list(folder.glob(".*"))
         again = run.checkpoint()
         assert again is not None
-        assert again[0] == found[0]
+        assert again[0] == result[0]
 
 
 def _size(path: Path) -> int:
@@ -165,10 +165,10 @@ def _size(path: Path) -> int:
 
 def test_a_worker_forked_from_the_writer_neither_writes_nor_keeps_a_dead_run_alive(tmp_path: Path) -> None:
     with process(fork_a_worker, tmp_path / "run") as (child, pipe):
-        worker, told = heard(pipe)
+        worker, reported = heard(pipe)
         try:
-            assert f"can be written by process {child.pid} only, not by its forks" in told
-            assert told.endswith("it reads 1")
+            assert f"can be written by process {child.pid} only, not by its forks" in reported
+            assert reported.endswith("it reads 1")
             assert Run.open(tmp_path / "run").status == "running"
             child.kill()
             child.join()

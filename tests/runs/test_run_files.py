@@ -68,10 +68,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> N
     for length in (0, 20, len(whole) // 2, len(whole) - 1):
         newest.write_bytes(whole[:length])
         with pytest.warns(UserWarning, match=r"2\.safetensors' is damaged"):
-            found = run.checkpoint()
-        assert found is not None
-        assert found[0] == 1
-        assert found[1]["weight"][0] == 1
+            result = run.checkpoint()
+        assert result is not None
+        assert result[0] == 1
+        assert result[1]["weight"][0] == 1
         with pytest.raises(RunStoreError, match="is damaged"):
             run.checkpoint(2)
     (tmp_path / "run" / "checkpoints" / "1.safetensors").write_bytes(b"")

@@ -65,7 +65,7 @@ def test_the_commit_and_whether_files_differ_from_it_are_kept(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         ({"a": {"b": [1, object()]}}, r"config\.a\.b\.1 must be a number"),
         ({"a": torch.zeros(2)}, r"config\.a must be"),
@@ -74,8 +74,8 @@ def test_the_commit_and_whether_files_differ_from_it_are_kept(tmp_path: Path, mo
         ([1], r"config must be a mapping"),
     ],
 )
-def test_settings_that_json_cannot_hold_are_refused_by_name(tmp_path: Path, config: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_settings_that_json_cannot_hold_are_refused_by_name(tmp_path: Path, config: Any, reported: str) -> None:
+    with pytest.raises(InputError, match=reported):
         Run.create(tmp_path / "run", config)
     assert not (tmp_path / "run").exists()
 
@@ -121,9 +121,9 @@ def test_a_run_is_taken_up_again_and_each_start_is_counted(tmp_path: Path) -> No
     with pytest.raises(RuntimeError), Run.open(tmp_path / "run", write=True) as run:  # noqa: PT012
         assert run.status == "running"
         assert run.message == ""
-        found = run.checkpoint()
-        assert found is not None
-        assert found[0] == 0
+        result = run.checkpoint()
+        assert result is not None
+        assert result[0] == 0
         run.log(1, {"loss": 0.5})
         raise RuntimeError("again")
     with Run.open(tmp_path / "run", write=True) as run:

@@ -276,7 +276,7 @@ class _Hook:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "told"),
+    ("leaf", "reported"),
     [
         (lambda: None, "function"),
         (_Hook(), "_Hook"),
@@ -289,9 +289,9 @@ class _Hook:
         (torch.zeros(2, device="meta"), "without plain memory"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_its_place(tmp_path: Path, leaf: Any, told: str) -> None:
+def test_what_cannot_be_kept_is_refused_by_its_place(tmp_path: Path, leaf: Any, reported: str) -> None:
     state = {"optimizer": {"state": {3: {"hook": leaf}}}}
-    with pytest.raises(InputError, match=rf"^optimizer\.state\.3\.hook .*{told}"):
+    with pytest.raises(InputError, match=rf"^optimizer\.state\.3\.hook .*{reported}"):
         save_nested(tmp_path / "state.safetensors", state)
     assert list(tmp_path.iterdir()) == []
 

@@ -68,9 +68,9 @@ def test_a_full_disk_takes_nothing_that_was_there(small_disk: Path) -> None:
         assert len(reader.metrics()) == len(values_of(0)) * (last + 1)
         assert reader.status == "running"
         assert reader.matrices(0)["weight"].sum() == 10
-        found = reader.checkpoint(0)
-        assert found is not None
-        assert found[1]["weight"].sum() == 10
+        result = reader.checkpoint(0)
+        assert result is not None
+        assert result[1]["weight"].sum() == 10
         assert reader.checkpoint_steps() == [0]
     (small_disk / "filler").unlink()
     run.log(last + 1, values_of(last + 1))
@@ -128,14 +128,14 @@ def test_a_transaction_that_is_interrupted_leaves_nothing_and_lets_the_next_one_
 def test_files_that_may_not_grow_leave_the_earlier_ones(tmp_path: Path) -> None:
     with process(write_small_files_only, tmp_path / "run") as (_, pipe):
         for kind in ("checkpoints", "matrices"):
-            told = heard(pipe)
-            assert f"{tmp_path / 'run' / kind / '1.safetensors'}' cannot be written" in told
-            assert "File too large" in told
+            reported = heard(pipe)
+            assert f"{tmp_path / 'run' / kind / '1.safetensors'}' cannot be written" in reported
+            assert "File too large" in reported
         assert heard(pipe) == [0, 2]
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
-    found = Run.open(tmp_path / "run").checkpoint(0)
-    assert found is not None
-    assert found[1]["weight"].sum() == 10
+    result = Run.open(tmp_path / "run").checkpoint(0)
+    assert result is not None
+    assert result[1]["weight"].sum() == 10
 
 
 @pytest.mark.parametrize("ended", ["finished", "killed"])

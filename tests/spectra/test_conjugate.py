@@ -1,4 +1,4 @@
-"""The conjugate-kernel law: against its defining integral equation by quadrature, limits, and simulation."""
+"""Tests of the conjugate-kernel law against its integral equation, limits and simulation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASES = [
 
 
 def population(slope: float, n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes t and weights of the population law, by the midpoint rule in x = m - r cos(angle): naive, but spectral."""
+    """Return the nodes t and weights of the population law, by the midpoint rule in x = m - r cos(angle)."""
     ratio = n / d
     left, right = (1 - math.sqrt(ratio)) ** 2, (1 + math.sqrt(ratio)) ** 2
     angle = math.pi * (np.arange(4000) + 0.5) / 4000
@@ -43,9 +43,10 @@ def population(slope: float, n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stieltjes(z: complex, slope: float, n: int, width: int, d: int) -> complex:
-    """m by damped iteration of the companion v = 1 / (-z + g int t/(1 + t v) dmu), unique in the upper half plane.
+    """Compute m by damped iteration of the companion v = 1 / (-z + g int t/(1 + t v) dmu) in the upper half plane.
 
-    The equation for m itself, m = int dmu(t) / (t (1 - g - g z m) - z), has other fixed points, which attract.
+    The solution is unique there. The equation for m itself, m = int dmu(t) / (t (1 - g - g z m) - z), has other
+    attracting fixed points.
     """
     t, weights = population(slope, n, d)
     g, v = n / width, 1j
@@ -60,7 +61,7 @@ def stieltjes(z: complex, slope: float, n: int, width: int, d: int) -> complex:
 
 
 def integral(law: Law, function: Callable[[np.ndarray], np.ndarray]) -> complex:
-    """Integral over the whole law: the density by the midpoint rule in the angle of the singular value, the atom."""
+    """Integrate over the law: the density by the midpoint rule in the angle of the singular value, and the atom."""
     total = law.atom * complex(function(np.zeros(1))[0])
     for left, right in law.intervals:
         low, high = math.sqrt(left) if left else -math.sqrt(right), math.sqrt(right)
@@ -79,7 +80,7 @@ def test_transform_of_the_law_solves_the_integral_equation(case, z) -> None:
 
 
 def scanned_edges(slope: float, n: int, width: int, d: int) -> list[float]:
-    """Zeros of z' by a scan of tau = -1/v off the population's support; z' = 1 - g int t^2 / (tau - t)^2 dmu."""
+    """Find the zeros of z' = 1 - g int t^2 / (tau - t)^2 dmu by a scan of tau = -1/v off the population's support."""
     t, weights = population(slope, n, d)
     g = n / width
 
@@ -177,7 +178,7 @@ def test_simulation(function, n: int, width: int, d: int) -> None:
 
 
 def test_gaussian_inputs_converge_to_the_law() -> None:
-    """Their lengths vary, which blurs the narrow bulk of the rest of tanh: by a distance that falls like 1/d."""
+    """The lengths of Gaussian inputs vary, which blurs the narrow bulk of the rest of tanh by a distance like 1/d."""
     errors = []
     for d in (80, 160):
         sizes = (5 * d, 25 * d, d)
@@ -188,7 +189,7 @@ def test_gaussian_inputs_converge_to_the_law() -> None:
 
 
 def simulated(function, n: int, width: int, d: int, *, unit: bool) -> torch.Tensor:
-    """Eigenvalues of the conjugate kernel of a random layer; inputs Gaussian, or scaled to length sqrt(d)."""
+    """Return eigenvalues of the conjugate kernel of a random layer; inputs are Gaussian or scaled to length sqrt(d)."""
     source = torch.Generator().manual_seed(3)
     w, x = (torch.randn(a, b, generator=source, dtype=torch.float64) for a, b in ((width, d), (d, n)))
     if unit:
@@ -201,19 +202,19 @@ def simulated(function, n: int, width: int, d: int, *, unit: bool) -> torch.Tens
 
 
 def distance(law: Law, values: torch.Tensor) -> float:
-    """Largest difference of the distribution functions."""
+    """Return the largest difference of the distribution functions."""
     grid = torch.linspace(0, law.edges[1] * 1.05, 1000, dtype=torch.float64)
     return float((torch.searchsorted(values, grid, right=True) / len(values) - law.cdf(grid)).abs().max())
 
 
 def test_bad_input_is_refused() -> None:
-    with pytest.raises(InputError, match="between -1 and 1"):
+    with pytest.raises(InputError, match=r"between -1 and 1 .*got 1\.1"):
         conjugate_kernel_law(1.1, 10, 10, 10)
     with pytest.raises(InputError, match="between -1 and 1"):
         conjugate_kernel_law(math.nan, 10, 10, 10)
     with pytest.raises(InputError, match="width must be"):
         conjugate_kernel_law(0.5, 10, 0, 10)
-    with pytest.raises(InputError, match="activation or its slope"):
+    with pytest.raises(InputError, match="activation_or_slope must be a callable or the slope b as a number, got str"):
         conjugate_kernel_law("tanh", 10, 10, 10)
-    with pytest.raises(InputError, match="not"):
+    with pytest.raises(InputError, match="n, width and d must not all be equal for a linear activation, got 10"):
         conjugate_kernel_law(1.0, 10, 10, 10)

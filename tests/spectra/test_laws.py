@@ -1,4 +1,4 @@
-"""Marchenko-Pastur: against adaptive quadrature of the textbook density, and against simulation."""
+"""Tests of the Marchenko-Pastur law against adaptive quadrature of the textbook density, and against simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPES = [(400, 100), (100, 400), (300, 300), (1000, 999), (7, 5000), (5000, 7),
 
 
 def textbook_density(x: float, rows: float, columns: float, variance: float, scale: float) -> float:
-    """Density of W^T W / rows from the literature, moved to another scale."""
+    """Return the density of W^T W / rows from the literature, converted to another scale."""
     ratio, factor = columns / rows, rows / scale
     y = x / factor
     low, high = variance * (1 - math.sqrt(ratio)) ** 2, variance * (1 + math.sqrt(ratio)) ** 2
@@ -27,14 +27,14 @@ def textbook_density(x: float, rows: float, columns: float, variance: float, sca
 
 
 def integral(function: Callable[[float], float], left: float, right: float, end: float) -> float:
-    """Adaptive quadrature from the left edge in x = m - r cos t, in which square-root edges are smooth."""
+    """Integrate from the left edge by adaptive quadrature in x = m - r cos t, in which square-root edges are smooth."""
     radius, end = (right - left) / 2, min(max(left, end), right)
     stop = 2 * math.atan2(math.sqrt(end - left), math.sqrt(right - end))
 
     def integrand(t: float) -> float:
         return function(left + 2 * radius * math.sin(t / 2) ** 2) * radius * math.sin(t)
 
-    # full_output: rounding at the edges is no warning; the tolerances of the tests judge it.
+    # full_output suppresses warnings about rounding at the edges, which the tolerances of the tests cover.
     return quad(integrand, 0, stop, epsabs=1e-12, epsrel=1e-12, limit=500, full_output=1)[0]
 
 
@@ -125,7 +125,7 @@ def test_bad_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="variance must be positive"):
         marchenko_pastur(3, 3, variance=math.nan)
     law = marchenko_pastur(3, 3)
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match=r"q must be between 0 and 1, got values from 1\.5"):
         law.quantile(1.5)
     with pytest.raises(InputError, match="NaN"):
         law.pdf(math.nan)

@@ -1,4 +1,4 @@
-"""Leading vectors and their alignment, against decompositions in full and planted directions."""
+"""Tests of leading vectors and their alignment, against full decompositions and planted directions."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def test_a_centered_kernel_by_lanczos() -> None:
 def test_a_planted_direction_is_found() -> None:
     beta = random(300, seed=1)
     w = random(350, 300) + 20 * torch.outer(random(350, seed=2), beta) / beta.norm()
-    found = leading_alignment(w, 7 * beta, k=2)
+    result = leading_alignment(w, 7 * beta, k=2)
     _, _, rows = np.linalg.svd(w.numpy())
     expected = np.abs(rows[:2] @ (beta / beta.norm()).numpy())
-    assert found.overlaps.numpy() == pytest.approx(expected, abs=1e-7)
-    assert found.overlaps[0] > 0.99
-    assert float(found.projections) == pytest.approx(math.hypot(*expected), abs=1e-7)
-    assert found.values is not None
-    assert found.values.shape == (2,)
+    assert result.overlaps.numpy() == pytest.approx(expected, abs=1e-7)
+    assert result.overlaps[0] > 0.99
+    assert float(result.projections) == pytest.approx(math.hypot(*expected), abs=1e-7)
+    assert result.values is not None
+    assert result.values.shape == (2,)
 
 
 def test_a_subspace_has_principal_angles() -> None:
     u, directions = torch.linalg.qr(random(30, 4))[0], random(30, 3, seed=1)
-    found = subspace_alignment(u, directions)
-    assert found.overlaps.shape == (4, 3)
+    result = subspace_alignment(u, directions)
+    assert result.overlaps.shape == (4, 3)
     for j in range(3):
         projected = u @ (u.mT @ directions[:, j])
-        assert float(found.projections[j]) == pytest.approx(float(projected.norm() / directions[:, j].norm()))
-    assert torch.equal(found.angles, principal_angles(u, directions))
+        assert float(result.projections[j]) == pytest.approx(float(projected.norm() / directions[:, j].norm()))
+    assert torch.equal(result.angles, principal_angles(u, directions))
     assert float(subspace_alignment(u, u[:, 1] * 3).projections) == pytest.approx(1)
 
 
@@ -70,9 +70,9 @@ def test_a_subspace_has_principal_angles() -> None:
         (lambda: leading_vectors(math.nan * random(3, 3)), "NaN"),
         (lambda: leading_vectors(random(3, 4), 4), "smaller side of the matrix, 3"),
         (lambda: leading_alignment(random(3, 4), random(3)), "one entry for each of the 4"),
-        (lambda: leading_alignment(random(3, 4), torch.zeros(4)), "independent and not zero"),
+        (lambda: leading_alignment(random(3, 4), torch.zeros(4)), "linearly independent and not zero"),
         (lambda: leading_alignment(random(3, 4), torch.ones(4, 2)), "independent"),
-        (lambda: leading_alignment(random(3, 4), math.inf * random(4)), "directions have NaN"),
+        (lambda: leading_alignment(random(3, 4), math.inf * random(4)), "directions must be finite, got NaN"),
         (lambda: subspace_alignment(2 * torch.eye(3), random(3)), "orthonormal"),
     ],
 )

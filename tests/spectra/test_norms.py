@@ -1,4 +1,4 @@
-"""Norms of rows and columns that vary are not taken for spikes or heavy tails."""
+"""Tests that varying norms of rows and columns are not classified as spikes or heavy tails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from featlearn.spectra import bbp_threshold, phase, weight_eigenvalues, weight_s
 from featlearn.spectra._norm_null import _largest, against_norms, flip_random_signs, varying_norms
 from featlearn.training._measurement import _spectrum_numbers
 
-FOUND = ("bulk + spikes", "heavy tail")
+SIGNALS = ("bulk + spikes", "heavy tail")
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -36,12 +36,12 @@ def spiked(seed: int, h: int, d: int, strength: float, rows: int | None = None, 
 @pytest.mark.parametrize("sd", [0.3, 1.0])
 @pytest.mark.parametrize("side", ["rows", "columns"])
 @pytest.mark.parametrize(("h", "d"), [(200, 200), (256, 64), (60, 300)])
-def test_norms_alone_give_no_verdict(h: int, d: int, side: str, sd: float) -> None:
+def test_norms_alone_are_no_signal(h: int, d: int, side: str, sd: float) -> None:
     """Of 20 such matrices without a signal, 9 had spikes or tails for a log-sd of .3, and 20 for 1."""
-    found = weight_spectra({f"m{seed}.weight": scaled(seed, h, d, **{side: sd}) for seed in range(10)})
-    wrong = [name for name, spectrum in found.items() if spectrum.phase_name in FOUND]
+    result = weight_spectra({f"m{seed}.weight": scaled(seed, h, d, **{side: sd}) for seed in range(10)})
+    wrong = [name for name, spectrum in result.items() if spectrum.phase_name in SIGNALS]
     assert not wrong
-    reasons = [s.phase.reason for s in found.values() if "norms vary" in s.phase.reason]
+    reasons = [s.phase.reason for s in result.values() if "norms vary" in s.phase.reason]
     assert reasons
     assert all(f"{side[:-1]} norms vary" in reason for reason in reasons)
 
@@ -51,7 +51,7 @@ def test_both_sides_sparse_rows_and_large_rows() -> None:
     kept = torch.from_numpy(random.random((200, 150)) < random.uniform(0.02, 1, size=(200, 1)))
     large = draw(3, 200, 150)
     large[:4] *= 4
-    found = weight_spectra(
+    result = weight_spectra(
         {
             "both.weight": scaled(0, 200, 150, 0.5, 0.5),
             "sparse.weight": draw(2, 200, 150) * kept * (1 + 3 * (torch.arange(200) < 5))[:, None],
@@ -59,16 +59,16 @@ def test_both_sides_sparse_rows_and_large_rows() -> None:
             "experts": torch.stack([draw(4, 60, 60), 0.2 * draw(5, 60, 60), 5 * draw(6, 60, 60)]),
         }
     )
-    assert {s.phase_name for s in found.values()} == {"undecided"}
-    assert "row and column norms vary" in found["both"].phase.reason
-    assert "row norms vary" in found["large"].phase.reason
-    assert found["large"].spikes == ()
-    assert found["large"].plot().axes
+    assert {s.phase_name for s in result.values()} == {"undecided"}
+    assert "row and column norms vary" in result["both"].phase.reason
+    assert "row norms vary" in result["large"].phase.reason
+    assert result["large"].spikes == ()
+    assert result["large"].plot().axes
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_equal_norms_and_signals_are_what_they_were(seed: int) -> None:
-    """The same verdict as from the eigenvalues alone, to the word."""
+def test_equal_norms_and_signals_keep_their_phase(seed: int) -> None:
+    """The phase is the same as from the eigenvalues alone."""
     h, d = 240, 120
     cauchy = torch.from_numpy(np.random.default_rng(seed).standard_cauchy((h, d)))
     left, right = (torch.linalg.qr(draw(seed + k, n, d))[0] for k, n in ((1, h), (2, d)))
@@ -89,13 +89,13 @@ def test_equal_norms_and_signals_are_what_they_were(seed: int) -> None:
 
 
 def test_a_spike_that_is_mostly_one_row() -> None:
-    """Its eigenvalue is hardly beyond the norm of that row, but other rows are parallel to it."""
+    """The eigenvalue is hardly larger than the squared norm of that row, but other rows are parallel to it."""
     for seed in range(5):
         v = draw(seed + 7, 150)
         weight = draw(seed, 200, 150)
         weight[:3] += 3 * bbp_threshold(200, 150) * torch.outer(torch.tensor([0.96, 0.25, 0.1]).double(), v / v.norm())
         assert weight_spectra({"w.weight": weight})["w"].phase_name == "bulk + spikes"
-        weight[1:3] = draw(seed + 8, 2, 150)  # and without them there is only the norm
+        weight[1:3] = draw(seed + 8, 2, 150)  # without parallel rows, only the norm is left
         assert weight_spectra({"w.weight": weight})["w"].phase_name == "undecided"
 
 
@@ -119,59 +119,59 @@ def test_every_source_and_kind(tmp_path: Path) -> None:
     safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
     torch.save(model.state_dict(), tmp_path / "model.pt")
     for source in (model, model.state_dict(), tmp_path / "model.safetensors", tmp_path / "model.pt"):
-        found = weight_spectra(source)
-        for name, spectrum in found.items():
+        result = weight_spectra(source)
+        for name, spectrum in result.items():
             assert spectrum.phase_name == "undecided", (name, str(spectrum))
             assert "norms vary" in spectrum.phase.reason
-            assert "norms vary" in found.table(["reason"])["reason"][name]
+            assert "norms vary" in result.table(["reason"])["reason"][name]
 
 
 @pytest.mark.parametrize("sd", [0.3, 1.0])
 def test_scaled_rows_of_an_orthogonal_matrix(sd: float) -> None:
-    """All that its spectrum shows are the norms."""
+    """The spectrum shows only the norms."""
     for seed in range(10):
         weight = torch.linalg.qr(draw(seed, 200, 128))[0].mT * (sd * draw(seed + 1, 128, 1)).exp()
         assert weight_spectra({"w.weight": weight})["w"].phase_name == "undecided"
 
 
 def test_against_a_start() -> None:
-    """Rows that grow, each in its own measure, are no new direction."""
+    """Rows that grow by different factors are not a new direction."""
     start = {"w.weight": draw(0, 200, 120), "s.weight": draw(1, 200, 120)}
     trained = {
         "w.weight": start["w.weight"] * (0.6 * draw(2, 200, 1)).exp(),
         "s.weight": start["s.weight"] + spiked(3, 200, 120, 2.0) - draw(3, 200, 120),
     }
-    found = weight_spectra(trained, initial=start)
-    assert phase(found["w"].initial, found["w"].eigenvalues).name in FOUND  # by the eigenvalues alone
-    assert found["w"].phase_name == "undecided"
-    assert "row norms vary" in found["w"].phase.reason
-    assert found["s"].phase_name == "bulk + spikes"
+    result = weight_spectra(trained, initial=start)
+    assert phase(result["w"].initial, result["w"].eigenvalues).name in SIGNALS  # by the eigenvalues alone
+    assert result["w"].phase_name == "undecided"
+    assert "row norms vary" in result["w"].phase.reason
+    assert result["s"].phase_name == "bulk + spikes"
 
 
-def test_the_monitors_verdict() -> None:
-    """Its eigenvalues are divided by the number of rows."""
+def test_the_phase_of_the_monitor() -> None:
+    """The eigenvalues of the monitor are divided by the number of rows."""
     before = draw(0, 200, 120)
     for after, wanted in (
         (before * (0.6 * draw(2, 200, 1)).exp(), "undecided"),
         (before + 3 * (spiked(3, 200, 120, 1.0) - draw(3, 200, 120)), "bulk + spikes"),
     ):
         values = [weight_eigenvalues(w, side="smaller").numpy() for w in (before, after)]
-        numbers, found = _spectrum_numbers(*values, "w", lambda after=after: after[None])
-        assert found is not None
-        assert found.name == wanted
+        numbers, result = _spectrum_numbers(*values, "w", lambda after=after: after[None])
+        assert result is not None
+        assert result.name == wanted
         assert (numbers["w.spikes"] > 0) == (wanted == "bulk + spikes")
         bare, alone = _spectrum_numbers(*values, "w")
         assert alone is not None
-        assert alone.name in FOUND
+        assert alone.name in SIGNALS
         assert bare["w.top"] == numbers["w.top"]
 
 
 @pytest.mark.parametrize("unit", [1e-30, 1e-18, 1e18, 1e30])
 def test_the_unit_does_not_matter(unit: float) -> None:
-    found = weight_spectra({"w.weight": unit * scaled(0, 100, 300, rows=0.5)})["w"]
-    assert "row norms vary" in found.phase.reason
-    found = weight_spectra({"w.weight": unit * spiked(0, 100, 300, 2.0, rows=5)})["w"]
-    assert found.phase_name == "bulk + spikes"
+    result = weight_spectra({"w.weight": unit * scaled(0, 100, 300, rows=0.5)})["w"]
+    assert "row norms vary" in result.phase.reason
+    result = weight_spectra({"w.weight": unit * spiked(0, 100, 300, 2.0, rows=5)})["w"]
+    assert result.phase_name == "bulk + spikes"
 
 
 # -- the parts ---------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_norms_vary_beyond_chance_only() -> None:
     for constant in (torch.zeros(1, 5, 5), torch.ones(1, 5, 5), torch.ones(1, 1, 9), torch.ones(1, 9, 1)):
         assert varying_norms(constant) == ""
     assert varying_norms(torch.arange(1.0, 6.0)[None, :, None].expand(1, 5, 5)) == "row norms vary"
-    # Blocks of rows are summed up.
+    # Matrices with more than one block of rows.
     large = scaled(0, 3000, 700, rows=0.05)[None]
     assert varying_norms(large) == "row norms vary"
     assert varying_norms(draw(0, 1, 3000, 700)) == ""
@@ -217,11 +217,13 @@ def test_the_largest_eigenvalue(shape: tuple[int, int, int], dtype: torch.dtype)
     assert _largest(weight) == pytest.approx(gram.gram_eigenvalues(weight)[-1], rel=3e-3)
 
 
-def test_a_matrix_is_made_only_where_it_is_asked_for() -> None:
+def test_a_matrix_is_made_only_if_it_is_needed() -> None:
     def never() -> Tensor:
-        raise AssertionError("asked for")
+        raise AssertionError("make_weight was called")
 
     values = weight_eigenvalues(draw(0, 200, 100), scale=1).numpy()
-    found = phase(weight_eigenvalues(draw(1, 200, 100), scale=1).numpy(), values)
-    assert found.name == "invariant bulk"
-    assert against_norms(found, never) is found
+    result = phase(weight_eigenvalues(draw(1, 200, 100), scale=1).numpy(), values)
+    assert result.name == "invariant bulk"
+    assert against_norms(result, never) is result
+    with pytest.warns(DeprecationWarning, match="against_norms.found=.... is deprecated: use phase="):
+        assert against_norms(found=result, make_weight=never) is result  # type: ignore[call-arg]

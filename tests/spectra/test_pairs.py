@@ -1,4 +1,4 @@
-"""Two spectra side by side: against loops, exact values, and laws whose quantiles are known."""
+"""Tests of comparisons of two spectra against loops, exact values, and laws whose quantiles are known."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_quantiles_are_the_eigenvalues_and_interpolate_between_them() -> None:
 
 def test_histogram_has_mass_one_and_keeps_far_eigenvalues_apart() -> None:
     bulk = marchenko_pastur(300, 100).quantile((np.arange(100) + 0.5) / 100).numpy()
-    found = histogram([*bulk, 1e6, *[0.0] * 9])
-    assert found.beyond.tolist() == [1e6]
-    assert found.zeros == 9
-    assert 5 < found.counts.size <= 100
-    mass = (found.density * np.diff(found.edges)).sum()
+    result = histogram([*bulk, 1e6, *[0.0] * 9])
+    assert result.beyond.tolist() == [1e6]
+    assert result.zeros == 9
+    assert 5 < result.counts.size <= 100
+    mass = (result.density * np.diff(result.edges)).sum()
     assert mass + 10 / 110 == pytest.approx(1)
     near = histogram([*bulk, 4.0])
     assert near.beyond.size == 0
@@ -62,9 +62,9 @@ def test_histogram_has_mass_one_and_keeps_far_eigenvalues_apart() -> None:
 
 def test_histogram_on_equal_ratios_and_of_equal_values() -> None:
     values = np.geomspace(1e-3, 1e3, 61)
-    found = histogram(values, bins=6, log=True)
-    assert found.counts.tolist() == [10, 10, 10, 10, 10, 11]
-    assert found.edges[1:] / found.edges[:-1] == pytest.approx(10)
+    result = histogram(values, bins=6, log=True)
+    assert result.counts.tolist() == [10, 10, 10, 10, 10, 11]
+    assert result.edges[1:] / result.edges[:-1] == pytest.approx(10)
     assert histogram([2.0, 2.0, 2.0]).counts.tolist() == [3]
     assert histogram([2.0, 2.0, 2.0], log=True).counts.tolist() == [3]
     assert histogram([0.0, 0.0]).zeros == 2
@@ -77,7 +77,7 @@ def test_histogram_on_equal_ratios_and_of_equal_values() -> None:
         (lambda: ks_distance([[1.0]], [1.0]), "vector"),
         (lambda: ks_distance([1.0, np.nan], [1.0]), "1 of 2"),
         (lambda: ks_distance([1.0, -1.0], [1.0]), "negative"),
-        (lambda: ks_distance(marchenko_pastur(3, 2), [1.0]), "give the law as the second"),
+        (lambda: ks_distance(marchenko_pastur(3, 2), [1.0]), "Pass the law as the second argument"),
         (lambda: qq([1.0], [1.0], points=0), "points"),
         (lambda: histogram([1.0], bins=0), "bins"),
         (lambda: histogram([1.0], bins=[1.0, 1.0]), "ascending"),

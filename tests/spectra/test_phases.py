@@ -1,4 +1,4 @@
-"""Phases of simulated spectra whose phase is known, edges, tails, and spectra that cannot be judged."""
+"""Tests of phases: simulated spectra whose phase is known, edges, tails, and spectra without enough evidence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def noise(seed: int, shape: tuple[int, int] = (H, D)) -> np.ndarray:
 
 
 def spiked(strengths: list[float], seed: int, profile: np.ndarray | float = 1.0) -> np.ndarray:
-    """A bulk with signals of so many times the threshold; the profile is the variance of each column."""
+    """Return a bulk with signals of some multiples of the threshold; the profile is the variance of each column."""
     draw = np.random.default_rng(seed)
     u, v = (np.linalg.qr(draw.standard_normal((n, len(strengths))))[0] for n in (H, D))
     signal = (u * strengths) @ v.T * bbp_threshold(H, D)
@@ -45,11 +45,11 @@ def test_two_draws_of_one_law_are_invariant() -> None:
 
 
 def test_scale_does_not_matter() -> None:
-    found = phase(eigenvalues(noise(0)), 0.3 * eigenvalues(noise(1)))
-    assert found.name == "invariant bulk"
-    assert found.evidence is not None
-    assert found.evidence.scale == pytest.approx(0.3, rel=0.03)
-    assert found.evidence.raw_distance > 0.2 > 0.05 > found.evidence.bulk_distance
+    result = phase(eigenvalues(noise(0)), 0.3 * eigenvalues(noise(1)))
+    assert result.name == "invariant bulk"
+    assert result.evidence is not None
+    assert result.evidence.scale == pytest.approx(0.3, rel=0.03)
+    assert result.evidence.raw_distance > 0.2 > 0.05 > result.evidence.bulk_distance
 
 
 @pytest.mark.parametrize("start", ["eigenvalues", "law"])
@@ -57,10 +57,10 @@ def test_scale_does_not_matter() -> None:
 def test_planted_signals_are_spikes(start: str, strengths: list[float]) -> None:
     initial = LAW if start == "law" else eigenvalues(noise(99))
     for seed in range(4):
-        found = phase(initial, spiked(strengths, seed))
-        assert found.name == "bulk + spikes", str(found)
-        assert found.evidence is not None
-        assert len(found.evidence.spikes) == len(strengths)
+        result = phase(initial, spiked(strengths, seed))
+        assert result.name == "bulk + spikes", str(result)
+        assert result.evidence is not None
+        assert len(result.evidence.spikes) == len(strengths)
 
 
 def test_a_signal_below_the_threshold_is_not_seen() -> None:
@@ -89,12 +89,12 @@ def test_heavy_entries_and_populations_are_heavy_tails() -> None:
 
 def test_a_stretched_bulk_with_spikes_of_many_sizes_is_a_heavy_tail_that_says_so() -> None:
     stretched = np.linspace(0.5, 1.8, D)
-    found = [phase(LAW, spiked([2.0, 4.0, 8.0], seed, stretched)) for seed in range(20)]
-    assert {f.name for f in found} == {"heavy tail"}
-    assert all(f.evidence is not None and len(f.evidence.spikes) == 3 for f in found)
-    # The end of the tail is the hint, where it is not straight.
-    assert sum("or the bulk has stretched to" in f.reason for f in found) >= 15
-    # One spike, or three that stand far from all others, are no tail.
+    results = [phase(LAW, spiked([2.0, 4.0, 8.0], seed, stretched)) for seed in range(20)]
+    assert {r.name for r in results} == {"heavy tail"}
+    assert all(r.evidence is not None and len(r.evidence.spikes) == 3 for r in results)
+    # The reason names the alternative if the end of the tail is not straight.
+    assert sum("or the bulk has stretched to" in r.reason for r in results) >= 15
+    # One spike, or three that are far from all others, are not a tail.
     for strengths in ([4.0], [20.0, 40.0, 80.0]):
         assert {phase(LAW, spiked(strengths, seed, stretched)).name for seed in range(10)} == {"bulk + spikes"}
 
@@ -104,29 +104,29 @@ def test_a_stretched_bulk_with_spikes_of_many_sizes_is_a_heavy_tail_that_says_so
 def test_low_rank_is_a_collapse(rank: int, rest: float) -> None:
     draw = np.random.default_rng(rank)
     low = draw.standard_normal((H, rank)) @ draw.standard_normal((rank, D)) / math.sqrt(rank)
-    found = phase(eigenvalues(noise(0)), eigenvalues(low + rest * noise(1)))
-    assert found.name == "rank collapse", str(found)
-    assert found.evidence is not None
-    assert found.evidence.collapsed == pytest.approx(1 - rank / D, abs=0.02)
+    result = phase(eigenvalues(noise(0)), eigenvalues(low + rest * noise(1)))
+    assert result.name == "rank collapse", str(result)
+    assert result.evidence is not None
+    assert result.evidence.collapsed == pytest.approx(1 - rank / D, abs=0.02)
 
 
 def test_a_zero_matrix_has_collapsed() -> None:
-    found = phase(LAW, np.zeros(D))
-    assert found.name == "rank collapse"
-    with pytest.raises(InputError, match="nothing to draw"):
-        found.plot()
+    result = phase(LAW, np.zeros(D))
+    assert result.name == "rank collapse"
+    with pytest.raises(InputError, match="All trained eigenvalues are zero: there is nothing to draw"):
+        result.plot()
 
 
 def test_a_bulk_of_another_shape_is_undecided() -> None:
-    found = phase(LAW, eigenvalues(noise(0, (2000, D))))
-    assert found.name == "undecided"
-    assert "changed its shape" in found.reason
+    result = phase(LAW, eigenvalues(noise(0, (2000, D))))
+    assert result.name == "undecided"
+    assert "changed its shape" in result.reason
 
 
 def test_thin_evidence_is_undecided() -> None:
     few = phase([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     assert (few.name, few.evidence) == ("undecided", None)
-    assert "3 positive eigenvalues" in few.reason
+    assert "has 3 positive eigenvalues, at least 50 are required" in few.reason
     orthogonal = phase(np.ones(D), eigenvalues(noise(0)))
     assert orthogonal.name == "undecided"
     assert "all equal" in orthogonal.reason
@@ -146,11 +146,11 @@ def test_zeros_and_sizes() -> None:
     assert phase(eigenvalues(noise(0, (150, 100))), eigenvalues(noise(1))).name == "invariant bulk"
 
 
-def test_words() -> None:
-    found = phase(LAW, spiked([3.0], 0))
-    assert str(found) == f"bulk + spikes: {found.reason}"
-    assert found.reason.startswith("1 new eigenvalue (")
-    assert len(found.plot().axes) == 2
+def test_text_and_plot() -> None:
+    result = phase(LAW, spiked([3.0], 0))
+    assert str(result) == f"bulk + spikes: {result.reason}"
+    assert result.reason.startswith("1 new eigenvalue (")
+    assert len(result.plot().axes) == 2
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_words() -> None:
         ([1.0, math.inf], np.ones(60), {}, "1 of 2 initial eigenvalues"),
         (LAW, [1.0, -1.0], {}, "trained eigenvalues must not be negative"),
         (np.zeros(60), np.ones(60), {}, "all 60 initial eigenvalues are zero"),
-        (LAW, np.ones(60), {"size": 59}, "size is the dimension"),
+        (LAW, np.ones(60), {"size": 59}, "size must be at least the number of eigenvalues, 60, got 59"),
         (LAW, np.ones(60), {"margin": -1.0}, "margin"),
     ],
 )
@@ -186,21 +186,21 @@ def test_bad_input(initial, trained, options, message: str) -> None:
     ids=["Marchenko-Pastur", "conjugate kernel"],
 )
 def test_the_edge_is_found_without_the_law(law, draw, size: int) -> None:
-    found = [empirical_edge(draw(seed)) for seed in range(20)]
-    assert all(f is not None for f in found)
+    results = [empirical_edge(draw(seed)) for seed in range(20)]
+    assert all(r is not None for r in results)
     scale = edge_scale(law, size)
-    errors = np.array([(f.edge - law.edges[1]) / scale for f in found if f is not None])
+    errors = np.array([(r.edge - law.edges[1]) / scale for r in results if r is not None])
     assert abs(errors.mean()) < 1
     assert errors.std() < 1.5
-    assert np.mean([f.scale for f in found if f is not None]) == pytest.approx(scale, rel=0.15)
+    assert np.mean([r.scale for r in results if r is not None]) == pytest.approx(scale, rel=0.15)
 
 
 def test_edges_need_eigenvalues_and_may_be_missing() -> None:
-    with pytest.raises(InputError, match="at least 50"):
+    with pytest.raises(InputError, match="at least 50 positive values for an edge, got 39"):
         empirical_edge(np.arange(1.0, 40.0))
     two = np.concatenate([np.linspace(1, 2, 100), np.linspace(50, 51, 60)])
-    found = empirical_edge(two)
-    assert found is None or found.spikes.size == 0  # sixty of them are a second bulk, not spikes
+    result = empirical_edge(two)
+    assert result is None or result.spikes.size == 0  # sixty of them are a second bulk, not spikes
 
 
 def test_tail_evidence_of_exact_power_laws_and_bulks() -> None:

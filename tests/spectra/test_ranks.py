@@ -1,4 +1,4 @@
-"""Ranks and entropy of a spectrum."""
+"""Tests of ranks and entropy of a spectrum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rank_one() -> None:
     assert spectral_entropy([3.0, 0.0]) == spectral_entropy([3.0], normalized=True) == 0.0
 
 
-def test_rounding_is_no_rank() -> None:
+def test_rounding_errors_do_not_count_in_the_rank() -> None:
     w = torch.randn(5, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     small, large = torch.linalg.eigvalsh(w @ w.mT), torch.linalg.eigvalsh(w.mT @ w)
     assert effective_rank(large) == pytest.approx(effective_rank(small), rel=1e-10)
@@ -44,7 +44,7 @@ def test_rounding_is_no_rank() -> None:
 
 @pytest.mark.parametrize("function", [stable_rank, effective_rank, spectral_entropy])
 def test_bad_spectra_are_refused(function) -> None:
-    with pytest.raises(InputError, match="all 3 eigenvalues are zero"):
+    with pytest.raises(InputError, match="eigenvalues must not all be zero, got 3 zeros"):
         function(torch.zeros(3))
     with pytest.raises(InputError, match="negative"):
         function([1.0, -1.0])

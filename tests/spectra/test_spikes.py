@@ -1,4 +1,4 @@
-"""Spikes: false alarms on pure noise, planted signals on either side of the threshold, and the edge's scale."""
+"""Tests of spikes: false positives on noise, planted signals around the threshold, and the scale at the edge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ H, D = 300, 150
 
 
 def spectrum(theta: float, seed: int) -> np.ndarray:
-    """Eigenvalues of (W + theta u v^T)^T (W + theta u v^T) / H."""
+    """Return the eigenvalues of (W + theta u v^T)^T (W + theta u v^T) / H."""
     draw = np.random.default_rng(seed)
     u, v = (x / np.linalg.norm(x) for x in (draw.standard_normal(H), draw.standard_normal(D)))
     w = draw.standard_normal((H, D)) + theta * np.outer(u, v)
@@ -52,13 +52,13 @@ def test_a_signal_shows_beyond_the_threshold_only() -> None:
         assert len(spikes(spectrum(0.7 * critical, seed), law)) == 0
         strong = 2 * critical
         values = spectrum(strong, seed)
-        found = spikes(values, law)
-        assert found.indices.tolist() == [D - 1]
-        assert found.values.tolist() == [values[-1]]
-        assert found.scores[0] > 4
+        result = spikes(values, law)
+        assert result.indices.tolist() == [D - 1]
+        assert result.values.tolist() == [values[-1]]
+        assert result.scores[0] > 4
         predicted = (strong**2 + H) * (strong**2 + D) / strong**2 / H
         # A spike fluctuates by 2 theta / H and less, times a standard normal.
-        assert found.values[0] == pytest.approx(predicted, abs=4 * 2 * strong / H)
+        assert result.values[0] == pytest.approx(predicted, abs=4 * 2 * strong / H)
 
 
 def test_at_the_threshold_the_spike_is_the_edge() -> None:
@@ -71,11 +71,11 @@ def test_order_margin_and_size() -> None:
     law = marchenko_pastur(H, D)
     right, scale = law.edges[1], edge_scale(law, D)
     values = torch.tensor([right + 5 * scale, 1.0, right + 9 * scale, right + 3 * scale], dtype=torch.float64)
-    found = spikes(values, law, size=D)
-    assert found.indices.tolist() == [2, 0]
-    assert found.scores.tolist() == pytest.approx([9, 5])
-    assert found.threshold == pytest.approx(right + 4 * scale)
-    assert (found.edge, len(found)) == (right, 2)
+    result = spikes(values, law, size=D)
+    assert result.indices.tolist() == [2, 0]
+    assert result.scores.tolist() == pytest.approx([9, 5])
+    assert result.threshold == pytest.approx(right + 4 * scale)
+    assert (result.edge, len(result)) == (right, 2)
     assert len(spikes(values, law, size=D, margin=2.0)) == 3
     assert edge_scale(law, 8 * D) == pytest.approx(scale / 4)
 
@@ -86,7 +86,7 @@ def test_bad_input_is_refused() -> None:
         ([], {}, "not empty"),
         ([[1.0]], {}, "vector"),
         ([1.0, math.nan], {}, "1 of 2 eigenvalues are NaN"),
-        ([1.0, 2.0], {"size": 1}, "size is the dimension"),
+        ([1.0, 2.0], {"size": 1}, "size must be at least the number of eigenvalues, 2, got 1"),
         ([1.0], {"margin": -1.0}, "margin"),
     ]:
         with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""Power-law fits against a brute-force loop, against laws of known exponent, and on bad input."""
+"""Tests of power-law fits against a brute-force loop, against laws of known exponent, and on bad input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def weights(rows: int, columns: int, seed: int, heavy: bool) -> np.ndarray:
 
 
 def brute_force(values: np.ndarray, least: int = 10) -> tuple[float, float, float, int]:
-    """Alpha, distance, x_min and size of the tail by the definition: a loop over x_min, a loop over the tail."""
+    """Return alpha, distance, x_min and size of the tail by definition: a loop over x_min and a loop over the tail."""
     best = (math.inf, math.nan, math.nan, 0)
     for x_min in np.unique(values):
         tail = np.sort(values[values >= x_min])
@@ -66,7 +66,7 @@ def test_every_x_min_is_tried_as_in_the_definition(name: str) -> None:
 
 
 def test_against_numbers_of_the_powerlaw_package() -> None:
-    """Printed by powerlaw 2.0.0 on this sample: Fit(x).power_law.alpha."""
+    """The numbers were printed by powerlaw 2.0.0 for this sample: Fit(x).power_law.alpha."""
     fit = power_law(pareto(5000, 2.7, 0))
     assert fit.alpha == pytest.approx(2.696324834299773, abs=1e-9)
     assert fit.n_tail == 4558
@@ -79,7 +79,7 @@ def test_a_known_exponent_is_found_within_its_error(alpha: float) -> None:
         fit = power_law(3.0 * pareto(400, alpha, seed), x_min=3.0)
         assert fit.n_tail == 400
         scores.append((fit.alpha - alpha) / fit.standard_error)
-    # Mean and spread of forty standard scores, at four of their own standard errors.
+    # Mean and spread of forty standard scores, with a tolerance of four standard errors.
     assert abs(np.mean(scores)) < 4 / math.sqrt(40) + 0.1
     assert 0.6 < np.std(scores) < 1.5
 
@@ -92,7 +92,7 @@ def test_a_given_x_min_need_not_be_an_eigenvalue() -> None:
     alpha = 1 + len(tail) / np.log(tail / x_min).sum()
     empirical = stats.kstest(tail, lambda x: 1 - (x / x_min) ** (1 - alpha))
     assert fit.alpha == pytest.approx(alpha, rel=1e-13)
-    # scipy counts an eigenvalue's own step too: 1/m at most.
+    # scipy includes the step at each eigenvalue, at most 1/m.
     assert empirical.statistic - 1 / len(tail) <= fit.distance <= empirical.statistic
     assert fit.x_min == x_min
 
@@ -107,7 +107,7 @@ def test_norms_and_weighted_alphas() -> None:
     assert huge.log_alpha_norm == pytest.approx(fit.log_alpha_norm + 250 * fit.alpha, rel=1e-10)
 
 
-def test_bootstrap_tells_a_power_law_from_none() -> None:
+def test_bootstrap_distinguishes_a_power_law_from_other_laws() -> None:
     good = power_law(pareto(300, 2.5, 3), bootstrap=60, generator=0)
     assert good.interval is not None
     assert good.p_value is not None
@@ -123,7 +123,7 @@ def test_bootstrap_tells_a_power_law_from_none() -> None:
 
 
 def test_bootstrap_interval_covers_and_p_values_are_uniform() -> None:
-    """With x_min given the interval has width 2 * 1.96 standard errors, and p-values of true power laws are uniform."""
+    """The interval of a given x_min has width 2 * 1.96 standard errors, and p-values of true power laws are uniform."""
     fits = [power_law(pareto(200, 2.2, 100 + s), x_min=1.0, bootstrap=80, generator=s) for s in range(40)]
     ratio = np.mean([(f.interval[1] - f.interval[0]) / (3.92 * f.standard_error) for f in fits])
     assert 0.85 < ratio < 1.15
@@ -135,7 +135,7 @@ def test_bootstrap_interval_covers_and_p_values_are_uniform() -> None:
 
 
 def test_the_body_is_drawn_below_x_min() -> None:
-    """Fits of draws whose body were lost or moved would choose other tails: the p-value of a true one must not be 0."""
+    """Samples with a lost or shifted body would have other tails: the p-value of a true one must not be 0."""
     draw = np.random.default_rng(4)
     values = np.concatenate([draw.uniform(0.5, 1.0, 300), pareto(200, 2.5, 4)])
     fit = power_law(values, bootstrap=60, generator=2)
@@ -199,18 +199,18 @@ def test_zeros_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        (np.arange(1.0, 10.0), {}, "at least 10 positive eigenvalues, got 9"),
+        (np.arange(1.0, 10.0), {}, "at least 10 positive values for a tail, got 9"),
         (np.concatenate([np.arange(1.0, 9.0), np.zeros(90)]), {}, "got 8 .and 90 zeros"),
         (np.full(20, 3.0), {}, "differ"),
         (np.zeros(20), {}, "got 0"),
-        (np.array([]), {}, "no eigenvalues"),
+        (np.array([]), {}, "not empty, got no values"),
         (np.append(np.arange(1.0, 20.0), np.nan), {}, "1 of 20 eigenvalues are NaN"),
         (np.append(np.arange(1.0, 20.0), -0.1), {}, "must not be negative"),
         (np.ones((4, 5)), {}, "must be a vector"),
         (np.arange(1.0, 20.0), {"x_min": 15.0}, "x_min=15"),
         (np.arange(1.0, 20.0), {"x_min": 0.0}, "x_min must be positive"),
         (np.arange(1.0, 20.0), {"min_tail": 3}, "min_tail must be at least 10"),
-        (np.arange(1.0, 20.0), {"bootstrap": -1}, "number of draws"),
+        (np.arange(1.0, 20.0), {"bootstrap": -1}, "bootstrap must be a number of samples, at least 0, got -1"),
         (np.arange(1.0, 20.0), {"confidence": 95.0}, "confidence"),
     ],
 )
@@ -220,5 +220,5 @@ def test_bad_input_is_refused(values, options, message) -> None:
 
 
 def test_an_unknown_law_is_refused() -> None:
-    with pytest.raises(InputError, match="'weibull'"):
+    with pytest.raises(InputError, match="other must be 'lognormal' or 'exponential', got 'weibull'"):
         compare(power_law(SAMPLES["pareto"]), "weibull")

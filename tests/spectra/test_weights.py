@@ -1,4 +1,4 @@
-"""Spectra of all the weights of a model: against singular values, for every kind of source and of layer."""
+"""Tests of the spectra of all weights of a model against singular values, for every kind of source and layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seeded(*shape: int, seed: int = 0) -> Tensor:
 
 
 class Net(nn.Module):
-    """Every kind of weight that files and modules must agree on; an embedding tied to the head."""
+    """Model with every kind of weight that files and modules must agree on, and an embedding tied to the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ ROWS = [
 
 
 def oracle(weight: Tensor) -> np.ndarray:
-    """Squared singular values, ascending, of a matrix or of a stack of blocks."""
+    """Return the squared singular values, ascending, of a matrix or of a stack of blocks."""
     return np.sort(np.linalg.svd(weight.detach().double().numpy(), compute_uv=False).reshape(-1) ** 2)
 
 
@@ -69,11 +69,11 @@ def save_sharded(state: dict[str, Tensor], folder: Path) -> None:
 
 @pytest.fixture
 def net() -> Net:
-    return Net().double()  # in float32 a weight norm rounds the weight that it makes
+    return Net().double()  # in float32 a weight norm rounds the weight
 
 
 def test_eigenvalues_of_every_row(net: Net) -> None:
-    found = weight_spectra(net)
+    result = weight_spectra(net)
     third = net.attn.in_proj_weight.chunk(3)
     weights = {
         **dict(zip(("attn.q", "attn.k", "attn.v"), third, strict=True)),
@@ -84,15 +84,15 @@ def test_eigenvalues_of_every_row(net: Net) -> None:
         **{"rnn.weight_ih_l0": net.rnn.weight_ih_l0, "rnn.weight_hh_l0": net.rnn.weight_hh_l0},
         **{"place": net.place[0], "experts": net.experts},
     }
-    assert set(found) == set(ROWS) == set(weights)
+    assert set(result) == set(ROWS) == set(weights)
     for name, weight in weights.items():
         expected = oracle(weight)
-        got = found[name].eigenvalues
+        got = result[name].eigenvalues
         assert got.dtype == np.float64
         assert np.abs(got - expected).max() <= 1e-14 * expected[-1], name
-        assert found[name].shape == (1, *weight.shape)[-3:]
-    assert found["embed"].tied == ("head.weight",)
-    kinds = found.table("kind")["kind"]
+        assert result[name].shape == (1, *weight.shape)[-3:]
+    assert result["embed"].tied == ("head.weight",)
+    kinds = result.table("kind")["kind"]
     assert kinds[["embed", "attn.q", "conv", "rnn.weight_ih_l0", "experts"]].tolist() == [
         *("embedding", "attention", "conv2d", "recurrent", "stack"),
     ]
@@ -131,13 +131,13 @@ def test_every_source_gives_the_rows_of_the_module(net: Net, kind: str, tmp_path
         torch.save(state, tmp_path / "pytorch_model.bin")
         torch.save({"lr": 0.1}, tmp_path / "training_args.bin")
     files = sorted(tmp_path.rglob("*"))
-    found = weight_spectra(source)
+    result = weight_spectra(source)
     expected = weight_spectra(net)
-    assert set(found) == set(ROWS)
-    row = "head" if kind == "save_model" and "head" in found else "embed"
-    assert found[row].tied in (tied, ("embed.weight",))
+    assert set(result) == set(ROWS)
+    row = "head" if kind == "save_model" and "head" in result else "embed"
+    assert result[row].tied in (tied, ("embed.weight",))
     numbers = [c for c in expected.table("all") if c not in ("kind", "notes", "tied_to", "parameter")]
-    left, right = (r.table("all").loc[ROWS, numbers] for r in (found, expected))
+    left, right = (r.table("all").loc[ROWS, numbers] for r in (result, expected))
     pd.testing.assert_frame_equal(left, right, rtol=1e-12)
     assert sorted(tmp_path.rglob("*")) == files
 
@@ -145,9 +145,9 @@ def test_every_source_gives_the_rows_of_the_module(net: Net, kind: str, tmp_path
 def test_a_buffer_is_known_in_a_model_and_not_in_a_file() -> None:
     model = nn.Linear(20, 20)
     model.register_buffer("table", seeded(15, 15))
-    found = weight_spectra(model)
-    assert list(found) == ["model"]
-    assert found.skipped.set_index("parameter")["reason"]["table"] == "a buffer, no parameter"
+    result = weight_spectra(model)
+    assert list(result) == ["model"]
+    assert result.skipped.set_index("parameter")["reason"]["table"] == "a buffer, not a parameter"
     assert list(weight_spectra(model.state_dict())) == ["model", "table"]
 
 
@@ -156,8 +156,8 @@ def test_half_precision_is_computed_in_double(tmp_path: Path) -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
         file = tmp_path / "w.safetensors"
         safetensors.torch.save_file({"a.weight": w.to(dtype)}, file)
-        found = weight_spectra(file)["a"].eigenvalues
-        assert found == pytest.approx(oracle(w.to(dtype)), rel=1e-12)
+        result = weight_spectra(file)["a"].eigenvalues
+        assert result == pytest.approx(oracle(w.to(dtype)), rel=1e-12)
 
 
 def test_blocks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,13 +171,13 @@ def test_groups_of_convolutions() -> None:
     model = nn.Sequential(
         nn.Conv2d(8, 12, 3, groups=4), nn.ConvTranspose1d(8, 6, 3, groups=2), nn.Conv1d(6, 6, 5, groups=6)
     )
-    found = weight_spectra(model)
+    result = weight_spectra(model)
     grouped = model[0].weight.reshape(4, 3, 18)
-    assert found["0"].shape == (4, 3, 18)
-    assert found["0"].eigenvalues == pytest.approx(oracle(grouped), rel=1e-10)
-    assert found["1"].shape == (2, 4, 9)
-    assert found["1"].eigenvalues == pytest.approx(oracle(model[1].weight.reshape(2, 4, 9)), rel=1e-10)
-    assert found["2"].eigenvalues == pytest.approx(oracle(model[2].weight), rel=1e-10)
+    assert result["0"].shape == (4, 3, 18)
+    assert result["0"].eigenvalues == pytest.approx(oracle(grouped), rel=1e-10)
+    assert result["1"].shape == (2, 4, 9)
+    assert result["1"].eigenvalues == pytest.approx(oracle(model[1].weight.reshape(2, 4, 9)), rel=1e-10)
+    assert result["2"].eigenvalues == pytest.approx(oracle(model[2].weight), rel=1e-10)
     unknown = weight_spectra(model.state_dict())["0"]
     assert unknown.shape == (1, 12, 18)
     assert "groups" in unknown.notes[0]
@@ -202,34 +202,34 @@ def test_gpt2_is_split_and_turned_the_same_from_its_file(tmp_path: Path) -> None
     assert live["transformer.wte"].tied == ("lm_head.weight",)
 
 
-def test_what_may_be_mixed_head_by_head_stays_whole() -> None:
-    found = weight_spectra({"h.query_key_value.weight": seeded(72, 24), "h.qkv.weight": seeded(60, 24)})
-    assert list(found) == ["h.query_key_value", "h.qkv"]
-    assert "not split" in found["h.query_key_value"].notes[0]
+def test_weights_that_can_be_interleaved_by_head_are_not_split() -> None:
+    result = weight_spectra({"h.query_key_value.weight": seeded(72, 24), "h.qkv.weight": seeded(60, 24)})
+    assert list(result) == ["h.query_key_value", "h.qkv"]
+    assert "not split" in result["h.query_key_value"].notes[0]
 
 
-def test_older_norms_and_parametrizations_leave_the_model_as_it_is() -> None:
+def test_older_norms_and_parametrizations_do_not_change_the_model() -> None:
     with pytest.warns(FutureWarning):
         old = nn.utils.weight_norm(nn.Linear(12, 30))
     spectral = parametrizations.spectral_norm(nn.Linear(12, 30))
     model = nn.Sequential(old, spectral, nn.utils.spectral_norm(nn.Linear(12, 30))).train()
-    old.weight_g.data.mul_(3.0)  # the plain attribute still holds the weight from before
+    old.weight_g.data.mul_(3.0)  # the attribute still has the previous weight
     before = copy.deepcopy(model.state_dict())
-    found = weight_spectra(model)
+    result = weight_spectra(model)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     assert all(m.training for m in model.modules())
     made = torch._weight_norm(old.weight_v, old.weight_g, 0)
-    assert found["0"].eigenvalues == pytest.approx(oracle(made), rel=1e-9)
+    assert result["0"].eigenvalues == pytest.approx(oracle(made), rel=1e-9)
     assert weight_spectra(model.state_dict())["0"].eigenvalues == pytest.approx(oracle(made), rel=1e-6)
     model.eval()
-    assert found["1"].eigenvalues == pytest.approx(oracle(spectral.weight), rel=1e-9)
-    assert "parametrized" in found["2"].notes[0]
-    taken = found.coverage.set_index("parameter")["matrices"]
+    assert result["1"].eigenvalues == pytest.approx(oracle(spectral.weight), rel=1e-9)
+    assert "parametrized" in result["2"].notes[0]
+    taken = result.coverage.set_index("parameter")["matrices"]
     assert taken["0.weight_g"] == taken["0.weight_v"] == "0"
 
 
-def test_every_tensor_is_told_of() -> None:
+def test_every_tensor_is_in_the_coverage() -> None:
     state = {
         "a.weight": seeded(20, 12),
         "a.bias": seeded(20),
@@ -245,25 +245,25 @@ def test_every_tensor_is_told_of() -> None:
         "number": 3,
         "scalar": torch.tensor(1.0),
     }
-    found = weight_spectra(state)
-    assert list(found) == ["a", "../../odd"]
-    reasons = found.skipped.set_index("parameter")["reason"]
+    result = weight_spectra(state)
+    assert list(result) == ["a", "../../odd"]
+    reasons = result.skipped.set_index("parameter")["reason"]
     assert set(reasons.index) == set(state) - {"a.weight", "../../odd.weight"}
-    for name, words in {
-        "a.bias": "a vector",
-        "mask.bias": "a bias or a mask",
+    for name, text in {
+        "a.bias": "a vector, not a matrix",
+        "mask.bias": "a bias or mask, not a weight",
         "ids": "int64",
-        "small.weight": "too small: 1 eigenvalue,",
+        "small.weight": "too small: 1 eigenvalue, below min_size=2",
         "bad.weight": "NaN or infinite",
         "nan.weight": "NaN or infinite",
         "huge.weight": "squares",
         "eight.weight": "quantized",
         "empty.weight": "empty",
-        "number": "no tensor but int",
-        "scalar": "a number",
+        "number": "not a tensor but int",
+        "scalar": "a scalar, not a matrix",
     }.items():
-        assert words in reasons[name]
-    assert len(found.coverage) == len(state)
+        assert text in reasons[name]
+    assert len(result.coverage) == len(state)
     limited = weight_spectra(state, layers=["a"], max_size=11)
     assert not len(limited)
     assert "no matrix was taken" in str(limited)
@@ -274,24 +274,24 @@ def test_every_tensor_is_told_of() -> None:
 
 def test_zero_small_and_low_rank_matrices_have_rows() -> None:
     low = seeded(100, 3) @ seeded(3, 80, seed=1)
-    found = weight_spectra({"zero": torch.zeros(60, 60), "few": seeded(30, 6), "low": low})
-    assert found["zero"].phase_name == "undecided"
-    assert "zero" in found["zero"].phase.reason
-    table = found.table("all")
+    result = weight_spectra({"zero": torch.zeros(60, 60), "few": seeded(30, 6), "low": low})
+    assert result["zero"].phase_name == "undecided"
+    assert "zero" in result["zero"].phase.reason
+    table = result.table("all")
     assert table.loc["zero", ["alpha", "stable_rank", "entropy", "mp_variance"]].isna().all()
     assert table.loc["zero", "frobenius_norm"] == 0
     assert math.isnan(table.loc["few", "alpha"])
-    assert "no tail" in found["few"].notes[0]
-    assert found["low"].phase_name == "rank collapse"
-    assert (found["low"].eigenvalues > 0).sum() == 3
-    with pytest.raises(InputError, match="nothing to draw"):
-        found["zero"].plot()
+    assert "no tail" in result["few"].notes[0]
+    assert result["low"].phase_name == "rank collapse"
+    assert (result["low"].eigenvalues > 0).sum() == 3
+    with pytest.raises(InputError, match="The matrix 'zero' is zero: there is nothing to draw"):
+        result["zero"].plot()
 
 
 def test_numbers_of_a_row() -> None:
     w = seeded(200, 80)
-    found = weight_spectra({"w": w})
-    row = found.table("all").loc["w"]
+    result = weight_spectra({"w": w})
+    row = result.table("all").loc["w"]
     values = oracle(w)
     fit = power_law(values)
     p = values / values.sum()
@@ -310,12 +310,12 @@ def test_numbers_of_a_row() -> None:
     }.items():
         assert row[column] == pytest.approx(expected, rel=1e-9), column
     assert row["eigenvalues"] == 80
-    assert "shape" in str(found)
-    assert "w (parameter, 200x80): random-like" in str(found["w"])
-    with pytest.raises(InputError, match="no column"):
-        found.table("beta")
-    with pytest.raises(KeyError, match="no matrix 'x'"):
-        found["x"]
+    assert "shape" in str(result)
+    assert "w (parameter, 200x80): random-like" in str(result["w"])
+    with pytest.raises(InputError, match=r"columns must be 'all' or from kind, shape, .*; got 'beta'"):
+        result.table("beta")
+    with pytest.raises(KeyError, match="No matrix 'x'; the matrices are w"):
+        result["x"]
 
 
 def test_phases_without_a_start() -> None:
@@ -325,12 +325,12 @@ def test_phases_without_a_start() -> None:
     spiked = noise + 60 * torch.outer(u / u.norm(), v / v.norm())
     cauchy = torch.empty(h, d).cauchy_(generator=torch.Generator().manual_seed(3))
     slanted = noise * torch.linspace(0.3, 2.0, d)
-    found = weight_spectra({"noise": noise, "spiked": spiked, "cauchy": cauchy, "slanted": slanted})
-    assert [s.phase_name for s in found.values()] == ["random-like", "bulk + spikes", "heavy tail", "undecided"]
-    assert found.table("spikes")["spikes"].tolist()[:2] == [0, 1]
-    assert "the bulk is Marchenko-Pastur" in found["spiked"].phase.reason
-    assert "not Marchenko-Pastur" in found["slanted"].phase.reason
-    for spectrum in found.values():
+    result = weight_spectra({"noise": noise, "spiked": spiked, "cauchy": cauchy, "slanted": slanted})
+    assert [s.phase_name for s in result.values()] == ["random-like", "bulk + spikes", "heavy tail", "undecided"]
+    assert result.table("spikes")["spikes"].tolist()[:2] == [0, 1]
+    assert "the bulk is Marchenko-Pastur" in result["spiked"].phase.reason
+    assert "not Marchenko-Pastur" in result["slanted"].phase.reason
+    for spectrum in result.values():
         assert spectrum.plot().axes
 
 
@@ -338,16 +338,16 @@ def test_phases_against_a_start(net: Net) -> None:
     start = {"a.weight": seeded(200, 100), "b.weight": seeded(200, 100, seed=1), "c.weight": seeded(60, 60)}
     signal = torch.outer(seeded(200, seed=5), seeded(100, seed=6)) / 2
     trained = {**start, "b.weight": start["b.weight"] + signal, "c.weight": seeded(60, 80), "d.weight": seeded(60, 60)}
-    found = weight_spectra(trained, initial=start)
-    assert [found[n].phase_name for n in "abcd"] == ["invariant bulk", "bulk + spikes", "random-like", "random-like"]
-    assert found["a"].initial == pytest.approx(oracle(start["a.weight"]), rel=1e-10)
-    assert "60x60 in the initial" in found["c"].notes[0]
-    assert "not in the initial" in found["d"].notes[0]
-    assert found["b"].plot().axes
+    result = weight_spectra(trained, initial=start)
+    assert [result[n].phase_name for n in "abcd"] == ["invariant bulk", "bulk + spikes", "random-like", "random-like"]
+    assert result["a"].initial == pytest.approx(oracle(start["a.weight"]), rel=1e-10)
+    assert "60x60 in the initial" in result["c"].notes[0]
+    assert "not in the initial" in result["d"].notes[0]
+    assert result["b"].plot().axes
     zero = weight_spectra({"a.weight": seeded(60, 60)}, initial={"a.weight": torch.zeros(60, 60)})["a"]
     assert (zero.phase_name, zero.phase.reason) == ("undecided", "the initial weights are zero")
     assert zero.plot().axes
-    # A start in a file does not know the groups of a convolution: the model's are used.
+    # A file of initial weights does not contain the groups of a convolution: those of the model are used.
     model = nn.Conv2d(120, 120, 3, groups=60)
     assert weight_spectra(model, initial=model.state_dict())["model"].phase_name == "invariant bulk"
 
@@ -359,12 +359,12 @@ def test_the_variance_is_that_of_the_bulk(rows: int) -> None:
     left, right = (torch.linalg.qr(seeded(n, 10, seed=n).double())[0] for n in (rows, 151))
     signal = math.sqrt(20 * edge) * left @ right[:150].mT
     for weight, spikes in ((noise, 0), (noise + signal, 10)):
-        found = fit_marchenko_pastur(oracle(weight), rows, 150)
-        assert found.variance == pytest.approx(0.01, rel=0.03)
-        assert found.left_out == spikes
-        assert found.distance < 0.04
-    assert (oracle(noise + signal).sum() / noise.numel()) > 0.015  # the mean square is no estimate
-    with pytest.raises(InputError, match="no bulk"):
+        result = fit_marchenko_pastur(oracle(weight), rows, 150)
+        assert result.variance == pytest.approx(0.01, rel=0.03)
+        assert result.left_out == spikes
+        assert result.distance < 0.04
+    assert (oracle(noise + signal).sum() / noise.numel()) > 0.015  # the mean square overestimates the variance
+    with pytest.raises(InputError, match="eigenvalues must not all be zero, got 2 zeros: there is no bulk"):
         fit_marchenko_pastur([0.0, 0.0], 2, 2)
 
 

@@ -17,10 +17,10 @@ def matrix(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
 def test_balanced_layers_multiply_to_the_product_at_the_least_cost(depth: int) -> None:
     product = matrix(4, 6)
     layers = balanced_layers(product, depth, width=5)
-    found = layers[0]
+    result = layers[0]
     for layer in layers[1:]:
-        found = layer @ found
-    torch.testing.assert_close(found, product)
+        result = layer @ result
+    torch.testing.assert_close(result, product)
     assert max(balance(layers), default=0.0) < 1e-12
     cost = sum(float(w.square().sum()) for w in layers)
     assert cost == pytest.approx(depth * float((torch.linalg.svdvals(product) ** (2 / depth)).sum()))
@@ -59,8 +59,8 @@ def test_the_minimum_for_white_inputs_against_descent(depth: int, weight_decay: 
     options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-12}
     starts = [rng.standard_normal(9 * depth) for _ in range(12)]
     starts.append(torch.stack(balanced_layers(target, depth, 3)).flatten().numpy())
-    found = [minimize(objective, start, jac=True, method="L-BFGS-B", options=options) for start in starts]
-    best = min(found, key=lambda one: one.fun)
+    result = [minimize(objective, start, jac=True, method="L-BFGS-B", options=options) for start in starts]
+    best = min(result, key=lambda one: one.fun)
     assert best.fun == pytest.approx(least, rel=1e-7)
     layers = [torch.tensor(w) for w in best.x.reshape(depth, 3, 3)]
     assert max(balance(layers), default=0.0) < 1e-3

@@ -22,7 +22,7 @@ def net(seed: int = 0) -> nn.Sequential:
 def test_second_differences_of_the_flow() -> None:
     """Small steps of gradient descent, both matrices divided by t^2 / 2, against the derivatives."""
     model, loss = net(), nn.MSELoss()
-    found = early_alignment(model, (X, Y), loss)
+    result = early_alignment(model, (X, Y), loss)
     for name in ("0", "2", "4"):
         errors = []
         for time in (1e-3, 5e-4):
@@ -36,8 +36,8 @@ def test_second_differences_of_the_flow() -> None:
                         p -= time / steps * p.grad
             f = fl.probe(moved, X, initial=model, measure=("centered_nfc", "ptk_covariance"))[name]
             for matrix, wanted in (
-                ("centered_nfm", found[name].nfm_derivative),
-                ("centered_agop", found[name].agop_derivative),
+                ("centered_nfm", result[name].nfm_derivative),
+                ("centered_agop", result[name].agop_derivative),
             ):
                 errors.append(float((2 * f.matrix(matrix) / time**2 - wanted).norm() / wanted.norm()))
         assert max(errors[:2]) < 0.02
@@ -49,10 +49,10 @@ def test_second_differences_of_the_flow() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rho_is_where_the_centered_nfc_sets_out_from(case: Case) -> None:
     model, batch = case.make(), case.batch()
-    found = early_alignment(model, batch, case.loss, forward=case.forward)
-    assert set(found) == set(case.layers)
+    result = early_alignment(model, batch, case.loss, forward=case.forward)
+    assert set(result) == set(case.layers)
     flow = flow_nfc(model, batch, case.loss, 1e-5, forward=case.forward)
-    for name, start in found.items():
+    for name, start in result.items():
         if start.nfm_derivative.norm() > 1e-12 and name in flow and flow[name] == flow[name]:
             assert start.rho == pytest.approx(flow[name], abs=1e-3), name
 
@@ -76,10 +76,10 @@ def test_the_formula_of_the_paper_with_the_kernel() -> None:
 
 
 def test_a_table_and_bad_input() -> None:
-    found = early_alignment(net(), (X, Y), nn.MSELoss(), layers="2")
-    assert list(found.table().index) == ["2"]
-    assert "EarlyAlignment of 1 layers" in repr(found)
+    result = early_alignment(net(), (X, Y), nn.MSELoss(), layers="2")
+    assert list(result.table().index) == ["2"]
+    assert "EarlyAlignment of 1 layers" in repr(result)
     with pytest.raises(KeyError, match="layer must be one of 2, got '0'"):
-        found["0"]
+        result["0"]
     with pytest.raises(InputError, match="time must be a finite number above 0"):
         flow_nfc(net(), (X, Y), nn.MSELoss(), 0.0)

@@ -67,8 +67,8 @@ def test_nothing_moves_further_than_the_bounds(
 ) -> None:
     given = network(40, seed)
     bound = early_phase(*given, activation, rate=rate, steps=3, kinks=kinks)
-    found = measured(*given, activation, rate, 3)
-    for name, value in found.items():
+    result = measured(*given, activation, rate, 3)
+    for name, value in result.items():
         assert value <= getattr(bound, name) * (1 + 1e-12), name
     assert math.isinf(bound.ntk) == bool(kinks)
     assert [one.holds for one in bound.assumptions if "''" in one.text] == [not kinks]

@@ -28,23 +28,23 @@ def test_polynomials_of_degree_three_have_no_floor() -> None:
 
 
 def test_global_convergence_tells_rates_and_assumptions() -> None:
-    found = global_convergence(step, n=200, d=100, width=400, readout=torch.ones(400), kinks=[0.0])
-    alpha = found.alpha
-    assert found.largest_rate == pytest.approx(min(alpha**2 * 100, 200 / (4 * (1 + math.sqrt(2)) ** 2)))
-    assert found.decay(found.largest_rate / 2) == pytest.approx(1 - found.largest_rate * alpha**2 / 800)
-    assert found.path_length(3.0) == pytest.approx(12 / alpha)
+    result = global_convergence(step, n=200, d=100, width=400, readout=torch.ones(400), kinks=[0.0])
+    alpha = result.alpha
+    assert result.largest_rate == pytest.approx(min(alpha**2 * 100, 200 / (4 * (1 + math.sqrt(2)) ** 2)))
+    assert result.decay(result.largest_rate / 2) == pytest.approx(1 - result.largest_rate * alpha**2 / 800)
+    assert result.path_length(3.0) == pytest.approx(12 / alpha)
     # Where the width is the least, the proof's inequality is an equation: 2 alpha - (2 beta / sqrt h) R = alpha.
-    width = found.least_width(3.0)
-    assert 2 * alpha - 2 * found.beta / math.sqrt(width) * found.path_length(3.0) == pytest.approx(alpha)
-    told = {one.text.split(" ")[0]: one.holds for one in found.assumptions}
-    assert told["second-layer"] is True
-    assert found.assumptions[0].holds
+    width = result.least_width(3.0)
+    assert 2 * alpha - 2 * result.beta / math.sqrt(width) * result.path_length(3.0) == pytest.approx(alpha)
+    reported = {one.text.split(" ")[0]: one.holds for one in result.assumptions}
+    assert reported["second-layer"] is True
+    assert result.assumptions[0].holds
     assert global_convergence(step, 10, 10, 10, readout=torch.full((10,), 2.0)).assumptions[2].holds is False
     assert global_convergence(lambda x: 3 * x.square(), 10, 10, 10).assumptions[0].holds is False
     assert math.isinf(global_convergence(torch.ones_like, 10, 10, 10).least_width(1.0))  # linear
     with pytest.raises(InputError, match="constant"):
         global_convergence(torch.zeros_like, 10, 10, 10)
     with pytest.raises(InputError, match="rate must be a finite number above 0 and below"):
-        found.decay(1e9)
+        result.decay(1e9)
     with pytest.raises(InputError, match="at least 1"):
         global_convergence(step, 0, 10, 10)

@@ -21,10 +21,10 @@ def random_form(d: int, seed: int) -> torch.Tensor:
 def test_the_least_norm_is_what_a_minimizer_finds(seed: int) -> None:
     """Against a penalty method on free weights: no network that computes the form costs less."""
     form = random_form(3, seed)
-    found = least_norm_network(form, width=5)
-    torch.testing.assert_close(found.form, form, rtol=0, atol=1e-12)
+    result = least_norm_network(form, width=5)
+    torch.testing.assert_close(result.form, form, rtol=0, atol=1e-12)
     formula = 3 / 2 ** (2 / 3) * float((torch.linalg.eigvalsh(form).abs() ** (2 / 3)).sum())
-    assert found.cost == pytest.approx(formula, rel=1e-12)
+    assert result.cost == pytest.approx(formula, rel=1e-12)
     rng = np.random.default_rng(seed)
 
     def lagrangian(theta: np.ndarray, weight: float) -> tuple[float, np.ndarray]:
@@ -44,9 +44,9 @@ def test_the_least_norm_is_what_a_minimizer_finds(seed: int) -> None:
         for weight in (1e1, 1e2, 1e3, 1e4):
             options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
             theta = minimize(lagrangian, theta, args=(weight,), jac=True, method="L-BFGS-B", options=options).x
-        own = QuadraticNetwork(torch.tensor(theta[:5]), torch.tensor(theta[5:].reshape(5, 3)))
-        near.append(float((own.form - form).abs().max()))  # a start may lose a direction for good
-        gaps.append(own.cost / least(own.form) - 1)
+        alone = QuadraticNetwork(torch.tensor(theta[:5]), torch.tensor(theta[5:].reshape(5, 3)))
+        near.append(float((alone.form - form).abs().max()))  # a start may lose a direction for good
+        gaps.append(alone.cost / least(alone.form) - 1)
     assert min(near) < 0.05
     assert min(gaps) > -1e-9  # nothing costs less
     assert min(gaps) < 1e-4  # and a minimizer as much
@@ -89,16 +89,16 @@ def test_the_distribution() -> None:
     ],
 )
 def test_fact_holds_and_the_nfa_fails(options: dict, cosine: float) -> None:
-    found = separation(restarts=5, **options)
-    assert found.relgrad < 1e-5
-    assert found.fact_cosine > 0.99999
-    assert found.agop_cosine == pytest.approx(cosine, abs=3e-4)
-    torch.testing.assert_close(found.fact, found.nfm, rtol=1e-4, atol=1e-6)
+    result = separation(restarts=5, **options)
+    assert result.relgrad < 1e-5
+    assert result.fact_cosine > 0.99999
+    assert result.agop_cosine == pytest.approx(cosine, abs=3e-4)
+    torch.testing.assert_close(result.fact, result.nfm, rtol=1e-4, atol=1e-6)
 
 
 def test_matrices_are_those_of_a_probe() -> None:
     """The same network as a module, measured by the library on the weighted data."""
-    found = separation(p=0.5, tau=0.3, weight_decay=1e-2, width=7, restarts=3)
+    result = separation(p=0.5, tau=0.3, weight_decay=1e-2, width=7, restarts=3)
 
     class Square(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -106,16 +106,16 @@ def test_matrices_are_those_of_a_probe() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 7, bias=False), Square(), torch.nn.Linear(7, 1, bias=False)).double()
     with torch.no_grad():
-        model[0].weight.copy_(found.network.W)
-        model[2].weight.copy_(found.network.a[None])
+        model[0].weight.copy_(result.network.W)
+        model[2].weight.copy_(result.network.a[None])
     data = separation_data(0.5, 0.3)
     times = (data.weights * 162).round().long()  # probabilities of 1/162 and 82/162
     torch.testing.assert_close(times.double() / 162, data.weights)
     X, y = data.X.repeat_interleave(times, 0), data.y.repeat_interleave(times)[:, None]
     f = fl.probe(model, (X, y), loss=lambda out, t: (out - t).square().sum(1), weight_decay=1e-2)["0"]
-    torch.testing.assert_close(f.nfm, found.nfm)
-    torch.testing.assert_close(f.agop, found.agop)
-    torch.testing.assert_close(f.fact, found.fact)
+    torch.testing.assert_close(f.nfm, result.nfm)
+    torch.testing.assert_close(f.agop, result.agop)
+    torch.testing.assert_close(f.fact, result.fact)
 
 
 @pytest.mark.parametrize("options", [{"width": 0}, {"restarts": -1}, {"weight_decay": 0.0}, {"tau": 1.0}])

@@ -29,10 +29,10 @@ COVARIANCES = torch.tensor([[1.0, 0.3, 1.0], [2.0, -1.1, 0.7], [0.5, 0.0, 3.0], 
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "relu"])
 def test_closed_forms_against_quadrature(name: str) -> None:
     phi, slope = FUNCTIONS[name]
-    found, wanted = ACTIVATIONS[name], as_activation((phi, slope))
-    torch.testing.assert_close(found.kernel(*COVARIANCES), wanted.kernel(*COVARIANCES), rtol=1e-9, atol=1e-11)
+    result, wanted = ACTIVATIONS[name], as_activation((phi, slope))
+    torch.testing.assert_close(result.kernel(*COVARIANCES), wanted.kernel(*COVARIANCES), rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(
-        found.slope_kernel(*COVARIANCES), wanted.slope_kernel(*COVARIANCES), rtol=1e-9, atol=1e-11
+        result.slope_kernel(*COVARIANCES), wanted.slope_kernel(*COVARIANCES), rtol=1e-9, atol=1e-11
     )
 
 

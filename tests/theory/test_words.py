@@ -43,9 +43,9 @@ def all_partitions(points):
 @pytest.mark.parametrize("n", range(1, 8))
 def test_noncrossing_partitions_against_all_of_them(n: int) -> None:
     wanted = {frozenset(map(frozenset, p)) for p in all_partitions(list(range(n))) if not crosses(p)}
-    found = noncrossing_partitions(n)
-    assert len(found) == math.comb(2 * n, n) // (n + 1)
-    assert {frozenset(map(frozenset, p)) for p in found} == wanted
+    result = noncrossing_partitions(n)
+    assert len(result) == math.comb(2 * n, n) // (n + 1)
+    assert {frozenset(map(frozenset, p)) for p in result} == wanted
 
 
 @pytest.mark.parametrize("n", range(1, 6))
@@ -151,9 +151,9 @@ def test_predicted_and_observed_rho() -> None:
     g = torch.Generator().manual_seed(0)
     X = torch.randn(600, 200, generator=g, dtype=torch.float64)
     y = X[:, 0] * X[:, 1] + 0.5 * X[:, 2] ** 2
-    found = predict_quadratic(X, y, width=400, networks=12, seed=1)
-    assert found.rho == pytest.approx(found.observed_mean, abs=5 * found.observed_error + 0.01)
-    assert 0.1 < found.rho < 0.999
+    result = predict_quadratic(X, y, width=400, networks=12, seed=1)
+    assert result.rho == pytest.approx(result.observed_mean, abs=5 * result.observed_error + 0.01)
+    assert 0.1 < result.rho < 0.999
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -193,7 +193,7 @@ def test_mean_and_covariance_of_the_numerator() -> None:
     y = X[:, 0] * X[:, 1] + X[:, 2]
     c, b = X.mT @ (y[:, None] * X), X.mT @ X
     for k in (60, 600):
-        found = numerator_terms(X, y, k)
+        result = numerator_terms(X, y, k)
         nfms, agops = [], []
         for _ in range(400):
             a = torch.randn(k, generator=g, dtype=torch.float64)
@@ -205,9 +205,9 @@ def test_mean_and_covariance_of_the_numerator() -> None:
         totals = (nfm * agop).sum((1, 2))
         error = float(totals.std()) / 20
         # Freeness holds up to terms of 1/d.
-        assert abs(float(totals.mean()) - found.total) < 4 * error + found.total / 60
+        assert abs(float(totals.mean()) - result.total) < 4 * error + result.total / 60
         sampled = float((nfm.mean(0) * agop.mean(0)).sum())
-        assert found.mean == pytest.approx(sampled, rel=0.05)
+        assert result.mean == pytest.approx(sampled, rel=0.05)
     narrow, wide, widest = (numerator_terms(X, y, k) for k in (60, 600, 6000))
     shares = [t.covariance / t.total for t in (narrow, wide, widest)]
     assert shares[0] > shares[1] > shares[2] > 0

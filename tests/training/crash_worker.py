@@ -35,14 +35,14 @@ def train(folder: Path, pipe: int | None) -> None:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 1))
 
-    def told(step: int, loss: float) -> None:
+    def report(step: int, loss: float) -> None:
         if pipe is not None:
             os.write(pipe, f"{json.dumps([step, loss])}\n".encode())
 
     with Run.open_or_create(folder, {"steps": STEPS}) as run:
         monitor = Monitor(model, (X, Y), run=run, every=10, matrices=["nfm"], kernel_samples=16)
         fit(model, (X, Y), optimizer="adam", lr=0.02, schedule="cosine", steps=STEPS, batch_size=16, generator=2,
-            run=run, checkpoint_every=3, monitor=monitor, callback=told)  # fmt: skip
+            run=run, checkpoint_every=3, monitor=monitor, callback=report)  # fmt: skip
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "final.safetensors")
 
 
@@ -87,10 +87,10 @@ def check(folder: Path, logged: dict[int, float]) -> None:
     try:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         query = "SELECT step, value FROM metrics WHERE name = 'loss' AND layer = ''"
-        found = dict(connection.execute(query).fetchall())
+        result = dict(connection.execute(query).fetchall())
     finally:
         connection.close()
-    missing = {step for step, loss in logged.items() if found.get(step) != loss}
+    missing = {step for step, loss in logged.items() if result.get(step) != loss}
     assert not missing, f"lost: {sorted(missing)}"
 
 
@@ -104,19 +104,19 @@ def main(folder: Path, kills: int, seed: int) -> None:
     done, made, in_training = False, 0, 0
     logged: dict[int, float] = {}
     while made < kills:
-        done, told = lives(folder / "killed", rng.uniform(0.0, 0.6 * length))
-        logged |= told
+        done, reported = lives(folder / "killed", rng.uniform(0.0, 0.6 * length))
+        logged |= reported
         check(folder / "killed", logged)
         made += not done
-        in_training += not done and bool(told)
+        in_training += not done and bool(reported)
         if done:  # too soon: another run, until there are enough kills
             compare(folder)
             for path in sorted((folder / "killed").rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
             logged, done = {}, False
-    finished, told = lives(folder / "killed", None)
+    finished, reported = lives(folder / "killed", None)
     assert finished
-    check(folder / "killed", logged | told)
+    check(folder / "killed", logged | reported)
     compare(folder)
     print(json.dumps({"kills": made, "in_training": in_training, "seconds": length}))
 

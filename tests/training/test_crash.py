@@ -17,6 +17,6 @@ def test_killed_at_random_instants(kills: int, tmp_path: Path) -> None:
     code = f"import sys, runpy; sys.argv[0] = {str(WORKER)!r}; runpy.run_path(sys.argv[0], run_name='__main__')"
     done = run_code(code, tmp_path, kills, 0, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["kills"] == kills
-    assert told["in_training"] >= kills // 3  # or the kills fell before there was anything to lose
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["kills"] == kills
+    assert reported["in_training"] >= kills // 3  # or the kills fell before there was anything to lose

@@ -10,7 +10,7 @@ MOVED = {"weight_change": 0.5, "nfc": 0.6, "centered_ratio": 0.3}
 
 
 @pytest.mark.parametrize(
-    ("numbers", "phase", "word", "told"),
+    ("numbers", "phase", "word", "reported"),
     [
         ({"weight_change": 0.0, "nfc": 0.4}, None, "untrained", "NFC 0.40"),
         (MOVED, None, "learning", "50%"),
@@ -36,10 +36,10 @@ MOVED = {"weight_change": 0.5, "nfc": 0.6, "centered_ratio": 0.3}
         ({"weight_change": 0.02}, None, "lazy", "2%"),
     ],
 )
-def test_words_and_the_numbers_that_decided(numbers, phase, word, told) -> None:
+def test_words_and_the_numbers_that_decided(numbers, phase, word, reported) -> None:
     reading = diagnose_layer(numbers, phase)
     assert reading.word == word
-    assert told in reading.text
+    assert reported in reading.text
     assert word in DIAGNOSES
     assert str(reading) == f"{word}: {reading.text}"
 

@@ -56,20 +56,20 @@ def watched(networks: tuple[nn.Module, nn.Module], samples: int | None, **option
     monitor = fl.Monitor(
         model, rows(), initial=start, loss=loss, weight_decay=DECAY, samples=samples, measure=("features",), **options
     )
-    found = monitor.measure()
-    assert found is not None
-    return found
+    result = monitor.measure()
+    assert result is not None
+    return result
 
 
 def test_all_rows_say_converged_and_a_part_says_nothing(networks: tuple[nn.Module, nn.Module]) -> None:
     for name, reading in watched(networks, None).readings.items():
         assert reading.word == "at convergence", name
     for samples in (512, N // 2, N - 300):
-        found = watched(networks, samples)
-        for name, reading in found.readings.items():
-            assert found.layers[name]["relgrad"] > 2
+        result = watched(networks, samples)
+        for name, reading in result.readings.items():
+            assert result.layers[name]["relgrad"] > 2
             # What is said of alignment does not rest on the loss.
-            aligned = found.layers[name]["nfc"] >= 0.8
+            aligned = result.layers[name]["nfc"] >= 0.8
             assert reading.word == ("aligned" if aligned else "undecided")
             assert aligned or "all training rows" in reading.text
     assert {r.word for r in watched(networks, N).readings.values()} == {"at convergence"}
@@ -144,9 +144,9 @@ def test_sorted_rows_are_sampled_from_all_over(networks: tuple[nn.Module, nn.Mod
     monitor = fl.Monitor(
         model, (x[order], y[order]), initial=start, loss=loss, weight_decay=DECAY, measure=("features",)
     )
-    found = monitor.measure()
-    assert found is not None
-    assert "learning" not in {reading.word for reading in found.readings.values()}
+    result = monitor.measure()
+    assert result is not None
+    assert "learning" not in {reading.word for reading in result.readings.values()}
 
 
 def test_few_directions_are_not_mistaken_for_learning() -> None:
@@ -170,9 +170,9 @@ def test_few_directions_are_not_mistaken_for_learning() -> None:
             samples=500,
             measure=("features",),
         )
-        found = monitor.measure()
-        assert found is not None
-        words.append(found.readings["model"].word)
+        result = monitor.measure()
+        assert result is not None
+        words.append(result.readings["model"].word)
     assert words.count("learning") <= 4
     assert words.count("at convergence") == 0
 

@@ -45,9 +45,9 @@ def assert_resumes(folder: Path, make: Callable[[], nn.Module] = net, seed: Call
     for stop in (5, 11):
         with pytest.raises(Stopped):
             train(stop, **where)
-    found, again, taken_up = train(None, **where)
-    assert found.loss == whole.loss
-    assert found.final_loss == whole.final_loss
+    result, again, taken_up = train(None, **where)
+    assert result.loss == whole.loss
+    assert result.final_loss == whole.final_loss
     for (name, value), other in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(value, other), name
     for (name, value), other in zip(model.named_buffers(), dict(again.named_buffers()).values(), strict=True):
@@ -57,8 +57,8 @@ def assert_resumes(folder: Path, make: Callable[[], nn.Module] = net, seed: Call
 
 
 def two_groups(parameters: Any) -> torch.optim.Optimizer:
-    own = list(parameters)
-    return torch.optim.SGD([{"params": own[:2], "lr": 0.1}, {"params": own[2:]}], lr=0.01, momentum=0.9)
+    alone = list(parameters)
+    return torch.optim.SGD([{"params": alone[:2], "lr": 0.1}, {"params": alone[2:]}], lr=0.01, momentum=0.9)
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,11 @@ def test_a_second_launch_is_a_run_beside_the_first(tmp_path: Path) -> None:
     before = content(tmp_path / "first")
     for number, (seed, lr) in enumerate([(7, 0.001), (0, 0.1), (1, 0.1)], start=2):
         words = rf"steps up to 9.*new run '{tmp_path}/first-{number}'.*resume=True"
-        with pytest.warns(UserWarning, match=words) as told:
+        with pytest.warns(UserWarning, match=words) as reported:
             path, losses = launch(tmp_path / "first", 6, seed=seed, lr=lr)
-        assert len(told) == 1
-        assert str(told[0].message).count(". ") == 0
-        assert told[0].filename == __file__
+        assert len(reported) == 1
+        assert str(reported[0].message).count(". ") == 0
+        assert reported[0].filename == __file__
         assert path == tmp_path / f"first-{number}"
         run = Run.open(path)
         assert (run.name, run.config, run.status) == (path.name, {"lr": lr, "seed": seed}, "finished")
@@ -214,11 +214,11 @@ def test_resume_below_the_last_step_is_said_once(tmp_path: Path) -> None:
     model = net()
     options = {"run": tmp_path / "first", "resume": True, "measure": "weights", "every": 100}
     with (
-        pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9.*replaced") as told,
+        pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9.*replaced") as reported,
         Monitor(model, (X, Y), **options) as monitor,
     ):
         train(monitor, model, range(5, 8))
-    assert len(told) == 1
+    assert len(reported) == 1
     # The last step again is what trainers do that begin where they ended.
     with Monitor(model, (X, Y), **options) as monitor:
         train(monitor, model, range(9, 12))
@@ -257,7 +257,7 @@ def test_resume_is_yes_or_no_and_needs_a_folder(tmp_path: Path) -> None:
 # -- other processes ---------------------------------------------------------------------------------------------------
 
 
-def _start(folder: Path, barrier: Any, told: Any) -> None:
+def _start(folder: Path, barrier: Any, reported: Any) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     barrier.wait(60)
@@ -266,7 +266,7 @@ def _start(folder: Path, barrier: Any, told: Any) -> None:
     assert monitor.run is not None
     path = monitor.run.path
     losses = train(monitor, model, range(5))
-    told.put((os.getpid(), str(path), losses))
+    reported.put((os.getpid(), str(path), losses))
     barrier.wait(60)  # all are open at once
     monitor.close()
 
@@ -278,18 +278,18 @@ def test_processes_that_start_at_once_have_runs_of_their_own(tmp_path: Path, bef
     elif before == "steps":
         launch(tmp_path / "run")
     context = multiprocessing.get_context("fork")
-    barrier, told = context.Barrier(4), context.Queue()
-    children = [context.Process(target=_start, args=(tmp_path / "run", barrier, told)) for _ in range(4)]
+    barrier, reported = context.Barrier(4), context.Queue()
+    children = [context.Process(target=_start, args=(tmp_path / "run", barrier, reported)) for _ in range(4)]
     for child in children:
         child.start()
-    found = [told.get(timeout=60) for _ in children]
+    result = [reported.get(timeout=60) for _ in children]
     for child in children:
         child.join(60)
         assert child.exitcode == 0
     first = 2 if before == "steps" else 1
     names = {"run" if number == 1 else f"run-{number}" for number in range(first, first + 4)}
-    assert {Path(path).name for _, path, _ in found} == names
-    for pid, path, losses in found:
+    assert {Path(path).name for _, path, _ in result} == names
+    for pid, path, losses in result:
         run = Run.open(path)
         assert run.config == {"pid": pid}
         assert run.status == "finished"

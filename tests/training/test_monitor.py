@@ -106,17 +106,17 @@ def test_numbers_are_those_of_a_probe_and_of_the_spectra() -> None:
         model, (X, Y), every=[5], loss=loss, weight_decay=0.01, directions={"0": torch.eye(6, 2)}, kernel_samples=50
     )
     train(model, monitor, 5)
-    found = monitor.measure(5)
-    assert found is not None
+    result = monitor.measure(5)
+    assert result is not None
     report = fl.probe(model, (X, Y), initial=initial, loss=loss, weight_decay=0.01, train_mode="eval")
     table = report.table("all")
     for layer in report:
         for column in table.columns.drop(["kind", "shape", "flags"]):
-            assert found.layers[layer][column] == pytest.approx(table.loc[layer, column], rel=1e-9, nan_ok=True)
+            assert result.layers[layer][column] == pytest.approx(table.loc[layer, column], rel=1e-9, nan_ok=True)
     w0, w = initial[4].weight.detach(), model[4].weight.detach()
     phase = fl.spectra.phase(torch.linalg.svdvals(w0) ** 2 / 64, torch.linalg.svdvals(w) ** 2 / 64)
-    numbers = found.layers["4"]
-    assert found.phases["4", "w"].name == phase.name
+    numbers = result.layers["4"]
+    assert result.phases["4", "w"].name == phase.name
     assert numbers["w.top"] == pytest.approx(float(torch.linalg.matrix_norm(w, 2)) ** 2 / 64)
     assert numbers["w.edge"] == pytest.approx(phase.evidence.trained_edge.edge, rel=1e-6)
     assert numbers["w.spikes"] == len(phase.evidence.spikes)
@@ -127,10 +127,10 @@ def test_numbers_are_those_of_a_probe_and_of_the_spectra() -> None:
     ck, ntk = fl.ck(model, X[:50], layer="4"), fl.ntk(model, X[:50])
     assert numbers["ck.kta"] == pytest.approx(fl.kernel_target_alignment(ck, Y[:50]))
     assert numbers["ck.top"] == pytest.approx(float(torch.linalg.eigvalsh(ck)[-1]))
-    assert found.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(ntk, Y[:50]))
-    assert found.model["ntk.stable_rank"] == pytest.approx(fl.spectra.stable_rank(torch.linalg.eigvalsh(ntk)))
+    assert result.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(ntk, Y[:50]))
+    assert result.model["ntk.stable_rank"] == pytest.approx(fl.spectra.stable_rank(torch.linalg.eigvalsh(ntk)))
     leading = fl.spectra.leading_alignment(model[0].weight.detach(), torch.eye(6, 2), k=2)
-    assert found.layers["0"]["alignment"] == pytest.approx(float(leading.projections.min()), abs=1e-7)
+    assert result.layers["0"]["alignment"] == pytest.approx(float(leading.projections.min()), abs=1e-7)
 
 
 def test_the_start_is_untrained_and_the_weights_kept_are_the_first_ones() -> None:
@@ -146,9 +146,9 @@ def test_the_start_is_untrained_and_the_weights_kept_are_the_first_ones() -> Non
 def test_parts_are_measured_alone(part: str) -> None:
     model = net()
     monitor = Monitor(model, (X, Y), measure=part, kernel_samples=10)
-    found = monitor.step(0)
-    assert found is not None
-    names = {name for numbers in found.layers.values() for name in numbers} | set(found.model)
+    result = monitor.step(0)
+    assert result is not None
+    names = {name for numbers in result.layers.values() for name in numbers} | set(result.model)
     prefix = {"features": ("nfc", "centered_nfc"), "weights": ("w.top",), "ck": ("ck.top",), "ntk": ("ntk.top",)}
     for other, wanted in prefix.items():
         assert all((name in names) == (other == part) for name in wanted)
@@ -174,11 +174,11 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert run.matrices(0)["0/ck"].shape == (12, 12)
     # Opened again, centered quantities are still measured against the first start.
     again = Monitor(model, (X, Y), run=tmp_path / "run", resume=True, every=1, measure="features")
-    found = again.step(5)
+    result = again.step(5)
     again.close()
     wanted = fl.probe(model, (X, Y), initial=first, train_mode="eval")
-    assert found.layers["4"]["centered_nfc"] == pytest.approx(wanted["4"].centered_nfc, rel=1e-9)
-    assert found.layers["4"]["weight_change"] > 0
+    assert result.layers["4"]["centered_nfc"] == pytest.approx(wanted["4"].centered_nfc, rel=1e-9)
+    assert result.layers["4"]["weight_change"] > 0
 
 
 def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
@@ -186,8 +186,8 @@ def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
         pass
     run = Run.open(tmp_path / "run")
     assert (run.config, run.status) == ({"lr": 0.1}, "finished")
-    with Run.create(tmp_path / "own", {"lr": 0.2}) as own, pytest.raises(InputError, match="Pass a folder as run"):
-        Monitor(net(), (X, Y), run=own, config={"lr": 0.1})
+    with Run.create(tmp_path / "own", {"lr": 0.2}) as alone, pytest.raises(InputError, match="Pass a folder as run"):
+        Monitor(net(), (X, Y), run=alone, config={"lr": 0.1})
     with pytest.raises(InputError, match="Pass a folder as run"):
         Monitor(net(), (X, Y), config={"lr": 0.1})
 
@@ -345,13 +345,13 @@ def test_bad_model_data_and_step() -> None:
 def test_alignment_with_classes_is_centered_and_one_class_has_none() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     classes = torch.arange(len(X)) % 3
-    found = Monitor(model, (X, classes), measure=["ck", "ntk"], kernel_samples=20).step(0)
+    result = Monitor(model, (X, classes), measure=["ck", "ntk"], kernel_samples=20).step(0)
     kernel = fl.ntk(model, X[:20])
-    assert found.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(kernel, classes[:20], center=True))
-    assert found.model["ntk.kta"] < fl.kernel_target_alignment(kernel, classes[:20], center=False) - 0.1
-    assert "ck.kta" in found.layers["2"]
+    assert result.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(kernel, classes[:20], center=True))
+    assert result.model["ntk.kta"] < fl.kernel_target_alignment(kernel, classes[:20], center=False) - 0.1
+    assert "ck.kta" in result.layers["2"]
     for one in (torch.zeros_like(classes), torch.full_like(classes, 2), torch.ones(len(X), dtype=torch.bool)):
-        found = Monitor(model, (X, one), measure=["ck", "ntk"], kernel_samples=20).step(0)
-        assert "ntk.kta" not in found.model
-        assert "ntk.top" in found.model
-        assert "ck.kta" not in found.layers["2"]
+        result = Monitor(model, (X, one), measure=["ck", "ntk"], kernel_samples=20).step(0)
+        assert "ntk.kta" not in result.model
+        assert "ntk.top" in result.model
+        assert "ck.kta" not in result.layers["2"]

@@ -97,11 +97,11 @@ def test_spectra_are_those_of_the_weights_after_the_last_update() -> None:
     monitor = watch(model, measure="weights")
     with torch.no_grad():
         model[0].weight_g.mul_(3.0)
-    found = monitor.measure(1)
+    result = monitor.measure(1)
     model(X)
     wanted = float(torch.linalg.matrix_norm(model[0].weight.detach(), 2)) ** 2 / 12
-    assert found is not None
-    assert found.layers["0"]["w.top"] == pytest.approx(wanted, rel=1e-5)
+    assert result is not None
+    assert result.layers["0"]["w.top"] == pytest.approx(wanted, rel=1e-5)
 
 
 def loaders() -> dict[str, Callable[[], DataLoader]]:
@@ -186,12 +186,12 @@ class Tokens(nn.Module):
 def test_batches_that_are_padded_to_different_lengths() -> None:
     ids = [torch.randint(10, (4, n), generator=torch.Generator().manual_seed(n)) for n in (5, 7, 6, 7)]
     monitor = watch(Tokens(), [{"input_ids": x, "labels": x} for x in ids], kernel_samples=6)
-    found = monitor.step(0)
+    result = monitor.step(0)
     assert monitor._rows.samples == 16
     # Kernels are of rows of one length: the one that most have.
     assert [tuple(raw["input_ids"].shape) for raw in monitor._rows.kernel_batches] == [(4, 7), (2, 7)]
-    assert math.isfinite(found.layers["head"]["nfc"])
-    assert found.layers["head"]["ck.top"] > 0
+    assert math.isfinite(result.layers["head"]["nfc"])
+    assert result.layers["head"]["ck.top"] > 0
 
 
 def test_what_belongs_to_all_samples_is_not_cut() -> None:
@@ -242,8 +242,8 @@ def test_lazy_layers_are_told() -> None:
 def test_autocast_does_not_round_the_kernel_of_the_data() -> None:
     plain = watch(net()).step(0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = watch(net()).step(0)
-    assert found.layers["0"]["ck.top"] == pytest.approx(plain.layers["0"]["ck.top"], rel=1e-6)
+        result = watch(net()).step(0)
+    assert result.layers["0"]["ck.top"] == pytest.approx(plain.layers["0"]["ck.top"], rel=1e-6)
 
 
 class Halved(nn.Module):
@@ -262,11 +262,11 @@ def test_a_model_with_autocast_inside() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Halved()
-    found = watch(model).step(0)
+    result = watch(model).step(0)
     with torch.autocast("cpu", enabled=False):
         plain = nn.Sequential(nn.Unflatten(1, (1, 6)), copy.deepcopy(model.conv), nn.Tanh(), nn.Flatten(), model.inner)
         wanted = float(torch.linalg.eigvalsh(fl.ntk(plain, X[:8]))[-1])
-    assert found.model["ntk.top"] == pytest.approx(wanted, rel=0.02)
+    assert result.model["ntk.top"] == pytest.approx(wanted, rel=0.02)
 
 
 def test_a_model_that_is_cast_still_has_its_change_measured() -> None:
@@ -446,9 +446,9 @@ def test_a_removed_run_takes_its_initial_weights_with_it(tmp_path: Path) -> None
 @pytest.mark.parametrize("step", [2**63, 10**400, 1.5, "7", math.nan, math.inf, torch.ones(2)])
 def test_odd_steps(step: Any) -> None:
     monitor = watch(net(), measure="weights")
-    for told in (monitor.step, monitor.last, monitor.measure):
+    for reported in (monitor.step, monitor.last, monitor.measure):
         with pytest.raises(InputError, match="step must be an integer"):
-            told(step)
+            reported(step)
     with pytest.raises(InputError, match="step must be an integer from 0"):
         monitor.last(-1)
     assert monitor.metrics().empty
@@ -514,9 +514,9 @@ def test_weights_alone_tell_how_far_they_moved() -> None:
     assert {reading.word for reading in monitor.step(0).readings.values()} == {"untrained"}
     with torch.no_grad():
         model[0].weight.mul_(1.01)
-    found = monitor.step(1)
-    assert found.readings["0"].word == "lazy"
-    assert found.layers["0"]["weight_change"] == pytest.approx(0.01, rel=1e-4)
+    result = monitor.step(1)
+    assert result.readings["0"].word == "lazy"
+    assert result.layers["0"]["weight_change"] == pytest.approx(0.01, rel=1e-4)
     # Nothing of the weights is known here, and so nothing is said of them.
     assert watch(model, measure="ck").step(0).readings == {}
 
@@ -564,14 +564,14 @@ def one_of_two(rank: int, folder: str) -> None:
     steps = []
     for step in range(4):
         model.fails = rank == 1 and step == 2
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
-            found = monitor.step(step)
+            result = monitor.step(step)
             monitor.step(step)  # gradient accumulation
-        if found is not None:
+        if result is not None:
             steps.append(step)
         else:
-            assert "out of memory" in str(told[0].message)
+            assert "out of memory" in str(reported[0].message)
         total = torch.ones(3) * (rank + 1)
         torch.distributed.all_reduce(total)  # as training does: sums must not be mixed up with those of a measurement
         assert total.tolist() == [3.0] * 3

@@ -57,9 +57,9 @@ def worker(rank: int, folder: str) -> None:
         save_file(dict(model.module.state_dict()), f"{folder}/{name}-{rank}.safetensors")
     # The run of the last one is taken up: only process 0 can read how it began.
     again = Monitor(model, mine, run=Path(folder) / "little", resume=True, measure="features")
-    found = again.measure(STEPS)
+    result = again.measure(STEPS)
     again.close()
-    Path(f"{folder}/moved-{rank}.txt").write_text(str(found.layers["0"]["weight_change"]))
+    Path(f"{folder}/moved-{rank}.txt").write_text(str(result.layers["0"]["weight_change"]))
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,9 @@ def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> Non
     keys = ["step", "layer", "name"]
     a, b = (run.metrics().set_index(keys)["value"] for run in (one, two))
     assert set(a.index) == set(b.index)
-    told = [key for key in a.index if not key[2].startswith("monitor.") and key[2] != "loss"]
-    assert len(told) > 250
-    for key in told:
+    reported = [key for key in a.index if not key[2].startswith("monitor.") and key[2] != "loss"]
+    assert len(reported) > 250
+    for key in reported:
         if key[2] == "relgrad_noise":  # an estimate from halves, which are others for two shards
             assert 0.2 * a[key] < b[key] < 5 * a[key]
             continue
@@ -115,10 +115,10 @@ def second_launch(rank: int, folder: str) -> None:
     mine = x[20 * rank : 20 * rank + 20], y[20 * rank : 20 * rank + 20]
     options = {"run": Path(folder) / "again", "measure": "features", "every": 1}
     for name in ("first", "second"):
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as reported:
             warnings.simplefilter("always")
             monitor = Monitor(DistributedDataParallel(net()), mine, config={"name": name}, **options)
-        new = [str(w.message) for w in told if "new run" in str(w.message)]
+        new = [str(w.message) for w in reported if "new run" in str(w.message)]
         assert len(new) == (rank == 0 and name == "second"), new
         monitor.step()
         monitor.close()
@@ -127,9 +127,9 @@ def second_launch(rank: int, folder: str) -> None:
     except InputError as error:
         Path(f"{folder}/refused-{rank}.txt").write_text(str(error))
     monitor = Monitor(DistributedDataParallel(net()), mine, resume=True, **options)
-    found = monitor.step()
+    result = monitor.step()
     monitor.close()
-    Path(f"{folder}/counted-{rank}.txt").write_text(str(found.step))
+    Path(f"{folder}/counted-{rank}.txt").write_text(str(result.step))
 
 
 def test_process_0_decides_where_a_launch_goes(tmp_path: Path) -> None:

@@ -187,10 +187,10 @@ def test_a_part_that_is_left_out_leaves_the_others() -> None:
     model, x = mlp(10, 32, 3), torch.randn(64, 10)
     monitor = fl.Monitor(model, x, max_memory=15_000, every=1)
     with pytest.warns(UserWarning, match="is reduced"):
-        found = monitor.step()
-    assert found is not None
-    assert "w.top" in found.layers["0"]
-    assert "nfc" not in found.layers["0"]
+        result = monitor.step()
+    assert result is not None
+    assert "w.top" in result.layers["0"]
+    assert "nfc" not in result.layers["0"]
 
 
 SCRIPT = """

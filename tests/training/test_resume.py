@@ -106,9 +106,9 @@ def test_the_monitor_of_a_stopped_run_sees_what_it_would_have_seen(tmp_path: Pat
     model, whole = train(tmp_path / "whole", [])
     again, stopped = train(tmp_path / "stopped", [7, 23])
     assert_same(state(model), state(again))
-    wanted, found = (run.metrics().query("not name.str.startswith('monitor.')") for run in (whole, stopped))
+    wanted, result = (run.metrics().query("not name.str.startswith('monitor.')") for run in (whole, stopped))
     assert len(wanted) > 300
-    assert wanted.reset_index(drop=True).equals(found.reset_index(drop=True))
+    assert wanted.reset_index(drop=True).equals(result.reset_index(drop=True))
     assert whole.texts().equals(stopped.texts())
     assert whole.matrix_steps() == stopped.matrix_steps() == [0, 5, 10, 15, 20, 25, 30]
     for name, matrix in whole.matrices(30).items():

@@ -82,9 +82,9 @@ def test_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     for name, layer in (("nfc", "0"), ("ck.kta", "2")):
-        found = {event.step: event.value for event in events.Scalars(f"{layer}/{name}")}
+        result = {event.step: event.value for event in events.Scalars(f"{layer}/{name}")}
         wanted = monitor.series(name, layer)
-        assert found == pytest.approx(wanted.to_dict(), rel=1e-6)  # its numbers are float32
+        assert result == pytest.approx(wanted.to_dict(), rel=1e-6)  # its numbers are float32
     assert [event.step for event in events.Scalars("loss")] == [0, 1, 2]
     assert {event.step for event in events.Scalars("ntk.kta")} == {0, 2}
 
@@ -102,8 +102,8 @@ def test_mlflow_in_a_store_on_disk(tmp_path: Path) -> None:
     run = client.get_run(tracker.run_id)
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "first"
-    found = {m.step: m.value for m in client.get_metric_history(tracker.run_id, "0/nfc")}
-    assert found == monitor.series("nfc", "0").to_dict()
+    result = {m.step: m.value for m in client.get_metric_history(tracker.run_id, "0/nfc")}
+    assert result == monitor.series("nfc", "0").to_dict()
     assert len(client.get_metric_history(tracker.run_id, "loss")) == 3
     again = MLflowTracker(uri, experiment="test", run_id=tracker.run_id)
     again.log(3, {"loss": 0.25, "strange[name]": math.nan})
@@ -132,8 +132,8 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for record in records(file)
         if record.WhichOneof("record_type") == "history"
     ]
-    found = {row["step"]: row["0/nfc"] for row in rows if "0/nfc" in row}
-    assert found == monitor.series("nfc", "0").to_dict()
+    result = {row["step"]: row["0/nfc"] for row in rows if "0/nfc" in row}
+    assert result == monitor.series("nfc", "0").to_dict()
     assert [row["step"] for row in rows if "loss" in row] == [0, 1, 2]
 
 

@@ -36,10 +36,10 @@ def rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 def report(folder: Path) -> dict[str, Any]:
     model, initial = network(), network(1)
-    found = fl.probe(model, rows(), initial=initial, loss=lambda f, y: (f - y).square().sum(1), weight_decay=0.1)
-    found.save(folder / "report")
-    table = found.table(["nfc", "centered_nfc", "fact", "enfa", "relgrad"])
-    return {"table": table.drop(columns=["kind", "shape", "flags"]).to_dict("index"), "samples": found.samples}
+    result = fl.probe(model, rows(), initial=initial, loss=lambda f, y: (f - y).square().sum(1), weight_decay=0.1)
+    result.save(folder / "report")
+    table = result.table(["nfc", "centered_nfc", "fact", "enfa", "relgrad"])
+    return {"table": table.drop(columns=["kind", "shape", "flags"]).to_dict("index"), "samples": result.samples}
 
 
 def run_of_a_monitor(folder: Path) -> dict[str, Any]:

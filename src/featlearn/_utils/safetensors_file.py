@@ -143,6 +143,15 @@ def save_nested(path: _PathLike, state: Any, header: Mapping[str, Any] | None = 
         state: Nest of dict (keys: strings and integers), list, tuple, tensors, numpy arrays, numbers, strings, bytes
             and None.
         header: JSON object to store with the state.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from featlearn.runs import load_nested, save_nested
+        >>> file = Path(tempfile.mkdtemp()) / "state.safetensors"
+        >>> save_nested(file, {"step": 3, "moments": [torch.ones(2), None]}, {"kind": "optimizer"})
+        >>> load_nested(file)
+        ({'step': 3, 'moments': [tensor([1., 1.]), None]}, {'kind': 'optimizer'})
     """
     flattener = _Flattener()
     skeleton = flattener.encode(state, "", 0)
@@ -159,6 +168,16 @@ def load_nested(path: _PathLike) -> tuple[Any, dict[str, Any]]:
 
     Returns:
         The state, with tensors on the CPU, and the header. Tensors that shared memory share it again.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from pathlib import Path
+        >>> from featlearn.runs import load_nested, save_nested
+        >>> file, weight = Path(tempfile.mkdtemp()) / "tied.safetensors", torch.ones(2)
+        >>> save_nested(file, {"embedding": weight, "head": weight})
+        >>> state, header = load_nested(file)
+        >>> state["embedding"].data_ptr() == state["head"].data_ptr()  # written once, and shared again
+        True
     """
     with _open_nested(path) as (stored, described):
         tensors = stored_tensors(stored)

@@ -33,6 +33,15 @@ def effective_penalty(penalty: PenaltyLike, v: Any, *, allow_unanchored: bool = 
     Returns:
         The effective penalty of each entry.
 
+    Example:
+        >>> from featlearn.adaptive import effective_penalty
+        >>> effective_penalty("absolute", [0.5, 2.0]).round(4).tolist()
+        [0.25, 2.0]
+        >>> effective_penalty("square", [0.5, 2.0]).round(4).tolist()
+        [0.2114, 1.8686]
+        >>> effective_penalty("indicator", [0.5, 2.0]).round(4).tolist()  # v^2: no adaptation
+        [0.25, 4.0]
+
     References:
         LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
         https://arxiv.org/abs/2308.15478,
@@ -57,6 +66,13 @@ def effective_joint_penalty(
 
     Returns:
         The effective penalty of each entry.
+
+    Example:
+        >>> from featlearn.adaptive import effective_joint_penalty, effective_penalty
+        >>> effective_joint_penalty("square", "square", [0.5, 2.0]).round(4).tolist()
+        [0.1871, 1.2896]
+        >>> effective_penalty("square", [0.5, 2.0]).round(4).tolist()  # one side alone saves less
+        [0.2114, 1.8686]
     """
     w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
     v = _sizes(v)
@@ -81,6 +97,11 @@ def joint_penalty(first: PenaltyLike, second: PenaltyLike, v: Any, *, allow_unan
 
     Raises:
         InputError: If an entry is below 1 and both penalties are anchored.
+
+    Example:
+        >>> from featlearn.adaptive import joint_penalty
+        >>> joint_penalty("square", "square", [1.0, 4.0]).round(4).tolist()  # 2 (sqrt v - 1)^2
+        [0.0, 2.0]
     """
     w1, w2 = as_penalty(first, allow_unanchored), as_penalty(second, allow_unanchored)
     v = _sizes(v)
@@ -131,6 +152,16 @@ def penalty_curves(v: Any) -> dict[str, Array]:
 
     Returns:
         The curves by name, each of shape ``(k,)``.
+
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.adaptive import penalty_curves
+        >>> for name, curve in penalty_curves(np.array([0.5, 2.0])).items():
+        ...     print(name, curve.round(3).tolist())
+        v^2 [0.25, 4.0]
+        square [0.211, 1.869]
+        absolute [0.25, 2.0]
+        square and absolute [0.211, 1.539]
 
     References:
         LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",

@@ -58,6 +58,17 @@ def adapt(
     Raises:
         InputError: If shapes do not match, or a number is out of range.
 
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.adaptive import adapt, effective_penalty
+        >>> solution = adapt(np.eye(2), np.array([3.0, 0.0]), structure="diagonal")
+        >>> solution.converged, round(solution.objective, 4)
+        (True, 3.2441)
+        >>> round(float(effective_penalty("square", 3.0)), 4)  # the minimum of |theta|^2 + (M - 1)^2 for one feature
+        3.2441
+        >>> round(adapt(np.eye(2), np.array([3.0, 0.0]), penalty="indicator").objective, 4)  # M = I
+        9.0
+
     References:
         LeJeune & Alemohammad (2023), "An adaptive tangent feature perspective of neural networks",
         https://arxiv.org/abs/2308.15478,

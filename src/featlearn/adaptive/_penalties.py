@@ -35,6 +35,15 @@ class Penalty:
         exponent: Exponent p if ``w(z) = |z - 1|^p``, for which there are closed forms. None for other penalties.
         fixed: Whether only ``z = 1`` is allowed.
         rest: Minimizer of w: 1 for an anchored penalty, as the paper requires.
+
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.adaptive import Penalty, effective_penalty
+        >>> penalty = Penalty("logarithm squared", lambda z: np.log(z) ** 2)
+        >>> penalty([1.0, np.e]).round(4).tolist()
+        [0.0, 1.0]
+        >>> effective_penalty(penalty, [0.5, 2.0]).round(4).tolist()
+        [0.2068, 1.4476]
     """
 
     name: str
@@ -71,6 +80,14 @@ def power(p: float) -> Penalty:
 
     Returns:
         The penalty.
+
+    Example:
+        >>> from featlearn.adaptive import power
+        >>> penalty = power(1.5)
+        >>> penalty([1.0, 2.0, 5.0]).tolist()
+        [0.0, 1.0, 8.0]
+        >>> penalty.anchored
+        True
     """
     check_number("p", p, above=0)
     return Penalty(f"power:{p:g}", _Power(float(p)), float(p))

@@ -45,6 +45,17 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
 
     Raises:
         InputError: If the folder does not exist, a package is missing, or the token is too short.
+
+    Example:
+        >>> import tempfile
+        >>> from starlette.testclient import TestClient
+        >>> from featlearn.dashboard import create_app
+        >>> from featlearn.runs import Run
+        >>> folder = tempfile.mkdtemp()
+        >>> Run.create(f"{folder}/first").finish()
+        >>> client = TestClient(create_app(folder), base_url="http://127.0.0.1")
+        >>> [(run["name"], run["status"]) for run in client.get("/api/runs").json()["runs"]]
+        [('first', 'finished')]
     """
     require("starlette", "plotly")
     from starlette.applications import Starlette

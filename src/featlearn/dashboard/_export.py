@@ -49,6 +49,17 @@ def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str
     Raises:
         InputError: If the file has another ending, or the folder does not exist.
         RunStoreError: If the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.dashboard import export_html
+        >>> from featlearn.runs import Run
+        >>> folder = tempfile.mkdtemp()
+        >>> with Run.create(f"{folder}/first") as run:
+        ...     run.log(0, {"loss": 0.5})
+        >>> page = export_html(folder, f"{folder}/runs.html")
+        >>> page.name, "first" in page.read_text(encoding="utf-8")
+        ('runs.html', True)
     """
     target = Path(path)
     if target.suffix.lower() != ".html":

@@ -114,6 +114,13 @@ def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path
 
     Returns:
         Path of the folder.
+
+    Example:
+        >>> from featlearn.datasets import data_folder
+        >>> data_folder("uci121", "/data/uci").as_posix()
+        '/data/uci'
+        >>> data_folder("uci121").name
+        'uci121'
     """
     if folder is not None:
         return Path(folder).expanduser()

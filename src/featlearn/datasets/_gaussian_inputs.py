@@ -32,6 +32,16 @@ def covariance_with(eigenvalues: Sequence[float] | Tensor, generator: Seed = Non
 
     Raises:
         InputError: The eigenvalues are not positive and finite.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import covariance_with, gaussian_task
+        >>> covariance = covariance_with([4.0, 1.0, 0.25])
+        >>> [round(value, 4) for value in torch.linalg.eigvalsh(covariance).tolist()]
+        [0.25, 1.0, 4.0]
+        >>> task = gaussian_task(lambda X: X[:, :1], n=10, d=3, covariance=covariance)
+        >>> task.X.shape
+        torch.Size([10, 3])
     """
     values = torch.as_tensor(eigenvalues, dtype=torch.float64)
     if values.ndim != 1 or not len(values) or not (values > 0).all() or not torch.isfinite(values).all():
@@ -56,6 +66,13 @@ def decaying_covariance(d: int, decay: float, generator: Seed = None) -> Tensor:
 
     Raises:
         InputError: The decay is negative.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import decaying_covariance
+        >>> covariance = decaying_covariance(4, decay=1.0)
+        >>> [round(value, 4) for value in torch.linalg.eigvalsh(covariance).tolist()]  # 1/4, 1/3, 1/2, 1
+        [0.25, 0.3333, 0.5, 1.0]
     """
     check_number("decay", decay, 0)
     if decay == 0:
@@ -190,6 +207,12 @@ def sphere_task(
 
     Raises:
         InputError: An argument is not allowed, or the target is constant or not finite.
+
+    Example:
+        >>> from featlearn.datasets import sphere_task
+        >>> task = sphere_task(lambda X: X[:, :1] ** 2, n=100, d=4, n_test=20)
+        >>> task.X.shape, round(float(task.X[0].norm()), 4)
+        (torch.Size([100, 4]), 2.0)
     """
     check_sizes(n, n_test)
     generator = as_generator(generator, "sphere")

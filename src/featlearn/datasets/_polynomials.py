@@ -72,6 +72,11 @@ def chain_monomial_egop(d: int, r: int = 5, covariance: Tensor | None = None) ->
 
     Raises:
         InputError: ``r`` is not from 2 to d, or the covariance has another shape.
+
+    Example:
+        >>> from featlearn.datasets import chain_monomial_egop
+        >>> chain_monomial_egop(4, r=3).tolist()
+        [[2.0, 1.0, 1.0, 0.0], [1.0, 2.0, 1.0, 0.0], [1.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
     """
     _check_chain(d, r)
     shift = torch.eye(r, dtype=torch.float64).roll(1, 0)
@@ -189,6 +194,14 @@ def polynomial_task(
 
     Raises:
         InputError: An argument is not allowed.
+
+    Example:
+        >>> from featlearn.datasets import polynomial_task
+        >>> task = polynomial_task({(0, 1): 1.0, (2,): 0.5}, n=100, d=5, n_test=20)  # x0 x1 + x2 / 2
+        >>> task.X.shape, task.y_test.shape
+        (torch.Size([100, 5]), torch.Size([20, 1]))
+        >>> round(float(task.y.std(correction=0)), 4)
+        1.0
     """
     _check_terms(terms, d)
     target = partial(polynomial, terms=dict(terms))
@@ -201,6 +214,15 @@ class SquaredProjections:
 
     Attributes:
         matrix: Projections Q, shape ``(rank, d)``, in float64.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import SquaredProjections
+        >>> target = SquaredProjections(torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]], dtype=torch.float64))
+        >>> target(torch.ones(1, 3)).tolist()
+        [[5.0]]
+        >>> target.egop().diagonal().tolist()
+        [4.0, 64.0, 0.0]
     """
 
     matrix: Tensor
@@ -253,6 +275,14 @@ def high_rank_task(
 
     Raises:
         InputError: An argument is not allowed.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import high_rank_task
+        >>> task = high_rank_task(100, 10, rank=3)
+        >>> egop = task.scale**2 * task.target.function.egop(task.covariance)
+        >>> egop.shape, int(torch.linalg.matrix_rank(egop))
+        (torch.Size([10, 10]), 3)
     """
     rows = check_int("rank", d if rank is None else rank, optional=True)
     generator = as_generator(generator, "high_rank")

@@ -29,6 +29,13 @@ class LinearMap:
 
     Attributes:
         matrix: Matrix W*, shape ``(c, d)``, in float64.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import LinearMap
+        >>> target = LinearMap(torch.tensor([[1.0, 2.0]], dtype=torch.float64))
+        >>> target(torch.tensor([[3.0, 4.0]])).tolist()
+        [[11.0]]
     """
 
     matrix: Tensor
@@ -172,6 +179,15 @@ class Teacher:
         activation: Activation sigma* as a module; its parameters, if any, are in float64 and frozen.
         tau: Factor of the norm term.
         center_norm: Whether the norm term is ``tau (|x|^2 / d - 1)``, with mean 0.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import Teacher
+        >>> teacher = Teacher(directions=torch.eye(2, dtype=torch.float64), activation=torch.nn.ReLU())
+        >>> teacher(torch.tensor([[3.0, -1.0]])).tolist()
+        [[1.5]]
+        >>> round(teacher.kernel_lower_bounds().linear, 4)
+        0.0454
     """
 
     directions: Tensor

@@ -35,6 +35,19 @@ class CharacterTask:
         train: Training characters as positions in the vocabulary, integers of shape ``(length,)``.
         test: Test characters, the end of the text, as positions in the vocabulary, shape ``(length,)``.
         vocabulary: Characters of the text, sorted.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import CharacterTask
+        >>> task = CharacterTask(torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([0, 1]), "abc")
+        >>> task.encode("cab").tolist()
+        [2, 0, 1]
+        >>> inputs, targets = task.blocks(4, part="train")
+        >>> task.decode(inputs[0]), task.decode(targets[0])
+        ('abca', 'bcab')
+        >>> inputs, targets = task.batch(8, 3, torch.Generator().manual_seed(0))
+        >>> inputs.shape, targets.shape
+        (torch.Size([8, 3]), torch.Size([8, 3]))
     """
 
     train: Tensor
@@ -137,6 +150,16 @@ def character_task(
     Raises:
         DataNotPresent: ``tinyshakespeare.txt`` is missing.
         InputError: The file cannot be read, or has fewer than two characters.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.datasets import character_task
+        >>> file = Path(tempfile.mkdtemp()) / "text.txt"
+        >>> _ = file.write_text("abcabcabca")
+        >>> task = character_task(file, test_share=0.2)
+        >>> task.vocabulary, task.train.tolist(), task.decode(task.test)
+        ('abc', [0, 1, 2, 0, 1, 2, 0, 1], 'ca')
     """
     check_number("test_share", test_share, 0, below=1)
     if path is None:
@@ -196,7 +219,7 @@ def sentence_task(
     folder: _PathLike | None = None,
     generator: Seed = None,
 ) -> SentenceTask:
-    """Draw sentences of film reviews with their sentiment (SST-2) at random without replacement.
+    r"""Draw sentences of film reviews with their sentiment (SST-2) at random without replacement.
 
     Each line of the files has a sentence, a tab and a class; there is no header. SST-2 has two classes; files of the
     same format with more classes are supported.
@@ -216,6 +239,17 @@ def sentence_task(
     Raises:
         DataNotPresent: A file is missing.
         InputError: A file has another format or fewer sentences.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.datasets import sentence_task
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "train.tsv").write_text("a fine film\t1\na dull film\t0\n")
+        >>> _ = (folder / "test.tsv").write_text("fine\t1\n")
+        >>> task = sentence_task(folder=folder)
+        >>> sorted(zip(task.sentences, task.y.tolist())), task.sentences_test, task.classes
+        ([('a dull film', 0), ('a fine film', 1)], ('fine',), 2)
     """
     check_option("test", test, ("test", "dev"))
     where = data_folder(f"text/{_SENTENCES}", folder)

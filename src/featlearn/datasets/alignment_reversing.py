@@ -94,6 +94,17 @@ def reversing_task(
 
     Raises:
         InputError: An argument is not allowed.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.datasets import reversing_task
+        >>> task = reversing_task(0.25, n=64, d=16)
+        >>> task.X.shape, task.n_first
+        (torch.Size([64, 16]), 16)
+        >>> gram = task.first.T @ task.first
+        >>> product = task.second.T @ task.second @ gram @ gram
+        >>> bool(torch.allclose(product, torch.eye(16, dtype=torch.float64)))
+        True
     """
     check_option("reading", reading, ("consistent", "pseudo-inverse"))
     if not 0 < balance <= 1:

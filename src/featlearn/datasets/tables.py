@@ -54,6 +54,16 @@ def read_table(path: _PathLike, target: str | None = None) -> pd.DataFrame | tup
 
     Raises:
         InputError: The file is missing or cannot be read, or has no column ``target``.
+
+    Example:
+        >>> import tempfile, pandas as pd
+        >>> from pathlib import Path
+        >>> from featlearn.datasets import read_table
+        >>> file = Path(tempfile.mkdtemp()) / "cars.csv"
+        >>> pd.DataFrame({"age": [1, 4], "color": ["red", "blue"], "price": [9.5, 6.0]}).to_csv(file, index=False)
+        >>> X, y = read_table(file, target="price")
+        >>> list(X.columns), y.tolist()
+        (['age', 'color'], [9.5, 6.0])
     """
     path = Path(path)
     with _opened(path) as (file, separator):

@@ -96,6 +96,16 @@ def ck_by_layer(
 
     Returns:
         Kernels of shape (n, n) in float64, by layer name.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.kernels import ck_by_layer
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> kernels = ck_by_layer(model, torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+        >>> list(kernels)
+        ['0', '2']
+        >>> kernels["0"].tolist()
+        [[5.0, 3.0], [3.0, 9.0]]
     """
     subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode)
     return _kernels(subject, X, None, _inputs, batch_size, inputs=True, strict=False)
@@ -141,6 +151,14 @@ def ptk(
     Raises:
         InputError: The layer does not exist or is not called, or its rows are not samples.
         UnsupportedModelError: Samples share rows of the layer, and the model does not accept single samples.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> first, last = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1)
+        >>> _ = first.weight.data.copy_(torch.eye(2)), last.weight.data.fill_(2.0)
+        >>> model = torch.nn.Sequential(first, torch.nn.ReLU(), last)
+        >>> fl.ptk(model, torch.tensor([[1.0, 1.0], [1.0, -1.0]]), layer="0").tolist()  # two active units, then one
+        [[8.0, 4.0], [4.0, 4.0]]
     """
 
     def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:

@@ -80,6 +80,17 @@ def ntk_operator(
         InputError: An argument is invalid, or the data cannot be read repeatedly.
         UnsupportedModelError: An operation, such as that of `torch.nn.EmbeddingBag`, has neither a forward mode nor a
             second derivative.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> X = torch.randn(50, 3)
+        >>> theta = fl.ntk_operator(model, X)
+        >>> top = fl.top_eigenpairs(theta, 2).values
+        >>> exact = torch.linalg.eigvalsh(fl.ntk(model, X)).flip(0)[:2]
+        >>> theta.shape, bool(torch.allclose(top, exact, rtol=1e-3))
+        ((50, 50), True)
     """
     if outputs != "trace" and not is_int(outputs, 0):
         raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}.')

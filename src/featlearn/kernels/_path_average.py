@@ -96,6 +96,16 @@ def average_ntk(
 
     Raises:
         InputError: An argument is invalid, `initial` is of another architecture, or the memory does not suffice.
+
+    Example:
+        >>> import copy, torch, featlearn as fl
+        >>> _ = torch.manual_seed(0)
+        >>> initial = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> model = copy.deepcopy(initial)
+        >>> _ = model[0].weight.data.add_(1.0)
+        >>> average = fl.average_ntk(model, initial, torch.randn(10, 3), points=10, rule="gauss-legendre")
+        >>> average.kernel.shape, average.completeness_error < 1e-3
+        (torch.Size([10, 10]), True)
     """
     check_outputs(outputs)
     times, weights = _quadrature(points, rule)

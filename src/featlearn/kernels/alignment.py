@@ -50,8 +50,12 @@ def label_kernel(y: Any) -> Tensor:
     Raises:
         InputError: The labels have another shape, are not finite, or are all zero.
 
-    >>> label_kernel([0, 1, 1]).tolist()
-    [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    Example:
+        >>> import featlearn as fl
+        >>> fl.label_kernel([0, 1, 1]).tolist()  # classes
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+        >>> fl.label_kernel([1.0, -1.0]).tolist()  # real labels
+        [[1.0, -1.0], [-1.0, 1.0]]
     """
     rows, _ = _label_rows(y)
     return rows @ rows.mT
@@ -105,10 +109,15 @@ def kernel_target_alignment(kernel: Any, y: Any, *, center: bool | Literal["auto
     Raises:
         InputError: The kernel and y have different sizes, or y is zero after centering.
 
-    >>> kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [1.0, -1.0])
-    1.0
-    >>> round(kernel_target_alignment([[1.0, -1.0], [-1.0, 1.0]], [0, 1]), 12)
-    1.0
+    Example:
+        >>> import featlearn as fl
+        >>> kernel = [[1.0, -1.0], [-1.0, 1.0]]
+        >>> round(fl.kernel_target_alignment(kernel, [1.0, -1.0]), 4)
+        1.0
+        >>> round(fl.kernel_target_alignment(kernel, [0, 1]), 4)
+        1.0
+        >>> round(fl.kernel_target_alignment(kernel, [1.0, 1.0]), 4)
+        0.0
     """
     check_option("center", center, ("auto", True, False))
     k = check_kernel(kernel)
@@ -138,6 +147,11 @@ def centered_kernel(kernel: Any) -> Tensor:
 
     Raises:
         InputError: The kernel is not square, symmetric, finite and different from zero.
+
+    Example:
+        >>> from featlearn.kernels import centered_kernel
+        >>> centered_kernel([[3.0, 1.0], [1.0, 3.0]]).tolist()
+        [[1.0, -1.0], [-1.0, 1.0]]
     """
     k = check_kernel(kernel)
     rows = k - k.mean(0, keepdim=True)
@@ -156,6 +170,14 @@ def centered_alignment(kernel: Any, other: Any) -> float:
 
     Raises:
         InputError: The kernels have different sizes, or one is constant and therefore zero after centering.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> labels = fl.label_kernel([0, 0, 1, 1])
+        >>> round(fl.centered_alignment(5.0 + labels, labels), 4)  # a constant does not matter
+        1.0
+        >>> round(fl.centered_alignment(torch.eye(4), labels), 4)
+        0.5774
     """
     first, second = check_kernel(kernel), check_kernel(other, "the other kernel")
     _check_sizes(first, second)

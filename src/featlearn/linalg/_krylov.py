@@ -135,6 +135,15 @@ def hutchpp_trace(operator: Any, samples: int, generator: Seed = None) -> Estima
     Returns:
         The estimate with its standard error.
 
+    Example:
+        >>> import torch, featlearn as fl
+        >>> A = torch.diag(1.0 / torch.arange(1.0, 501.0) ** 2)
+        >>> estimate = fl.hutchpp_trace(A, samples=30, generator=0)
+        >>> round(estimate.value, 2), round(float(A.trace()), 2)
+        (1.64, 1.64)
+        >>> estimate.standard_error < 0.05, estimate.matvecs
+        (True, 30)
+
     References:
         Meyer, Musco, Musco & Woodruff (2021), "Hutch++: optimal stochastic trace estimation",
         https://arxiv.org/abs/2010.09649.
@@ -168,6 +177,13 @@ def frobenius_norm(operator: Any, samples: int, generator: Seed = None) -> Estim
 
     Raises:
         InputError: If the operator is not symmetric.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> A = torch.diag(1.0 / torch.arange(1.0, 501.0))
+        >>> estimate = fl.frobenius_norm(A, samples=30, generator=0)
+        >>> round(estimate.value, 2), round(float(A.norm()), 2)
+        (1.28, 1.28)
     """
     counted = _Counted(operator)
     if _count(samples, counted.n) >= counted.n:

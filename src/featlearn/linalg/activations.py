@@ -79,12 +79,18 @@ def normalized_activation(activation: Activation, kinks: Sequence[float] = ()) -
     Returns:
         A new module.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.linalg import gaussian_mean, normalized_activation
+        >>> activation = normalized_activation("softplus")
+        >>> round(float(activation(torch.zeros(1))), 4)
+        -0.2167
+        >>> round(gaussian_mean(lambda z: activation(z) ** 2), 4)
+        1.0
+
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
         networks", https://arxiv.org/abs/2211.06506, assumption 4.2 and section 4.
-
-    >>> round(float(normalized_activation("softplus")(torch.zeros(1))), 4)
-    -0.2167
     """
     module = activation_module(activation)
     with torch.no_grad():

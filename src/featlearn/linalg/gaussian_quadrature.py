@@ -37,8 +37,13 @@ def gaussian_mean(function: Function, kinks: Sequence[float] = ()) -> float:
     Raises:
         InputError: If the function is not elementwise, or not finite between -14 and 14.
 
-    >>> round(gaussian_mean(torch.relu) * math.sqrt(2 * math.pi), 12)
-    1.0
+    Example:
+        >>> import torch
+        >>> from featlearn.linalg import gaussian_mean
+        >>> round(gaussian_mean(torch.relu), 6)  # 1 / sqrt(2 pi)
+        0.398942
+        >>> round(gaussian_mean(lambda z: z**4), 6)
+        3.0
     """
     z, weights = _rule(tuple(sorted(float(k) for k in kinks)))
     values = function(z)
@@ -61,6 +66,13 @@ def hermite(z: Tensor, degree: int) -> Tensor:
 
     Returns:
         ``h_0 ... h_degree`` at z, shape ``(degree + 1, *z.shape)``.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.linalg import hermite
+        >>> values = hermite(torch.tensor([2.0]), degree=2)  # 1, z, (z^2 - 1) / sqrt(2)
+        >>> [round(value, 4) for value in values.flatten().tolist()]
+        [1.0, 2.0, 2.1213]
     """
     check_int("degree", degree, 0)
     rows = [torch.ones_like(z)]
@@ -81,6 +93,12 @@ def hermite_coefficients(function: Function, degree: int, kinks: Sequence[float]
 
     Returns:
         ``c_0 ... c_degree``, shape ``(degree + 1,)``.
+
+    Example:
+        >>> from featlearn.linalg import hermite_coefficients
+        >>> coefficients = hermite_coefficients(lambda z: z**2, degree=3)  # z^2 = 1 + sqrt(2) h_2
+        >>> [abs(round(value, 4)) for value in coefficients.tolist()]
+        [1.0, 0.0, 1.4142, 0.0]
     """
     z, weights = _rule(tuple(sorted(float(k) for k in kinks)))
     return hermite(z, degree) @ (function(z).to(torch.float64) * weights)
@@ -122,6 +140,15 @@ def activation_constants(function: Function, kinks: Sequence[float] = ()) -> Act
 
     Raises:
         InputError: If the activation is constant.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.linalg import activation_constants
+        >>> constants = activation_constants(torch.relu)
+        >>> round(constants.mean, 4), round(constants.slope, 4)
+        (0.3989, 0.8564)
+        >>> abs(round(activation_constants(torch.tanh).second, 4))  # 0 for odd functions
+        0.0
     """
     mean = gaussian_mean(function, kinks)
     std = math.sqrt(gaussian_mean(lambda z: (function(z) - mean).square(), kinks))

@@ -45,12 +45,15 @@ def cosine(a: Any, b: Any) -> float:
     Returns:
         The cosine, between -1 and 1; NaN if an array is zero. For two feature matrices it is the correlation rho.
 
+    Example:
+        >>> import featlearn as fl
+        >>> identity, first_axis = [[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 0.0]]
+        >>> round(fl.cosine(identity, first_axis), 4)
+        0.7071
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         equation (NFC).
-
-    >>> cosine([[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 0.0]])
-    0.7071067811865475
     """
     first, second = _pair(a, b)
     return _cosine(first, second)
@@ -65,6 +68,13 @@ def pearson(a: Any, b: Any) -> float:
 
     Returns:
         The correlation, between -1 and 1; NaN if an array is constant.
+
+    Example:
+        >>> import featlearn as fl
+        >>> round(fl.pearson([1.0, 2.0, 3.0], [5.0, 7.0, 9.0]), 4)
+        1.0
+        >>> round(fl.cosine([1.0, 2.0, 3.0], [5.0, 7.0, 9.0]), 4)  # without subtracting the means
+        0.9875
     """
     first, second = _pair(a, b)
     return _cosine(_centered(first), _centered(second))
@@ -105,6 +115,14 @@ def psd_power(matrix: Any, power: float) -> Tensor:
 
     Raises:
         InputError: If the matrix is not symmetric, not finite or has a negative eigenvalue.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> root = fl.psd_power(torch.tensor([[5.0, 4.0], [4.0, 5.0]]), 0.5)
+        >>> [[round(value, 4) for value in row] for row in root.tolist()]
+        [[2.0, 1.0], [1.0, 2.0]]
+        >>> [[round(value, 4) for value in row] for row in (root @ root).tolist()]
+        [[5.0, 4.0], [4.0, 5.0]]
     """
     values, vectors = symmetric_eigh(matrix)
     if values.numel() == 0:
@@ -137,6 +155,13 @@ def principal_angles(u: Any, v: Any) -> Tensor:
     Raises:
         InputError: If a matrix has more columns than rows, or the numbers of rows differ.
 
+    Example:
+        >>> import torch, featlearn as fl
+        >>> plane = torch.eye(3)[:, :2]
+        >>> line = torch.tensor([[1.0], [0.0], [1.0]])
+        >>> [round(angle, 1) for angle in fl.principal_angles(plane, line).rad2deg().tolist()]
+        [45.0]
+
     References:
         Björck & Golub (1973), "Numerical methods for computing angles between linear subspaces",
         https://doi.org/10.1090/S0025-5718-1973-0348991-3.
@@ -168,6 +193,15 @@ def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
 
     Returns:
         The rotated matrix, a float64 tensor of the same shape.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> K = torch.diag(torch.tensor([4.0, 2.0, 1.0]))
+        >>> rotated = fl.corrupt(K, generator=0)
+        >>> [round(value, 4) for value in torch.linalg.eigvalsh(rotated).tolist()]
+        [1.0, 2.0, 4.0]
+        >>> round(fl.cosine(K, rotated), 2)
+        0.78
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,

@@ -54,6 +54,15 @@ def scale_weights(model: nn.Module, scales: Mapping[str, float], scale_of: Scale
 
     Raises:
         InputError: A glob matches no module, a scale is negative, or a tied weight would get two scales.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.models import scale_weights
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> before = model[0].weight.detach().norm()
+        >>> scale_weights(model, {"0": 0.01})
+        >>> round(float(model[0].weight.detach().norm() / before), 4)
+        0.01
     """
     factors = {glob: weight_factor(scale, scale_of) for glob, scale in scales.items()}
     owners: dict[str, list[nn.Parameter]] = {}

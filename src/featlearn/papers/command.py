@@ -66,7 +66,7 @@ def run_experiments(names: Sequence[str], paper: str | None, out: Path, as_json:
             progress.update(task, description=text, completed=measured, total=points)
 
         page: Path | None = None
-        for reproduction in reproductions(chosen, folder=out, told=show, **options):
+        for reproduction in reproductions(chosen, folder=out, progress=show, **options):
             page = write_ledger([reproduction], out)
             done.append(reproduction)
             if not as_json:

@@ -72,6 +72,15 @@ def record_of(done: Reproduction) -> Record:
 
     Args:
         done: Reproduction from `featlearn.papers.runner.reproduce`.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.papers.ledger import record_of
+        >>> from featlearn.papers.runner import reproduce
+        >>> (done,) = reproduce(["adaptive-fig2"], "smoke", folder=tempfile.mkdtemp())
+        >>> record = record_of(done)
+        >>> record.name, record.covers, record.claims[0].verdict
+        ('adaptive-fig2', ('figure 2', 'proposition 3'), 'reproduced')
     """
     e, remarks = done.experiment, done.result.remarks if done.result is not None else ""
     source = "" if done.stale else source_fingerprint(e.measure)
@@ -87,6 +96,17 @@ def read_records(file: Path) -> list[Record]:
 
     Raises:
         InputError: The file is corrupt, or was written by a later version.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.papers.ledger import read_records, record_of, write_records
+        >>> from featlearn.papers.runner import reproduce
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> (done,) = reproduce(["adaptive-fig2"], "smoke", folder=folder)
+        >>> _ = write_records(folder / "ledger.json", [record_of(done)])
+        >>> [(record.name, record.scale) for record in read_records(folder / "ledger.json")]
+        [('adaptive-fig2', 'smoke')]
     """
     if not file.exists():
         return []
@@ -153,6 +173,15 @@ def ledger_table(records: Iterable[Record]) -> pd.DataFrame:
 
     Returns:
         Table with the columns `LEDGER_COLUMNS`.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.papers.ledger import ledger_table, record_of
+        >>> from featlearn.papers.runner import reproduce
+        >>> done = reproduce(["adaptive-fig2"], "smoke", folder=tempfile.mkdtemp())
+        >>> table = ledger_table(map(record_of, done))
+        >>> table["verdict"].value_counts().to_dict()
+        {'reproduced': 5}
     """
     rows = [(record.name, *claim.texts, claim.note, record.scale) for record in records for claim in record.claims]
     return pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
@@ -171,6 +200,17 @@ def write_ledger(reproductions: Sequence[Reproduction], folder: str | os.PathLik
 
     Returns:
         Path of the index page.
+
+    Example:
+        >>> import tempfile
+        >>> from dataclasses import replace
+        >>> from featlearn.papers.ledger import write_ledger
+        >>> from featlearn.papers.runner import reproduce
+        >>> (done,) = reproduce(["adaptive-fig2"], "smoke", folder=tempfile.mkdtemp())
+        >>> quick = replace(done, result=replace(done.result, figures={}))  # drawing the figures takes longest
+        >>> index = write_ledger([quick], tempfile.mkdtemp())
+        >>> sorted(path.name for path in index.parent.iterdir())
+        ['adaptive-fig2', 'adaptive-fig2.html', 'index.html', 'ledger.csv', 'ledger.json']
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,6 +276,15 @@ def markdown_ledger(records: Sequence[Record], pictures: Mapping[str, Sequence[t
 
     Returns:
         Text of the page.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.papers.ledger import markdown_ledger, record_of
+        >>> from featlearn.papers.runner import reproduce
+        >>> done = reproduce(["adaptive-fig2"], "smoke", folder=tempfile.mkdtemp())
+        >>> page = markdown_ledger([record_of(each) for each in done])
+        >>> [line for line in page.splitlines() if line.startswith("#")]
+        ['## Adaptive tangent features', '### adaptive-fig2: Effective penalties are sub-quadratic']
     """
     parts = [f"{_summary(records)}\n"]
     for title, chosen in _by_paper(records):

@@ -27,7 +27,7 @@ BACKENDS = ("loky", "threading", "ray")
 Measured = tuple[int, Mapping[str, Any], float]
 """Index of a point, its measured values, and its seconds."""
 
-Told = Callable[[str, int, int], object]
+Progress = Callable[[str, int, int], object]
 """Callback with the name of an experiment, the number of points done, and the number of all points."""
 
 
@@ -99,7 +99,7 @@ def reproductions(
     n_jobs: int = 1,
     backend: str = "loky",
     device: str = "cpu",
-    told: Told | None = None,
+    progress: Progress | None = None,
     keep_stale: bool = False,
 ) -> Iterator[Reproduction]:
     """Run experiments one after the other, the points of each in parallel, and yield each as it is done.
@@ -119,7 +119,7 @@ def reproductions(
         backend: ``"loky"`` (processes), ``"threading"``, or ``"ray"``: the cluster that ray is connected to, or a
             local one.
         device: Device to compute on. Only "cpu" is supported.
-        told: Callback, called as ``told(name, done, points)`` after every point. Default: none.
+        progress: Callback, called as ``progress(name, done, points)`` after every point. Default: none.
         keep_stale: Whether to keep points that were measured with another source; the claims of their experiment then
             have the verdict "stale".
 
@@ -129,6 +129,14 @@ def reproductions(
     Raises:
         InputError: An argument is not one of the allowed values, or ray is not installed.
         FeatlearnError: The disk of the folder is full.
+
+    Example:
+        >>> import tempfile
+        >>> from featlearn.papers.runner import reproductions
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     for done in reproductions(["adaptive-fig2"], "smoke", folder=folder):
+        ...         print(done.experiment.name, done.points, len(done.claims))
+        adaptive-fig2 (1, 1) 5
     """
     experiments = find_experiments(names, paper)
     if not is_int(n_jobs, -1) or n_jobs == 0:
@@ -141,11 +149,11 @@ def reproductions(
             raise InputError(f"device must be 'cpu', got {device!r}, which is not available. Omit device.") from error
         raise InputError(f"device must be 'cpu', got {device!r}. The sizes of experiments are chosen for a CPU.")
     for experiment in experiments:
-        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, told or (lambda *_: None), keep_stale)
+        yield _reproduce(experiment, scale, Path(folder), n_jobs, backend, progress or (lambda *_: None), keep_stale)
 
 
 def _reproduce(
-    experiment: Experiment, scale: str, folder: Path, n_jobs: int, backend: str, told: Told, keep_stale: bool
+    experiment: Experiment, scale: str, folder: Path, n_jobs: int, backend: str, progress: Progress, keep_stale: bool
 ) -> Reproduction:
     config = experiment.config(scale)
     settings = experiment.settings(config)
@@ -153,7 +161,7 @@ def _reproduce(
     values: dict[int, Mapping[str, Any]] = {}
     seconds, stale = 0.0, 0
     source = source_fingerprint(experiment.measure)
-    told(experiment.name, 0, len(points))
+    progress(experiment.name, 0, len(points))
     try:
         place = folder / experiment.name / scale
         # An existing run may have started with fewer seeds: each of its points has its own settings.
@@ -171,7 +179,7 @@ def _reproduce(
                     values[index] = state["values"]
                     seconds += float(state["seconds"])
                     stale += not fresh
-            told(experiment.name, len(values), len(points))
+            progress(experiment.name, len(values), len(points))
             header = {"source": source, "versions": versions()}
             open_points = [(i, point) for i, point in enumerate(points) if i not in values]
             for index, measured, took in _measured(experiment, open_points, n_jobs, backend):
@@ -181,7 +189,7 @@ def _reproduce(
                 run.log_layers(index, {None: {"seconds": took}, label: numbers})
                 values[index] = measured
                 seconds += took
-                told(experiment.name, len(values), len(points))
+                progress(experiment.name, len(values), len(points))
             result = experiment.result(config, [Outcome(point, values[i]) for i, point in enumerate(points)])
     except DataNotPresent as error:
         count = (len(points), len(values))

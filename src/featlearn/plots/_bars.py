@@ -45,6 +45,14 @@ def layer_bars(
 
     Raises:
         InputError: If there are no layers, too many measures, or not one number per layer.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.plots import layer_bars, save_figure
+        >>> figure = layer_bars(["net.0", "net.2"], {"NFC": [0.9, 0.7], "FACT": [0.95, 0.8]}, {"NFC": [0.02, 0.05]})
+        >>> save_figure(figure, Path(tempfile.mkdtemp()) / "layers.png").name
+        'layers.png'
     """
     if not names or not values:
         raise InputError(f"names and values must not be empty, got {len(names)} names and {len(values)} measures.")
@@ -165,6 +173,12 @@ def importance_bars(
 
     Raises:
         InputError: If there is not one name per number.
+
+    Example:
+        >>> from featlearn.plots import importance_bars
+        >>> figure = importance_bars(["age", "color", "price"], [0.2, 0.1, 0.7], top=2)
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        ['price', 'age']
     """
     v = as_array(values)
     names = _checked_names(names, v)
@@ -205,6 +219,13 @@ def feature_matrix_picture(
 
     Raises:
         InputError: If the matrix is not square, or there is not one name per row.
+
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.plots import feature_matrix_picture
+        >>> figure = feature_matrix_picture(np.array([[1.0, -0.5], [-0.5, 2.0]]), names=["age", "price"])
+        >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]  # the largest diagonal entry first
+        ['price', 'age']
     """
     m = as_matrix("matrix", matrix)
     if m.shape[0] != m.shape[1]:

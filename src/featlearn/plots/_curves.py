@@ -42,6 +42,14 @@ def step_curves(
 
     Raises:
         InputError: If there are no curves.
+
+    Example:
+        >>> from featlearn.plots import step_curves
+        >>> steps = [0, 100, 200, 300]
+        >>> loss, nfc = {"": (steps, [1.0, 0.5, 0.1, 0.02])}, {"net.0": (steps, [0.1, 0.3, 0.8, 0.9])}
+        >>> figure = step_curves({"loss": loss, "NFC": nfc}, log_scale=("loss",), bounded=("NFC",))
+        >>> [(axes.get_title(), axes.get_yscale()) for axes in figure.axes]
+        [('loss', 'log'), ('NFC', 'linear')]
     """
     if not panels or not any(panels.values()):
         raise InputError("panels must contain at least one curve: no numbers were recorded.")

@@ -51,6 +51,15 @@ def matrix_row(
     Raises:
         InputError: If an argument is empty, names a matrix that is not there, or a color map that does not exist.
 
+    Example:
+        >>> import torch, featlearn as fl
+        >>> from featlearn.plots import matrix_row
+        >>> nfm, agop = torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([3.0, 0.5]))
+        >>> cosine = f"cosine with NFM {fl.cosine(nfm, agop):.2f}"
+        >>> figure = matrix_row({"NFM": nfm, "AGOP": agop}, subtitles={"AGOP": cosine})
+        >>> [axes.get_title() for axes in figure.axes]
+        ['NFM', 'AGOP', '']
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         figure 1.

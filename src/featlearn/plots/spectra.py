@@ -51,6 +51,16 @@ def spectrum_histogram(
     Returns:
         The figure.
 
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.plots import spectrum_histogram
+        >>> W = np.random.default_rng(0).standard_normal((400, 100))
+        >>> heights, edges = np.histogram(np.linalg.eigvalsh(W.T @ W / 400), bins=20, density=True)
+        >>> edge = (1 + (100 / 400) ** 0.5) ** 2  # of the Marchenko-Pastur law
+        >>> figure = spectrum_histogram((edges, heights), edge=edge, title="weights")
+        >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+        ('eigenvalue', 'density')
+
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
         networks", https://arxiv.org/abs/2211.06506, figure 1.
@@ -128,6 +138,14 @@ def qq_plot(
 
     Returns:
         The figure.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.plots import qq_plot
+        >>> quantiles = torch.linspace(0.1, 2.0, 20)
+        >>> figure = qq_plot(quantiles, torch.cat([quantiles[:-1], torch.tensor([5.0])]), title="a spike")
+        >>> figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()
+        ('initial quantile', 'trained quantile')
     """
     with style():
         fig = new_figure(3.6, 3.5)
@@ -183,6 +201,14 @@ def tail_plot(
 
     Raises:
         InputError: If an eigenvalue is not positive, or no eigenvalue is at least x_min.
+
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.plots import tail_plot
+        >>> eigenvalues = 1 + np.random.default_rng(0).pareto(1.5, size=200)  # density x^-2.5
+        >>> figure = tail_plot(eigenvalues, x_min=1.0, alpha=2.5)
+        >>> figure.axes[0].get_xscale(), figure.axes[0].get_yscale()
+        ('log', 'log')
     """
     values = _vector("eigenvalues", eigenvalues)
     if not (x_min > 0 and alpha > 1 and (values >= x_min).any()):
@@ -236,6 +262,16 @@ def spectrum_evolution(
 
     Raises:
         InputError: If there is not one row of finite eigenvalues per step, or top is out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from featlearn.plots import spectrum_evolution
+        >>> steps = np.arange(5)
+        >>> spectra = np.random.default_rng(0).uniform(0.5, 1.5, size=(5, 30))
+        >>> spectra[:, 0] = 2.0 + steps  # an eigenvalue that leaves the bulk
+        >>> figure = spectrum_evolution(steps, spectra, top=1, edge=1.5)
+        >>> figure.axes[0].get_yscale()
+        'log'
     """
     at, rows = as_array(steps), as_array(spectra)
     if at.ndim != 1 or rows.ndim != 2 or rows.shape[0] != at.size or not rows.size or not np.isfinite(rows).all():
@@ -343,6 +379,16 @@ def spectrum(
 
     Raises:
         InputError: If there are no sets, too many, or one of them is not a list of finite numbers.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.plots import spectrum
+        >>> _ = torch.manual_seed(0)
+        >>> W = torch.randn(50, 20)
+        >>> values = {"all rows": torch.linalg.eigvalsh(W.T @ W), "5 rows": torch.linalg.eigvalsh(W[:5].T @ W[:5])}
+        >>> figure = spectrum(values, floor=1e-5)
+        >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+        ['all rows', '5 rows (15 of 20 at zero)']
     """
     if not values or len(values) > len(PALETTE):
         raise InputError(f"values must have 1 to {len(PALETTE)} sets of eigenvalues, got {len(values)}.")

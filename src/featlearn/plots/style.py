@@ -62,7 +62,18 @@ _SETTINGS: dict[Any, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Apply the style of featlearn's figures inside a ``with`` block, and restore all settings afterwards."""
+    """Apply the style of featlearn's figures inside a ``with`` block, and restore all settings afterwards.
+
+    Example:
+        >>> import matplotlib as mpl
+        >>> from featlearn.plots import style
+        >>> before = mpl.rcParams["axes.spines.top"]
+        >>> with style():
+        ...     print(mpl.rcParams["axes.spines.top"])
+        False
+        >>> mpl.rcParams["axes.spines.top"] == before
+        True
+    """
     with mpl.rc_context():
         mpl.rcParams.update(_SETTINGS)
         yield
@@ -84,6 +95,15 @@ def new_figure(width: float, height: float) -> Figure:
     Args:
         width: Width in inches.
         height: Height in inches.
+
+    Example:
+        >>> from featlearn.plots import new_figure, style
+        >>> with style():
+        ...     figure = new_figure(6, 3)
+        ...     left, right = figure.subplots(1, 2)
+        ...     _ = left.plot([0, 1], [1.0, 0.5])
+        >>> figure.get_size_inches().tolist(), len(figure.axes)
+        ([6.0, 3.0], 2)
     """
     return NotebookFigure(figsize=(width, height), layout="constrained")
 
@@ -108,6 +128,16 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: int = 150) -> Pa
 
     Raises:
         InputError: If the ending of the path is another one.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.plots import new_figure, save_figure
+        >>> figure = new_figure(4, 3)
+        >>> _ = figure.subplots().plot([0, 1, 2], [1.0, 0.5, 0.25])
+        >>> path = save_figure(figure, Path(tempfile.mkdtemp()) / "loss.png", dpi=100)
+        >>> path.name, path.stat().st_size > 1000
+        ('loss.png', True)
     """
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")

@@ -111,6 +111,14 @@ class Section:
         figures: Figures by caption, below the tables.
         settings: Values by name, listed below the figures.
         remarks: Less important paragraphs, at the end.
+
+    Example:
+        >>> from featlearn.plots import importance_bars
+        >>> from featlearn.reports import Section
+        >>> figure = importance_bars(["age", "price"], [0.3, 0.7])
+        >>> section = Section("Features", figures={"Importance of each column.": figure}, settings={"seed": 0})
+        >>> section.parts()[0]
+        '<h2>Features</h2>'
     """
 
     title: str
@@ -146,6 +154,15 @@ def write_report(path: str | os.PathLike[str], title: str, lead: str, sections: 
 
     Returns:
         The path of the file.
+
+    Example:
+        >>> import tempfile, pandas as pd
+        >>> from pathlib import Path
+        >>> from featlearn.reports import Section, write_report
+        >>> losses = Section("Losses", words=("Two seeds.",), tables={"Final loss": pd.DataFrame({"loss": [0.1, 0.2]})})
+        >>> path = write_report(Path(tempfile.mkdtemp()) / "report.html", "My training", "All layers learn.", [losses])
+        >>> "<h2>Losses</h2>" in path.read_text(encoding="utf-8")
+        True
     """
     parts = [heading(title, 1), paragraph(lead, soft=True)]
     for section in sections:

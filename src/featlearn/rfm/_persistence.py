@@ -59,6 +59,16 @@ def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mappin
 
     Raises:
         InputError: The pipeline is another one, or the path is a folder.
+
+    Example:
+        >>> import tempfile, pandas as pd, featlearn as fl
+        >>> from pathlib import Path
+        >>> cars = pd.DataFrame({"age": [1.0, 9.0, 4.0, 2.0], "color": ["red", "blue", "red", "blue"]})
+        >>> pipeline = fl.make_tabular(fl.RFMRegressor(n_iter=1)).fit(cars, [9.0, 1.0, 5.0, 7.0])
+        >>> file = Path(tempfile.mkdtemp()) / "cars.safetensors"
+        >>> fl.save_tabular(file, pipeline, about={"target": "price"})
+        >>> file.exists()
+        True
     """
     encoder, estimator = _steps(pipeline)
     tensors, header = _estimator_state(estimator)
@@ -83,6 +93,17 @@ def load_tabular(path: str | os.PathLike[str]) -> tuple[Pipeline, dict[str, Any]
 
     Raises:
         InputError: The file is missing, damaged, of another kind or of a newer version.
+
+    Example:
+        >>> import tempfile, pandas as pd, featlearn as fl
+        >>> from pathlib import Path
+        >>> cars = pd.DataFrame({"age": [1.0, 9.0, 4.0, 2.0], "color": ["red", "blue", "red", "blue"]})
+        >>> pipeline = fl.make_tabular(fl.RFMRegressor(n_iter=1)).fit(cars, [9.0, 1.0, 5.0, 7.0])
+        >>> file = Path(tempfile.mkdtemp()) / "cars.safetensors"
+        >>> fl.save_tabular(file, pipeline, about={"target": "price"})
+        >>> loaded, about = fl.load_tabular(file)
+        >>> bool((loaded.predict(cars) == pipeline.predict(cars)).all()), about
+        (True, {'target': 'price'})
     """
     with open_state(path, kind=_TABULAR, versions=_VERSIONS) as (stored, header):
         kind = _ESTIMATORS[header["machine"]["kind"]]
@@ -104,6 +125,14 @@ def column_kinds(pipeline: Pipeline) -> dict[str, str]:
 
     Raises:
         InputError: The pipeline is another one.
+
+    Example:
+        >>> import pandas as pd, featlearn as fl
+        >>> from featlearn.rfm import column_kinds
+        >>> cars = pd.DataFrame({"age": [1.0, 9.0, 4.0], "color": ["red", "blue", "red"], "note": [None, None, None]})
+        >>> pipeline = fl.make_tabular(fl.RFMRegressor(n_iter=1)).fit(cars, [9.0, 1.0, 5.0])
+        >>> column_kinds(pipeline)
+        {'age': 'number', 'color': 'category', 'note': 'unused'}
     """
     encoder, _ = _steps(pipeline)
     used = {column.name: column.kind for column in encoder._columns}

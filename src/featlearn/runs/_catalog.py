@@ -36,6 +36,17 @@ def export(run: RunLike, path: str | os.PathLike[str], names: Names = None, laye
     Raises:
         InputError: If the file has another ending, or a name or pattern matches nothing.
         RunStoreError: If the run cannot be read or the file cannot be written.
+
+    Example:
+        >>> import tempfile, pandas as pd
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, export
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with Run.create(folder / "first") as run:
+        ...     run.log(10, {"loss": 0.5})
+        >>> export(folder / "first", folder / "first.csv")
+        >>> pd.read_csv(folder / "first.csv").iloc[0].to_dict()
+        {'run': 'first', 'step': 10, 'layer': nan, 'name': 'loss', 'value': 0.5}
     """
     target = Path(path)
     if target.suffix not in (".csv", ".parquet"):
@@ -68,6 +79,16 @@ def remove(path: str | os.PathLike[str]) -> None:
 
     Raises:
         RunStoreError: If the folder has no run, or a process is writing the run.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, remove
+        >>> folder = Path(tempfile.mkdtemp()) / "first"
+        >>> Run.create(folder).close()
+        >>> remove(folder)
+        >>> folder.exists()
+        False
     """
     folder = as_folder(path)
     require_run(folder)
@@ -102,6 +123,17 @@ def open_run(folder: str | os.PathLike[str], *, write: bool = False) -> Run:
 
     Raises:
         RunStoreError: If the folder has no run, the run is damaged, or another process is writing it.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, open_run
+        >>> folder = Path(tempfile.mkdtemp()) / "first"
+        >>> with Run.create(folder, {"lr": 0.1}) as run:
+        ...     run.log(0, {"loss": 0.5})
+        >>> with open_run(folder) as run:
+        ...     print(run.config["lr"], run.series("loss").to_dict())
+        0.1 {0: 0.5}
     """
     return Run.open(folder, write=write)
 
@@ -124,6 +156,17 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
 
     Raises:
         InputError: If the folder does not exist.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, list_runs
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for lr in (0.1, 0.5):
+        ...     with Run.create(folder / f"lr-{lr}", {"lr": lr}) as run:
+        ...         run.log(0, {"loss": 1.0})
+        >>> list_runs(folder)[["name", "status", "last_step", "config.lr"]].values.tolist()
+        [['lr-0.1', 'finished', 0, 0.1], ['lr-0.5', 'finished', 0, 0.5]]
     """
     top = as_folder(root)
     if not top.is_dir():
@@ -150,6 +193,17 @@ def compare(runs: Iterable[RunLike] | RunLike, names: Names = None, layer: str |
 
     Raises:
         InputError: If no run has a metric, or there are no runs.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, compare
+        >>> folders = [Path(tempfile.mkdtemp()) / name for name in ("first", "second")]
+        >>> for folder, loss in zip(folders, (0.5, 0.25)):
+        ...     with Run.create(folder) as run:
+        ...         run.log(10, {"loss": loss})
+        >>> compare(folders, "loss").to_dict("list")
+        {('first', 'loss'): [0.5], ('second', 'loss'): [0.25]}
     """
     opened = _open_all(runs)
     columns: dict[tuple[str, str], pd.Series[Any]] = {}
@@ -186,6 +240,16 @@ def compare_configs(runs: Iterable[RunLike] | RunLike) -> pd.DataFrame:
 
     Raises:
         InputError: If there are no runs.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from featlearn.runs import Run, compare_configs
+        >>> folders = [Path(tempfile.mkdtemp()) / name for name in ("first", "second")]
+        >>> for folder, lr in zip(folders, (0.1, 0.5)):
+        ...     Run.create(folder, {"lr": lr, "width": 64}).close()
+        >>> compare_configs(folders).to_dict("index")
+        {'lr': {'first': 0.1, 'second': 0.5}}
     """
     settings = {label: flat_settings(run.config) for label, run in _open_all(runs).items()}
     names = dict.fromkeys(name for flat in settings.values() for name in flat)

@@ -1,4 +1,12 @@
-"""Spectra: the laws of random matrices, tails, and what stands outside a law."""
+"""Spectra of weights and kernels: random-matrix laws, spikes, power-law tails, phases and ranks.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
+    networks", https://arxiv.org/abs/2211.06506.
+
+    Martin & Mahoney (2021), "Implicit self-regularization in deep neural networks",
+    https://arxiv.org/abs/1810.01075.
+"""
 
 from featlearn.spectra._bulk_and_spikes import (
     EmpiricalEdge,

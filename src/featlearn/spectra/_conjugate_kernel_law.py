@@ -1,4 +1,11 @@
-"""The limiting law of the conjugate kernel of a random layer: a deformed Marchenko-Pastur law."""
+"""Limiting law of the conjugate kernel of a random layer: a deformed Marchenko-Pastur law.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, section 2 (the spectral paper).
+
+    Fan & Wang (2020), "Spectra of the conjugate kernel and neural tangent kernel for linear-width neural networks",
+    https://arxiv.org/abs/2005.11879.
+"""
 
 from __future__ import annotations
 
@@ -17,63 +24,80 @@ from featlearn.errors import FeatlearnError, InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
 from featlearn.spectra._laws import Law, marchenko_pastur, series_bulk
 
-_LINEAR = 1e-12  # a slope this near to one belongs to a linear activation
-_MASS = 1e-6
+_LINEAR = 1e-12  # distance of the slope from 1 below which the activation counts as linear
+_MASS = 1e-6  # largest error of the total mass
 _BLOCK = 65_536
 
 
 def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float, n: int, width: int, d: int) -> Law:
-    r"""Law of the eigenvalues of ``X1^T X1`` (n x n), ``X1 = sigma(W X / sqrt d) / sqrt(width)``, for large sizes.
+    """Return the limiting law of the conjugate kernel ``X1^T X1`` (n x n), ``X1 = sigma(W X / sqrt d) / sqrt(width)``.
 
-    W (width x d) and X (d x n) have standard normal entries, and sigma is the activation after centering and
-    normalizing under N(0, 1): a callable is normalized here. Of it only ``b = E[sigma'(z)]`` counts. The population
-    law is that of ``t = (1 - b^2) + b^2 x``, x Marchenko-Pastur of ratio n/d (with its atom ``1 - d/n`` if n > d),
-    and with ``g = n / width`` the companion transform v solves
+    W (width x d) and X (d x n) have standard normal entries, and all sizes are large. The activation sigma is centered
+    and normalized under N(0, 1); a callable is normalized by this function. The law depends on it only through
+    ``b = E[sigma'(z)]``. The population law is that of ``t = (1 - b^2) + b^2 x``, where x is Marchenko-Pastur of ratio
+    n/d (with the atom ``1 - d/n`` if n > d), and with ``g = n / width`` the companion transform v solves
 
-        ``z = -1/v + g int t / (1 + t v) dmu(t)``
+        ``z = -1/v + g int t / (1 + t v) dmu(t)``.
 
-    (spectral paper, section 2 and [30]; Fan and Wang 2020). As x has an algebraic Stieltjes transform, so has the
-    kernel: with ``u = b^2 n/d``, ``Q(y) = (1 - b^2) u y^2 + (1 - u) y - 1`` and ``v = -y (1 + u y) / Q``,
+    The Stieltjes transform of x is algebraic, and therefore that of the kernel is, too. With ``u = b^2 n/d``,
+    ``Q(y) = (1 - b^2) u y^2 + (1 - u) y - 1`` and ``v = -y (1 + u y) / Q``,
 
         ``z y (1 + u y)^2 = (1 - g) Q (1 + u y) - g Q^2``
 
-    is a quartic in y, whose root in the upper half plane gives the density, and the edges are the critical points
-    of z(y). There may be two bulks, one of the linear part and one of the rest, when d < n and the layer is wide.
+    is a quartic in y. Its root in the upper half plane gives the density, and the critical points of z(y) are the
+    edges. If d < n and the layer is wide, the law can have two bulks: one of the linear part of sigma, and one of the
+    rest.
 
-    An activation with a second Hermite coefficient (softplus, ReLU) puts spikes beyond this law.
+    An activation with a second Hermite coefficient (softplus, ReLU) causes spikes beyond this law.
 
     Args:
-        activation_or_slope: The activation, or b itself, between -1 and 1.
-        n: Number of samples.
-        width: Width of the layer.
-        d: Dimension of the inputs.
+        activation_or_slope: Activation function, or the slope b of the normalized activation, between -1 and 1.
+        n: Number of samples, positive.
+        width: Width of the layer, positive.
+        d: Dimension of the inputs, positive.
 
-    >>> left, right = conjugate_kernel_law(torch.tanh, n=1000, width=750, d=500).edges
-    >>> round(right, 3)
-    9.177
+    Returns:
+        The law of the eigenvalues of the kernel.
+
+    Raises:
+        InputError: If a size is not positive, the slope is not between -1 and 1, or the activation is linear and all
+            three sizes are equal.
+        FeatlearnError: If the computed law does not integrate to one.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, section 2.
+
+        Fan & Wang (2020), https://arxiv.org/abs/2005.11879.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.spectra import conjugate_kernel_law
+        >>> left, right = conjugate_kernel_law(torch.tanh, n=1000, width=750, d=500).edges
+        >>> round(right, 3)
+        9.177
     """
     for name, value in (("n", n), ("width", width), ("d", d)):
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{name} must be a positive number, got {value!r}")
+            raise InputError(f"{name} must be positive and finite, got {value!r}.")
     slope = _slope(activation_or_slope)
     square = 1.0 if abs(slope) > 1 - _LINEAR else slope * slope
     if square * n / d < 1e-10 or square < 1e-7:
-        return marchenko_pastur(width, n)  # t = 1 but for less than rounding: no linear part is left
+        return marchenko_pastur(width, n)  # t = 1 up to rounding: no linear part is left
     sizes = sorted((n, width, d) if square == 1 else (n, width))
     if len(sizes) == 3 and sizes[0] == sizes[2]:
         raise InputError(
-            "a linear activation with n = width = d has a density like x^(-2/3) at zero, which is not "
-            "supported: change one of the sizes by one"
+            f"n, width and d must not all be equal for a linear activation, got {n}: a density like x^(-2/3) at zero "
+            "is not supported. Change one of the sizes by one."
         )
     equation = _Equation(square, square * n / d, n / width)
-    # Zero is a hard edge where the smallest of the sizes that limit the rank is attained twice.
+    # Zero is a hard edge if two of the sizes that limit the rank are equal to the smallest.
     bulks = tuple(series_bulk(equation.density, *edges) for edges in equation.bulks(hard=sizes[0] == sizes[1]))
     atom = max(0.0, 1 - sizes[0] / n)
     total = atom + sum(bulk.mass for bulk in bulks)
     if abs(total - 1) > _MASS:
         raise FeatlearnError(
-            f"the conjugate-kernel law of slope {slope:g}, n={n}, width={width}, d={d} integrates to {total:.9f} "
-            "instead of 1: please report these numbers"
+            f"The conjugate-kernel law of slope {slope:g}, n={n}, width={width}, d={d} integrates to {total:.9f} "
+            "instead of 1. Please report these numbers."
         )
     return Law(bulks, atom, 1.0)
 
@@ -82,16 +106,19 @@ def _slope(activation_or_slope: Callable[[Tensor], Tensor] | float) -> float:
     if callable(activation_or_slope):
         return activation_constants(activation_or_slope).slope
     if isinstance(activation_or_slope, bool) or not isinstance(activation_or_slope, (int, float)):
-        raise InputError(f"expected an activation or its slope b, got {type(activation_or_slope).__name__}")
+        raise InputError(
+            "activation_or_slope must be a callable or the slope b as a number, got "
+            f"{type(activation_or_slope).__name__}."
+        )
     slope = float(activation_or_slope)
     if not abs(slope) <= 1:
-        raise InputError(f"the slope of a normalized activation is between -1 and 1 (Parseval), got {slope:g}")
+        raise InputError(f"The slope of a normalized activation must be between -1 and 1 (Parseval), got {slope:g}.")
     return slope
 
 
 @dataclass(frozen=True)
 class _Equation:
-    """The quartic of `conjugate_kernel_law`; polynomials are coefficients from the constant on."""
+    """Quartic equation of `conjugate_kernel_law`. Polynomials are coefficients in ascending order."""
 
     square: float
     u: float
@@ -103,7 +130,7 @@ class _Equation:
 
     @property
     def _numerator(self) -> NDArray[np.float64]:
-        """N of ``z = N / (y (1 + u y)^2)``."""
+        """Numerator N of ``z = N / (y (1 + u y)^2)``."""
         q = self._q
         result: NDArray[np.float64] = poly.polysub(
             (1 - self.g) * poly.polymul(q, [1, self.u]), self.g * poly.polymul(q, q)
@@ -111,23 +138,23 @@ class _Equation:
         return np.pad(result, (0, 5 - len(result)))
 
     def bulks(self, *, hard: bool) -> list[tuple[float, float]]:
-        """Edges of the bulks, from left to right."""
+        """Return the edges of the bulks, from left to right."""
         n, u = self._numerator, self.u
         # z' = 0, without the factor (1 + u y)^2 / (y (1 + u y)^2)^2.
         critical = poly.polysub(poly.polymul(poly.polyder(n), [0, 1, u]), poly.polymul(n, [1, 3 * u]))
         roots = _roots(critical.astype(np.float64))
         y = roots.real[np.abs(roots.imag) < 1e-7 * np.abs(roots)]
-        # Only where w(s), the inverse of the Marchenko-Pastur transform, rises is s a transform at all.
+        # s is a transform only where w(s), the inverse of the Marchenko-Pastur transform, increases.
         y = y[(1 + u * y) ** 2 > u * self.square * y * y]
         z = poly.polyval(y, n) / (y * (1 + u * y) ** 2)
-        floor = 1e-13 * z.max() if hard else 0.0  # a hard edge is a root too, of which rounding may leave anything
+        floor = 1e-13 * z.max() if hard else 0.0  # a hard edge is a root, too, up to rounding
         edges = [*([0.0] if hard else []), *sorted(float(e) for e in z if e > floor)]
         middles = torch.tensor([(a + b) / 2 for a, b in pairwise(edges)], dtype=torch.float64)
         inside = (self.density(middles) > 0).tolist()
         return [(a, b) for (a, b), kept in zip(pairwise(edges), inside, strict=True) if kept]
 
     def density(self, x: Tensor) -> Tensor:
-        """``Im v / (pi g)`` on the real line."""
+        """Compute the density ``Im v / (pi g)`` on the real line."""
         flat = x.reshape(-1).numpy()
         blocks = [self._density(flat[i : i + _BLOCK]) for i in range(0, len(flat), _BLOCK)]
         return torch.from_numpy(np.concatenate(blocks) if blocks else flat.copy()).reshape(x.shape)
@@ -136,10 +163,10 @@ class _Equation:
         u = self.u
         coefficients = np.tile(self._numerator, (len(z), 1))
         coefficients[:, 1:4] -= np.outer(z, [1, 2 * u, u * u])
-        degree = 4 if self.square < 1 else 3  # without a rest of the activation the leading term vanishes
+        degree = 4 if self.square < 1 else 3  # the leading term vanishes for a linear activation
         y = _stacked_roots(coefficients[:, : degree + 1])
-        # Of the roots one is the transform: that where v, the transform s of x and its companion are all in the upper
-        # half plane (s has the sign of y); elsewhere v solves the quartic on another sheet.
+        # The transform is the root for which v, the transform s of x and its companion are all in the upper half
+        # plane (s has the sign of y). The other roots solve the quartic on another sheet.
         with np.errstate(divide="ignore", invalid="ignore"):  # poles are roots on another sheet
             v = -y * (1 + u * y) / poly.polyval(y, self._q)
             w = (-1 / v - (1 - self.square)) / self.square
@@ -156,7 +183,10 @@ def _roots(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
 
 
 def _stacked_roots(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
-    """Roots of many polynomials of one degree, a row each: eigenvalues of companion matrices, then Newton's method."""
+    """Compute the roots of polynomials of the same degree, one per row of coefficients.
+
+    The roots are eigenvalues of companion matrices, refined by Newton's method.
+    """
     count, degree = len(coefficients), coefficients.shape[1] - 1
     companion = np.zeros((count, degree, degree))
     companion[:, np.arange(1, degree), np.arange(degree - 1)] = 1
@@ -167,7 +197,7 @@ def _stacked_roots(coefficients: NDArray[np.float64]) -> NDArray[np.complex128]:
         value, slope = _polyval(roots, coefficients), _polyval(roots, coefficients[:, 1:] * factors)
         with np.errstate(divide="ignore", invalid="ignore"):
             step = value / slope
-        # At a double root the step is noise; a good one is far below the size of the root.
+        # At a double root the step is noise: accept only steps far below the size of the root.
         roots = roots - np.where(np.abs(step) < 1e-6 * np.abs(roots), step, 0.0)
     return roots
 

@@ -1,4 +1,9 @@
-"""Which of the phases of the spectral paper a trained spectrum is in, and why."""
+"""Phases of a trained spectrum: invariant bulk, bulk + spikes, heavy tail, rank collapse.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
+    networks", https://arxiv.org/abs/2211.06506, table 1 and section 5 (the spectral paper).
+"""
 
 from __future__ import annotations
 
@@ -21,69 +26,83 @@ from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 Array = NDArray[np.float64]
 PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank collapse", "undecided"]
 
-_SAME_BULK = 0.1
-_GONE = 0.01
-_MANY = 0.1
-_NARROW = 1e-6
-_STRAIGHT = 0.5  # p-values of the end of a tail above which spikes need not be spoken of; see `tail_evidence`
+_SAME_BULK = 0.1  # largest Kolmogorov-Smirnov distance of bulks of the same shape
+_GONE = 0.01  # an eigenvalue has collapsed if it is at most this share of its initial value
+_MANY = 0.1  # smallest share of collapsed eigenvalues of a rank collapse
+_NARROW = 1e-6  # initial eigenvalues with a smaller relative interquartile range are all equal
+_STRAIGHT = 0.5  # p-value of the end of a tail above which spikes are not mentioned; see `tail_evidence`
 _BINS = 40
 
 
 def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float = MARGIN) -> Phase:
-    r"""Name the phase of a trained spectrum against its start (spectral paper, table 1 and section 5).
+    """Classify a trained spectrum by comparison with the initial one.
 
-    The spectra are of a positive semi-definite matrix: ``W^T W``, a conjugate kernel, a tangent kernel. The rule,
-    in this order; all of it but the first holds for spectra of any scale, which is that of the medians:
+    Both spectra are of a positive semi-definite matrix: ``W^T W``, a conjugate kernel or a tangent kernel. The first of
+    these rules that applies gives the phase. All but the first are independent of the scale, which is that of the
+    medians:
 
-    1. **rank collapse**: at least a tenth of the eigenvalues that were positive have fallen below a hundredth of
-       their counterparts, rank by rank, while the largest has not.
-    2. **heavy tail**: `tail_evidence` finds a power law, and the bulk has moved: its own edge is beyond the initial
-       threshold, or the bulks differ. This is the paper's notion, "an extreme of bulk + spikes, where a fraction of
-       the eigenvalues move out of the initial bulk" (section 5.3). A bulk that stayed and spikes of many sizes are no
-       tail. The reason says where a bulk that has stretched, with a few spikes, would explain the tail as well.
-    3. **bulk + spikes**: eigenvalues exceed the bulk's own edge (`empirical_edge`) by more than ``margin``
-       Tracy-Widom scales, and the largest of the initial bulk by half as many, and are not spikes of the start. One
-       of the start that has stayed within ``margin sqrt(2 / n)`` of its value, which are so many standard deviations
-       of a spike, is not new.
-    4. **invariant bulk**: nothing of all this, and the bulks are at a Kolmogorov-Smirnov distance of at most 0.1:
-       nowhere has more than a tenth of the eigenvalues crossed.
-    5. **undecided**: otherwise, and where there are fewer than 50 positive eigenvalues at the start.
+    1. **rank collapse**: at least a tenth of the eigenvalues that were positive have fallen below a hundredth of their
+       counterparts, rank by rank, while the largest has not.
+    2. **heavy tail**: `tail_evidence` finds a power law, and the bulk has moved: its edge is beyond the initial
+       threshold, or the bulks differ. This is the notion of the paper, "an extreme of bulk + spikes, where a fraction
+       of the eigenvalues move out of the initial bulk" (section 5.3). An unchanged bulk with spikes of many sizes is
+       not a heavy tail. If a stretched bulk with a few spikes would explain the tail as well, the reason mentions it.
+    3. **bulk + spikes**: eigenvalues exceed the edge of the trained bulk (`empirical_edge`) by more than ``margin``
+       Tracy-Widom scales, and the largest eigenvalue of the initial bulk by half as many, and were not spikes
+       initially. A spike is not new if an initial spike is within ``margin sqrt(2 / n)`` of its value, which is
+       ``margin`` standard deviations of a spike.
+    4. **invariant bulk**: none of these, and the bulks have a Kolmogorov-Smirnov distance of at most 0.1: at most a
+       tenth of the eigenvalues has crossed any value.
+    5. **undecided**: otherwise, or if fewer than 50 initial eigenvalues are positive.
 
-    What it can and cannot do, measured at 300 x 200 (100 draws each): two draws of one law are an invariant bulk in
-    99.7% (of 300); a signal of 1.5 times `bbp_threshold` is found in 97% of draws and one of 1.25 times in 29%; entries
-    of Cauchy's law are a heavy tail in all, Student's of 2 degrees of freedom in 84%, of 3 in 9% (else spikes);
-    eigenvalues of a power law in 97% up to alpha = 3. A bulk that has stretched and has three or more spikes of
-    different sizes is a heavy tail in all draws, one with a single spike in none. Adam's case 4 of the paper, at half
-    its size, is of that kind; W, CK and NTK of eleven trainings were all called heavy tails, as in the paper.
+    Accuracy, measured at 300 x 200 (100 draws each): two draws of the same law are an invariant bulk in 99.7% (of 300).
+    A signal of 1.5 times `bbp_threshold` is detected in 97% of draws and one of 1.25 times in 29%. Cauchy entries give
+    a heavy tail in all draws, Student's t with 2 degrees of freedom in 84%, with 3 in 9% (otherwise spikes).
+    Eigenvalues of a power law are a heavy tail in 97% up to alpha = 3. A stretched bulk with three or more spikes of
+    different sizes is a heavy tail in all draws, one with a single spike in none. Case 4 of the paper (Adam), at half
+    its size, is of that kind: W, CK and NTK of eleven trainings were all classified as heavy tails, as in the paper.
 
-    A bulk is what is positive and no spike; bulks are compared after division by their medians. A heavy tail that was
-    there at the start and has not changed is an invariant bulk: the phase is about training.
+    A bulk consists of the positive eigenvalues that are not spikes; bulks are compared after division by their medians.
+    A heavy tail that was present initially and has not changed is an invariant bulk: the phase describes training.
 
-    Eigenvalues do not show whether the norms of rows and columns alone explain a phase: a matrix whose rows have many
-    sizes has spikes or a heavy tail without a signal. Where the matrix is known, ask `against_norms`; `weight_spectra`
-    and `featlearn.Monitor` do.
+    Eigenvalues do not show whether the norms of rows and columns alone explain a phase: a matrix with rows of many
+    sizes has spikes or a heavy tail without a signal. If the matrix is known, pass the result to `against_norms`, as
+    `weight_spectra` and `featlearn.Monitor` do.
 
     Args:
-        initial: Eigenvalues at the start, in any order, or the law that they follow.
-        trained: Eigenvalues after training, in any order. Their number may differ from the initial one if both are
-            of one law, so of the same ratios of sizes: ranks are then compared at equal shares.
-        size: Dimension of the matrix, if zeros were left out of the eigenvalues.
-        margin: Of a spike, in Tracy-Widom scales.
+        initial: Initial eigenvalues in any order, or the law that they follow.
+        trained: Eigenvalues after training, in any order. Their number can differ from the initial one if both follow
+            the same law, so have the same ratio of sizes: ranks are then compared at equal shares.
+        size: Dimension of the matrix, if zeros were left out of the eigenvalues. None uses the number of eigenvalues.
+        margin: Smallest distance of a spike from the edge, in Tracy-Widom scales, at least 0.
 
-    >>> from featlearn.spectra import marchenko_pastur
-    >>> law = marchenko_pastur(300, 100)
-    >>> bulk = law.quantile([(i + 0.5) / 98 for i in range(98)]).tolist()
-    >>> phase(law, [*bulk, 4.0, 5.0]).name
-    'bulk + spikes'
+    Returns:
+        The phase with its reason and evidence.
+
+    Raises:
+        InputError: If a spectrum is empty, not a vector, not finite or negative, all initial eigenvalues are zero,
+            `size` is smaller than the number of eigenvalues, or `margin` is negative or not finite.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, table 1 and section 5.
+
+    Example:
+        >>> from featlearn.spectra import marchenko_pastur, phase
+        >>> law = marchenko_pastur(300, 100)
+        >>> bulk = law.quantile([(i + 0.5) / 98 for i in range(98)]).tolist()
+        >>> phase(law, [*bulk, 4.0, 5.0]).name
+        'bulk + spikes'
     """
     after, zeros = positive_eigenvalues(trained, "trained eigenvalues")
     if size is not None:
         if size < after.size + zeros:
-            raise InputError(f"size is the dimension of the matrix: at least {after.size + zeros}, got {size}")
+            raise InputError(f"size must be at least the number of eigenvalues, {after.size + zeros}, got {size}.")
         zeros = size - after.size
     before, zeros_before = _start(initial, after.size + zeros, size)
     if before.size < LEAST_EIGENVALUES:
-        reason = f"the start has {before.size} positive eigenvalues, and {LEAST_EIGENVALUES} are needed"
+        reason = (
+            f"the initial spectrum has {before.size} positive eigenvalues, at least {LEAST_EIGENVALUES} are required"
+        )
         return Phase("undecided", reason, None, before, after, initial if isinstance(initial, Law) else None)
     evidence = _gather(initial, before, after, (zeros_before, zeros), margin)
     name, reason = _decide(evidence, before, after)
@@ -92,22 +111,22 @@ def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float 
 
 @dataclass(frozen=True, eq=False)
 class PhaseEvidence:
-    """What `phase` decided from. Pairs are (initial, trained).
+    """Numbers that `phase` decides by. Pairs are (initial, trained).
 
     Attributes:
-        zeros: Numbers of eigenvalues that are zero.
-        collapsed: Share of the initially positive eigenvalues that are gone.
-        top_ratio: Largest trained eigenvalue over the largest initial one.
-        scale: Ratio of the medians of the bulks.
-        bulk_distance: Kolmogorov-Smirnov distance of the bulks, divided by their medians.
-        raw_distance: The same without the division.
-        initial_edge: Edge of the initial bulk; None if it has none.
-        trained_edge: Edge of the trained bulk, with its threshold and all the spikes.
-        spikes: The new ones, the largest first.
-        kept_spikes: Those that were there at the start.
-        tail: Of the trained spectrum.
-        stable_ranks: ``sum lambda / lambda_max``.
-        effective_ranks: ``exp`` of the entropy.
+        zeros: Numbers of zero eigenvalues.
+        collapsed: Share of the initially positive eigenvalues that have collapsed.
+        top_ratio: Ratio of the largest trained to the largest initial eigenvalue.
+        scale: Ratio of the medians of the trained and the initial bulk.
+        bulk_distance: Kolmogorov-Smirnov distance of the bulks after division by their medians.
+        raw_distance: Kolmogorov-Smirnov distance of the bulks without this division.
+        initial_edge: Edge of the initial bulk, with its threshold and spikes. None if it has no edge.
+        trained_edge: Edge of the trained bulk, with its threshold and all spikes. None if it has no edge.
+        spikes: New spikes, in descending order.
+        kept_spikes: Spikes that were present initially, in descending order.
+        tail: Evidence for a heavy tail of the trained spectrum. None if it has too few different eigenvalues.
+        stable_ranks: Stable ranks, ``sum lambda / lambda_max``.
+        effective_ranks: Effective ranks, ``exp`` of the entropy.
     """
 
     zeros: tuple[int, int]
@@ -127,15 +146,15 @@ class PhaseEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Phase:
-    """A named phase.
+    """Phase of a trained spectrum: the result of `phase`.
 
     Attributes:
         name: "invariant bulk", "bulk + spikes", "heavy tail", "rank collapse" or "undecided".
-        reason: The numbers that decided, in a sentence.
-        evidence: All the numbers; None where there was too little to measure.
-        initial: The positive initial eigenvalues, ascending; quantiles if a law was given.
-        trained: The positive trained eigenvalues, ascending.
-        law: The law, if one was given as the start.
+        reason: Sentence with the numbers that the phase was decided by.
+        evidence: All measured numbers. None if there were too few eigenvalues.
+        initial: Positive initial eigenvalues, ascending; quantiles if a law was passed.
+        trained: Positive trained eigenvalues, ascending.
+        law: Law that was passed as the initial spectrum. None if eigenvalues were passed.
     """
 
     name: PhaseName
@@ -149,9 +168,19 @@ class Phase:
         return f"{self.name}: {self.reason}"
 
     def plot(self, title: str | None = None) -> Figure:
-        """Histograms of both spectra beside their Q-Q plot; logarithmic for tails and collapses."""
+        """Draw histograms of both spectra next to their Q-Q plot, logarithmic for heavy tails and collapses.
+
+        Args:
+            title: Title of the figure. None uses the name of the phase.
+
+        Returns:
+            The figure.
+
+        Raises:
+            InputError: If all trained eigenvalues are zero.
+        """
         if not self.trained.size:
-            raise InputError("all the trained eigenvalues are zero: there is nothing to draw")
+            raise InputError("All trained eigenvalues are zero: there is nothing to draw.")
         e = self.evidence
         spread = self.trained[-1] > 4 * self.initial[-1]
         log = spread or self.name in ("heavy tail", "rank collapse")
@@ -178,14 +207,14 @@ class Phase:
 
 
 def _start(initial: Any, count: int, size: int | None) -> tuple[Array, int]:
-    """Positive eigenvalues at the start, and the number of zeros; a law gives quantiles."""
+    """Return the positive initial eigenvalues and the number of zeros; quantiles for a law."""
     if isinstance(initial, Law):
         positive = max(1, round((1 - initial.atom) * count))
         shares = initial.atom + (1 - initial.atom) * (np.arange(positive) + 0.5) / positive
         return initial.quantile(shares).numpy(), count - positive
     values, zeros = positive_eigenvalues(initial, "initial eigenvalues")
     if not values.size:
-        raise InputError(f"all {zeros} initial eigenvalues are zero: there is nothing to compare with")
+        raise InputError(f"initial must have a positive eigenvalue, but all {zeros} initial eigenvalues are zero.")
     return values, zeros if size is None else size - values.size
 
 
@@ -195,13 +224,13 @@ def _gather(initial: Any, before: Array, after: Array, zeros: tuple[int, int], m
         start: EmpiricalEdge | None = EmpiricalEdge(right, scale, right + margin * scale, before[:0])
     else:
         start = empirical_edge(before, margin=margin)
-    own = empirical_edge(after, margin=margin) if after.size >= LEAST_EIGENVALUES else None
+    end = empirical_edge(after, margin=margin) if after.size >= LEAST_EIGENVALUES else None
     old = _bulk(before, start)
-    bulk = _bulk(after, own) if after.size else np.zeros(1)
+    bulk = _bulk(after, end) if after.size else np.zeros(1)
     middle = float(np.median(bulk)) / float(np.median(old))
-    # A spike at the edge is found in one draw and missed in the next: it is new if the start has nothing like it.
-    floor = 0.0 if own is None else middle * float(old[-1]) + margin / 2 * own.scale
-    new, kept = _match(start, own, middle, margin * math.sqrt(2 / before.size), floor)
+    # A spike at the edge is detected in one draw and not in the next: it is new only if it exceeds the initial bulk.
+    floor = 0.0 if end is None else middle * float(old[-1]) + margin / 2 * end.scale
+    new, kept = _match(start, end, middle, margin * math.sqrt(2 / before.size), floor)
     return PhaseEvidence(
         zeros=zeros,
         collapsed=_collapsed(before, after, zeros),
@@ -210,7 +239,7 @@ def _gather(initial: Any, before: Array, after: Array, zeros: tuple[int, int], m
         bulk_distance=ks_distance(bulk, middle * old) if middle else 1.0,
         raw_distance=ks_distance(bulk, old),
         initial_edge=start,
-        trained_edge=own,
+        trained_edge=end,
         spikes=new,
         kept_spikes=kept,
         tail=tail_evidence(after) if after.size else None,
@@ -220,26 +249,26 @@ def _gather(initial: Any, before: Array, after: Array, zeros: tuple[int, int], m
 
 
 def _bulk(values: Array, edge: EmpiricalEdge | None) -> Array:
-    """What is not beyond the edge; all of it if there is none."""
+    """Return the ascending values without the spikes; all of them if there is no edge."""
     return values if edge is None else values[: values.size - edge.spikes.size]
 
 
 def _collapsed(before: Array, after: Array, zeros: tuple[int, int]) -> float:
-    """Share of the initially positive ranks at which the trained eigenvalue is gone."""
+    """Return the share of the initially positive ranks at which the trained eigenvalue has collapsed."""
     shares = (zeros[0] + np.arange(before.size) + 0.5) / (zeros[0] + before.size)
     trained = np.quantile(np.concatenate([np.zeros(zeros[1]), after]), shares, method="hazen")
-    # Weight decay alone lowers all of them: it is no collapse, so the largest sets the scale where it has fallen.
+    # Weight decay alone lowers all eigenvalues, which is not a collapse: a smaller largest eigenvalue sets the scale.
     scale = min(1.0, float(after[-1] / before[-1])) if after.size else 1.0
     return float(np.mean(trained <= _GONE * scale * before))
 
 
 def _match(
-    start: EmpiricalEdge | None, own: EmpiricalEdge | None, scale: float, tolerance: float, floor: float
+    start: EmpiricalEdge | None, end: EmpiricalEdge | None, scale: float, tolerance: float, floor: float
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Spikes of the trained spectrum: new ones, and those that a spike of the start explains."""
+    """Split the spikes of the trained spectrum into new ones and those that an initial spike explains."""
     left = [] if start is None else [float(s) * scale for s in start.spikes]
     new, kept = [], []
-    for spike in [] if own is None else own.spikes.tolist():
+    for spike in [] if end is None else end.spikes.tolist():
         nearest = min(left, key=lambda s: abs(s - spike), default=None)
         if nearest is not None and abs(spike - nearest) <= tolerance * nearest:
             left.remove(nearest)
@@ -256,11 +285,13 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
     ranks = f"effective rank {e.effective_ranks[0]:.4g} -> {e.effective_ranks[1]:.4g}"
     low, high = np.quantile(before, [0.25, 0.75]).tolist()
     if e.collapsed >= _MANY:
-        return "rank collapse", f"{e.collapsed:.0%} of the positive eigenvalues have gone, {ranks}"
+        return "rank collapse", f"{e.collapsed:.0%} of the positive eigenvalues have collapsed, {ranks}"
     if high - low <= _NARROW * high:
-        return "undecided", "the initial eigenvalues are all equal (an orthogonal start?): there is no bulk to compare"
+        return "undecided", "the initial eigenvalues are all equal (orthogonal weights?): there is no bulk to compare"
     if after.size < LEAST_EIGENVALUES:
-        return "undecided", f"{after.size} positive trained eigenvalues are too few: {LEAST_EIGENVALUES} are needed"
+        return "undecided", (
+            f"the trained spectrum has {after.size} positive eigenvalues, at least {LEAST_EIGENVALUES} are required"
+        )
     same = e.bulk_distance <= _SAME_BULK
     moved = not same or e.trained_edge is None or _moved(e)
     if e.tail is not None and e.tail.heavy and moved:
@@ -270,7 +301,7 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
             f"{after.size} eigenvalues, from {fit.x_min:.3g} to {after[-1]:.3g}{_rival(e)}"
         )
     if e.trained_edge is None:
-        return "undecided", f"the trained bulk has no edge, yet no heavy tail: {'; '.join(_objections(e))}"
+        return "undecided", f"the trained bulk has no edge, but its tail is not heavy: {'; '.join(_objections(e))}"
     if e.spikes:
         count, listed = len(e.spikes), ", ".join(f"{s:.3g}" for s in e.spikes[:3])
         return "bulk + spikes", (
@@ -279,7 +310,8 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
             f"the bulk has {'kept its shape' if same else 'changed'} ({distance})"
         )
     if same:
-        old = f"; {len(e.kept_spikes)} spikes were there at the start" if e.kept_spikes else ""
+        count = len(e.kept_spikes)
+        old = f"; {count} spike{'s were' if count > 1 else ' was'} present initially" if count else ""
         return "invariant bulk", (
             f"no new eigenvalue beyond {e.trained_edge.threshold:.3g}, and the bulk has kept its shape "
             f"({distance}, scale {e.scale:.3g}){old}"
@@ -288,7 +320,7 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
 
 
 def _rival(e: PhaseEvidence) -> str:
-    """The other reading of a heavy tail, where there is one."""
+    """Return the alternative explanation of a heavy tail as text; empty if there is none."""
     if e.tail is None or e.trained_edge is None or not e.spikes or e.tail.end_p_value >= _STRAIGHT:
         return ""
     return (
@@ -298,7 +330,7 @@ def _rival(e: PhaseEvidence) -> str:
 
 
 def _moved(e: PhaseEvidence) -> bool:
-    """Whether the bulk reaches beyond what the initial bulk, at the trained scale, allows."""
+    """Return whether the edge of the bulk is beyond the threshold of the initial bulk at the trained scale."""
     if e.initial_edge is None or e.trained_edge is None:
         return False
     return e.trained_edge.edge > e.scale * e.initial_edge.threshold

@@ -1,4 +1,13 @@
-"""Fit power-law tails (Clauset, Shalizi and Newman 2009), and compare them with lognormal and exponential ones."""
+"""Power-law fits of tails, and their comparison with lognormal and exponential tails.
+
+References:
+    Clauset, Shalizi & Newman (2009), "Power-law distributions in empirical data", https://arxiv.org/abs/0706.1062.
+
+    Martin & Mahoney (2021), "Implicit self-regularization in deep neural networks",
+    https://arxiv.org/abs/1810.01075.
+
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, appendix A.2 (the spectral paper).
+"""
 
 from __future__ import annotations
 
@@ -22,23 +31,38 @@ from featlearn.spectra._ranks import positive_eigenvalues
 
 Array = NDArray[np.float64]
 
-_FLAT = 1e-6  # curvature, in units of the mean log, below which a lognormal is a power law
+_FLAT = 1e-6  # curvature, in units of the mean log, below which a lognormal counts as a power law
 
 
 def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential"]) -> TailComparison:
-    r"""Likelihood ratio of the fitted power law against another law, on the same tail (Clauset et al., section 5).
+    """Compute the likelihood ratio of a fitted power law against another law, on the same tail.
 
-    ``R = sum_i (ln p(x_i) - ln q(x_i))``, where q is the lognormal or exponential restricted to ``x >= x_min`` and
-    fitted by maximum likelihood. R > 0 favors the power law. The sign can be trusted if the p-value of Vuong's test,
+    ``R = sum_i (ln p(x_i) - ln q(x_i))``, where q is the lognormal or exponential law restricted to ``x >= x_min`` and
+    fitted by maximum likelihood. R > 0 favors the power law. The sign is significant if the p-value of Vuong's test,
     ``erfc(|R| / (s sqrt(2 m)))`` with s the standard deviation of the m terms, is small.
 
-    A power law is a limit of lognormals, of ``mu -> -inf`` with ``sigma^2 / |mu|`` fixed. So R is never positive
-    for the lognormal; where the tail is no lighter than a power law the limit itself is the best lognormal, the
-    ratio is then 0 with p-value 1, and its parameters are NaN.
+    A power law is the limit of lognormals with ``mu -> -inf`` and ``sigma^2 / |mu|`` fixed. Therefore R is never
+    positive for the lognormal. If the tail is as heavy as a power law, or heavier, this limit is the best lognormal:
+    the ratio is then 0, its p-value is 1, and the parameters are NaN.
 
     Args:
-        fit: What `power_law` returned.
-        other: ``"lognormal"`` or ``"exponential"``.
+        fit: Power law, from `power_law`.
+        other: Name of the other law, ``"lognormal"`` or ``"exponential"``.
+
+    Returns:
+        The ratio, its p-value and the parameters of the other law.
+
+    Raises:
+        InputError: If `other` is neither of the two names.
+
+    References:
+        Clauset, Shalizi & Newman (2009), https://arxiv.org/abs/0706.1062, section 5.
+
+    Example:
+        >>> from featlearn.spectra import compare, power_law
+        >>> fit = power_law([((i + 0.5) / 300) ** (-1 / 1.5) for i in range(300)])  # a power law of exponent 2.5
+        >>> compare(fit, "exponential").favors
+        'power law'
     """
     y = np.log(fit.tail / fit.x_min)
     power = math.log(fit.alpha - 1) - math.log(fit.x_min) - fit.alpha * y
@@ -47,19 +71,20 @@ def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential"]) -> Tai
         return _vuong(other, power, math.log(rate) - rate * (fit.tail - fit.x_min), {"rate": rate})
     if other == "lognormal":
         return _lognormal(fit, y, power)
-    raise InputError(f'a tail can be compared with "lognormal" or "exponential", got {other!r}')
+    raise InputError(f"other must be 'lognormal' or 'exponential', got {other!r}.")
 
 
 @dataclass(frozen=True)
 class TailComparison:
-    """Outcome of `compare`.
+    """Likelihood ratio of a power law against another law: the result of `compare`.
 
     Attributes:
         other: Name of the other law.
-        ratio: Log likelihood ratio R; positive favors the power law.
-        normalized: ``R / (s sqrt m)``, standard normal if neither law is nearer.
+        ratio: Log likelihood ratio R; positive values favor the power law.
+        normalized: Normalized ratio ``R / (s sqrt m)``, standard normal if both laws fit equally well.
         p_value: Two-sided p-value of `normalized`.
-        parameters: Of the other law.
+        parameters: Parameters of the other law by name: ``rate`` of the exponential, ``mu`` and ``sigma`` of the
+            lognormal.
     """
 
     other: str
@@ -68,15 +93,18 @@ class TailComparison:
     p_value: float
     parameters: dict[str, float]
 
-    normalised = RenamedAttribute("normalized")
-    favours = RenamedAttribute("favors")
-
     @property
     def favors(self) -> str:
-        """The law that is significantly nearer at the 5% level, or ``"neither"``."""
+        """Name of the law that fits significantly better at the 5% level, or ``"neither"``."""
         if self.p_value >= 0.05:
             return "neither"
         return "power law" if self.ratio > 0 else self.other
+
+
+for _old, _new in (("normalised", "normalized"), ("favours", "favors")):  # British names of earlier versions
+    _attribute = RenamedAttribute(_new)
+    _attribute.__set_name__(TailComparison, _old)
+    setattr(TailComparison, _old, _attribute)
 
 
 def _vuong(other: str, power: Array, rival: Array, parameters: dict[str, float]) -> TailComparison:
@@ -87,10 +115,11 @@ def _vuong(other: str, power: Array, rival: Array, parameters: dict[str, float])
 
 
 def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
-    """With y = ln(x / x_min) the tail is a normal law cut at zero, of density exp(eta y - kappa y^2 / 2) / Z.
+    """Compare the fit with the lognormal law of maximum likelihood.
 
-    The likelihood is concave in (eta, kappa), and kappa = 0 is the power law, so that the search cannot be lost on
-    the ridge along which mu and sigma run away together.
+    With y = ln(x / x_min) the tail is a normal law truncated at zero, of density exp(eta y - kappa y^2 / 2) / Z. The
+    likelihood is concave in (eta, kappa), and kappa = 0 is the power law, so that the search does not diverge along the
+    ridge on which mu and sigma grow together.
     """
     unit = float(y.mean())
     first, second = 1.0, float(np.square(y / unit).mean())
@@ -104,8 +133,8 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
 
     bounds = [(None, None), (_FLAT, None)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 1000}
-    found = minimize(loss, np.array([-0.5, 0.5]), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    eta, kappa = (float(p) for p in found.x)
+    optimum = minimize(loss, np.array([-0.5, 0.5]), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    eta, kappa = (float(p) for p in optimum.x)
     if kappa <= 2 * _FLAT:
         return TailComparison("lognormal", 0.0, 0.0, 1.0, {"mu": math.nan, "sigma": math.nan})
     z = y / unit
@@ -115,7 +144,7 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
 
 
 def _log_normalizer(eta: float, kappa: float) -> float:
-    """``ln int_0^inf exp(eta y - kappa y^2 / 2) dy``, by whichever form does not overflow or cancel."""
+    """Compute ``ln int_0^inf exp(eta y - kappa y^2 / 2) dy`` without overflow or cancellation."""
     if eta <= 0:
         return 0.5 * math.log(math.pi / (2 * kappa)) + math.log(float(erfcx(-eta / math.sqrt(2 * kappa))))
     root = eta / math.sqrt(kappa)
@@ -123,7 +152,7 @@ def _log_normalizer(eta: float, kappa: float) -> float:
 
 
 _LEAST = 10
-_PROBES = 48  # order statistics that give a first lower bound of a distance
+_PROBES = 48  # number of order statistics for the lower bound of a distance
 
 
 def power_law(
@@ -135,50 +164,68 @@ def power_law(
     confidence: float = 0.95,
     generator: Seed = None,
 ) -> PowerLawFit:
-    r"""Fit ``rho(x) ~ x^-alpha`` to the eigenvalues from x_min on, by maximum likelihood.
+    """Fit a power law ``rho(x) ~ x^-alpha`` to the eigenvalues from x_min on, by maximum likelihood.
 
-    ``alpha = 1 + m / sum ln(x / x_min)`` over the m eigenvalues that are at least x_min, with standard error
-    ``(alpha - 1) / sqrt m``. Without x_min, every eigenvalue that leaves a tail of ``min_tail`` is tried, and the one
-    of the least Kolmogorov-Smirnov distance is taken (the smallest of equals). The distance is that of Clauset's
-    own code and of the ``powerlaw`` package, ``max_j |j/m - F(x_j)|`` for j = 0 ... m-1 (the package keeps alpha below
-    3 unless told otherwise; nothing is kept here).
+    ``alpha = 1 + m / sum ln(x / x_min)`` over the m eigenvalues that are at least x_min, with the standard error
+    ``(alpha - 1) / sqrt m``. If x_min is not given, every eigenvalue with a tail of at least ``min_tail`` eigenvalues
+    is tried, and that with the smallest Kolmogorov-Smirnov distance is used (the smallest of equals). The distance is
+    that of the code by Clauset et al. and of the ``powerlaw`` package, ``max_j |j/m - F(x_j)|`` for j = 0 ... m-1.
+    Unlike in the package by default, alpha is not limited to 3.
 
-    The bootstrap draws twice. Resampling the eigenvalues gives the interval of alpha. Drawing from the fit, power
-    law above x_min and the eigenvalues themselves below, gives the p-value: the share of draws that are further
-    from their own fit than the eigenvalues from theirs. Below 0.1 the power law is to be doubted. Each draw chooses
-    its own x_min, unless x_min was given. Eigenvalues of one matrix repel each other and are not independent draws,
-    so that both are a guide and no more.
+    The bootstrap has two parts. Resampled eigenvalues give the interval of alpha. Samples from the fit, which is the
+    power law above x_min and the eigenvalues themselves below, give the p-value: the share of samples whose distance
+    from their fit is at least that of the eigenvalues. A p-value below 0.1 is evidence against the power law. x_min is
+    chosen for each sample, unless it was given. Eigenvalues of one matrix repel each other and are not independent, so
+    that interval and p-value are approximate.
 
     Args:
-        eigenvalues: Of a positive semi-definite matrix; zeros are left out and counted in ``zeros``.
-        x_min: Start of the tail; chosen if None.
-        min_tail: Least size of a tail, 10 or more.
-        bootstrap: Number of draws; 0 for none.
-        confidence: Level of the interval.
+        eigenvalues: Eigenvalues of a positive semi-definite matrix, in any order. Zeros are left out.
+        x_min: Start of the tail, positive. None chooses it.
+        min_tail: Smallest number of eigenvalues in a tail, at least 10.
+        bootstrap: Number of samples of each part of the bootstrap. 0 computes no interval and no p-value.
+        confidence: Level of the interval of alpha, between 0 and 1.
         generator: Generator or seed of the bootstrap.
+
+    Returns:
+        The fitted power law.
+
+    Raises:
+        InputError: If an argument is out of range, there are fewer than `min_tail` positive eigenvalues, no tail of
+            that size has different eigenvalues, or the eigenvalues are not a vector, not finite or negative.
+
+    References:
+        Clauset, Shalizi & Newman (2009), https://arxiv.org/abs/0706.1062, sections 3 and 4.
+
+    Example:
+        >>> from featlearn.spectra import power_law
+        >>> fit = power_law([((i + 0.5) / 300) ** (-1 / 1.5) for i in range(300)])  # a power law of exponent 2.5
+        >>> round(fit.alpha, 1), fit.n_tail
+        (2.5, 300)
     """
     values, zeros = positive_eigenvalues(eigenvalues)
     if min_tail < _LEAST:
-        raise InputError(f"min_tail must be at least {_LEAST}, got {min_tail}: alpha's error would be above 30%")
+        raise InputError(
+            f"min_tail must be at least {_LEAST}, got {min_tail}: the error of alpha would be above 30% of alpha - 1."
+        )
     if values.size < min_tail:
         raise InputError(
-            f"a tail needs at least {min_tail} positive eigenvalues, got {values.size} (and {zeros} zeros): "
-            "with fewer, alpha's standard error is above 30% of alpha - 1 and any x_min fits"
+            f"eigenvalues must have at least {min_tail} positive values for a tail, got {values.size} (and {zeros} "
+            "zeros)."
         )
     if bootstrap < 0:
-        raise InputError(f"bootstrap must be a number of draws, got {bootstrap}")
+        raise InputError(f"bootstrap must be a number of samples, at least 0, got {bootstrap}.")
     if not 0 < confidence < 1:
-        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}.")
     if x_min is not None and not (math.isfinite(x_min) and x_min > 0):
-        raise InputError(f"x_min must be positive and finite, got {x_min!r}")
-    found = _choose(values, min_tail) if x_min is None else _at(values, x_min, min_tail)
-    if found is None:
+        raise InputError(f"x_min must be positive and finite, got {x_min!r}.")
+    tail = _choose(values, min_tail) if x_min is None else _at(values, x_min, min_tail)
+    if tail is None:
+        where = "" if x_min is None else f" from x_min={x_min:g} on"
         raise InputError(
-            f"no tail of at least {min_tail} eigenvalues "
-            + ("that differ from one another" if x_min is None else f"that differ starts at x_min={x_min:g}")
-            + f": the {values.size} positive ones run from {values[0]:g} to {values[-1]:g}"
+            f"eigenvalues must have a tail of at least {min_tail} values that differ{where}, got {values.size} "
+            f"positive values from {values[0]:g} to {values[-1]:g}."
         )
-    alpha, distance, index, chosen = found
+    alpha, distance, index, chosen = tail
     fit = PowerLawFit(
         alpha=alpha,
         standard_error=(alpha - 1) / math.sqrt(values.size - index),
@@ -195,18 +242,18 @@ def power_law(
 
 @dataclass(frozen=True, eq=False)
 class PowerLawFit:
-    """A fitted tail.
+    """Power law of the tail of a spectrum: the result of `power_law`.
 
     Attributes:
         alpha: Exponent of the density.
-        standard_error: Of alpha, given x_min.
-        x_min: Where the tail starts.
+        standard_error: Standard error of alpha for this x_min.
+        x_min: Start of the tail.
         distance: Kolmogorov-Smirnov distance of the tail from its fit.
         n_tail: Number of eigenvalues in the tail.
         zeros: Number of eigenvalues that were left out as zero.
-        eigenvalues: The positive ones, ascending.
-        interval: Percentile interval of alpha, with a bootstrap.
-        p_value: Of the goodness of fit, with a bootstrap.
+        eigenvalues: Positive eigenvalues, ascending.
+        interval: Percentile interval of alpha. None without a bootstrap.
+        p_value: p-value of the goodness of fit. None without a bootstrap.
     """
 
     alpha: float
@@ -221,36 +268,43 @@ class PowerLawFit:
 
     @property
     def tail(self) -> Array:
-        """The eigenvalues from x_min on."""
+        """Eigenvalues from x_min on, ascending."""
         return self.eigenvalues[self.eigenvalues.size - self.n_tail :]
 
     @property
     def weighted_alpha_paper(self) -> float:
-        """``alpha * lambda_max``: the spectral paper's weighted alpha (appendix A.2); it depends on the scale."""
+        """Weighted alpha of the spectral paper (appendix A.2), ``alpha * lambda_max``. It depends on the scale."""
         return self.alpha * float(self.eigenvalues[-1])
 
     @property
     def weighted_alpha_log(self) -> float:
-        """``alpha * log10(lambda_max)``: the weighted alpha of Martin and Mahoney."""
+        """Weighted alpha of Martin and Mahoney, ``alpha * log10(lambda_max)``."""
         return self.alpha * math.log10(float(self.eigenvalues[-1]))
 
     @cached_property
     def log_alpha_norm(self) -> float:
-        """``log10 sum lambda^alpha`` over all the positive eigenvalues."""
+        """Logarithm of the alpha norm, ``log10 sum lambda^alpha`` over all positive eigenvalues."""
         logs = self.alpha * np.log10(self.eigenvalues)
-        return float(logs[-1] + np.log10((10 ** (logs - logs[-1])).sum()))  # the power itself may overflow
+        return float(logs[-1] + np.log10((10 ** (logs - logs[-1])).sum()))  # the power itself can overflow
 
     def plot(self, title: str | None = None) -> Figure:
-        """The share of eigenvalues above x, with the fitted line."""
+        """Draw the share of eigenvalues above x, with the fitted line.
+
+        Args:
+            title: Title of the figure. None draws no title.
+
+        Returns:
+            The figure.
+        """
         return tail_plot(self.eigenvalues, self.x_min, self.alpha, standard_error=self.standard_error, title=title)
 
 
-_Found = tuple[float, float, int, float]
+_Tail = tuple[float, float, int, float]
 """Exponent, distance, index of the first eigenvalue of the tail, x_min."""
 
 
-def _at(values: Array, x_min: float, least: int) -> _Found | None:
-    """The fit from a given x_min on; None if there is no tail to speak of."""
+def _at(values: Array, x_min: float, least: int) -> _Tail | None:
+    """Fit the tail from a given x_min on. Return None if it is too small or all its eigenvalues are equal."""
     index = int(np.searchsorted(values, x_min))
     m = values.size - index
     if m < least or values[-1] == values[index]:
@@ -261,15 +315,15 @@ def _at(values: Array, x_min: float, least: int) -> _Found | None:
     return 1 + rate, float(np.abs(ranks / m + np.expm1(-rate * logs)).max()), index, float(x_min)
 
 
-def _choose(values: Array, least: int) -> _Found | None:
-    """The fit of the least distance over all x_min, without the distances that cannot be the least.
+def _choose(values: Array, least: int) -> _Tail | None:
+    """Fit the tail with the smallest distance over all x_min.
 
-    A distance is a maximum over the tail, so that its maximum over a few order statistics is a lower bound. In the
-    order of these bounds the distances are computed in full, until a bound exceeds the best of them: exact, and
-    mostly a few hundred tails instead of all.
+    The distance is a maximum over the tail, so that its maximum over a few order statistics is a lower bound. Distances
+    are computed in the order of these bounds, until a bound exceeds the smallest distance: the result is exact, and
+    usually a few hundred tails are computed instead of all.
     """
     logs = np.log(values)
-    logs -= logs[-1]  # sums of small numbers keep their digits
+    logs -= logs[-1]  # sums of small numbers lose fewer digits
     n = values.size
     ranks = np.searchsorted(values, values)  # equal eigenvalues share the rank of the first
     starts = np.unique(ranks)
@@ -280,7 +334,7 @@ def _choose(values: Array, least: int) -> _Found | None:
     sums = np.cumsum(logs[::-1])[::-1][starts] - m * logs[starts]
     rates = m / sums
     probes = starts[:, None] + (m[:, None] * np.linspace(0, 1, _PROBES, endpoint=False)).astype(np.intp)
-    probes[:, 0] = n - 1  # the first of a tail has distance zero; the last is worth a look
+    probes[:, 0] = n - 1  # the first of a tail has distance zero: probe the last instead
     exponents = rates[:, None] * (logs[starts][:, None] - logs[probes])
     bounds = np.abs((ranks[probes] - starts[:, None]) / m[:, None] + np.exp(exponents) - 1).max(1)
     shares = ranks / n
@@ -290,7 +344,7 @@ def _choose(values: Array, least: int) -> _Found | None:
             break
         start, size = int(starts[k]), int(m[k])
         shift = 1 + start / size  # ranks are counted from the start of the tail: (rank - start) / m
-        for stride in (16, 1):  # a sixteenth of the tail mostly settles it
+        for stride in (16, 1):  # a sixteenth of the tail usually suffices
             gaps = logs[start::stride] - logs[start]
             gaps *= -rates[k]
             np.exp(gaps, out=gaps)
@@ -306,7 +360,7 @@ def _choose(values: Array, least: int) -> _Found | None:
 def _bootstrapped(
     fit: PowerLawFit, free: bool, least: int, draws: int, confidence: float, generator: torch.Generator
 ) -> PowerLawFit:
-    """The fit with the interval of alpha and the p-value."""
+    """Return the fit with the interval of alpha and the p-value."""
     values, n = fit.eigenvalues, fit.eigenvalues.size
     body = values[: n - fit.n_tail]
 
@@ -314,22 +368,21 @@ def _bootstrapped(
         numbers: Array = torch.rand(n, dtype=torch.float64, generator=generator).numpy()
         return numbers
 
-    def refit(sample: Array) -> _Found | None:
+    def refit(sample: Array) -> _Tail | None:
         sample.sort()
-        # With x_min given the size of the tail varies, and a few less than the least are still a tail.
+        # For a given x_min the size of the tail varies, and tails slightly below the smallest size are accepted.
         return _choose(sample, least) if free else _at(sample, fit.x_min, 2)
 
     resampled = [refit(values[(uniform() * n).astype(np.intp)]) for _ in range(draws)]
-    alphas = [found[0] for found in resampled if found is not None]
+    alphas = [tail[0] for tail in resampled if tail is not None]
     simulated = []
     for _ in range(draws):
         sample = fit.x_min * (1 - uniform()) ** (-1 / (fit.alpha - 1))
         if body.size:
             below = uniform() * n < body.size
             sample[below] = body[(uniform()[below] * body.size).astype(np.intp)]
-        found = refit(sample)
-        if found is not None:
-            simulated.append(found[1])
-    tails = (50 * (1 - confidence), 50 * (1 + confidence))
-    low, high = np.percentile(alphas, tails).tolist()
+        tail = refit(sample)
+        if tail is not None:
+            simulated.append(tail[1])
+    low, high = np.percentile(alphas, (50 * (1 - confidence), 50 * (1 + confidence))).tolist()
     return replace(fit, interval=(low, high), p_value=float(np.mean(np.array(simulated) >= fit.distance)))

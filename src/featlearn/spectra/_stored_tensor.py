@@ -1,4 +1,4 @@
-"""Tensor that can be read later, with the shape and type known beforehand."""
+"""Tensor of a model or file that is read on demand, with known shape and dtype."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from featlearn.layers import Layer
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a model or a file.
+    """Tensor of a model or a file.
 
     Attributes:
-        name: In the state dict, without what wrappers add.
-        shape: Of the tensor.
-        dtype: In torch's words.
-        read: The tensor itself, to be dropped after use.
+        name: Name in the state dict, without the prefixes of wrappers.
+        shape: Shape of the tensor.
+        dtype: Name of the dtype, such as "float32".
+        read: Function that returns the tensor, to be dropped after use.
         tied: Other names of the same tensor.
-        reason: Why it is no weight, where its owner knows.
-        note: What a reader of the report should know.
-        kind: What it is, where its owner knows.
-        groups: Blocks along its first dimension, where its owner knows.
-        layers: How it is seen as matrices, where its owner knows.
-        parts: Stored tensors that it is made of, if it is not stored itself.
+        reason: Reason why the tensor is not a weight, if the source determines it; otherwise empty.
+        note: Note for the report; empty for none.
+        kind: Kind of the weight, if the module determines it; otherwise empty.
+        groups: Number of blocks along the first dimension, if the module determines it; otherwise None.
+        layers: Layers that view the tensor as matrices, if the module determines them; otherwise empty.
+        parts: Stored tensors that the tensor is computed from, if it is not stored itself.
     """
 
     name: str
@@ -46,23 +46,31 @@ class StoredTensor:
 
 
 def unusable(tensor: Tensor) -> str:
-    """Why the numbers of a tensor cannot be read, or nothing."""
+    """Return the reason why the values of a tensor cannot be read; empty if they can."""
     if tensor.device.type == "meta":
-        return "on the meta device: it has no numbers"
+        return "on the meta device, without values"
     if tensor.layout != torch.strided:
-        return f"of layout {tensor.layout}"
+        return f"layout {tensor.layout} is not supported"
     return "quantized" if tensor.is_quantized else ""
 
 
 def identity(tensor: Tensor) -> Any:
-    """A key that two tensors share if they are one; None if that cannot be told."""
+    """Return a key that is equal for two names of the same tensor; None if it has no memory to compare."""
     if unusable(tensor) or not tensor.numel():
         return None
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def tie(tensors: Sequence[StoredTensor], keys: Mapping[str, Any]) -> list[StoredTensor]:
-    """The tensors, those of one key once, under the first name."""
+    """Merge tensors of the same key into one, under the first name.
+
+    Args:
+        tensors: Tensors in the order of the source.
+        keys: Key of each name, from `identity`; tensors without a key are not merged.
+
+    Returns:
+        The tensors, with the other names as ``tied``.
+    """
     first: dict[Any, int] = {}
     kept: list[StoredTensor] = []
     for tensor in tensors:
@@ -78,7 +86,7 @@ def tie(tensors: Sequence[StoredTensor], keys: Mapping[str, Any]) -> list[Stored
 
 
 def undo_weight_norm(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
-    """Tensors with the factors g and v of a weight norm replaced by the weight ``g v / |v|`` that they make."""
+    """Replace the factors g and v of a weight norm by the weight ``g v / |v|``."""
     named = {t.name: t for t in tensors}
     made: dict[str, StoredTensor] = {}
     used: set[str] = set()
@@ -96,7 +104,7 @@ def undo_weight_norm(tensors: Sequence[StoredTensor]) -> list[StoredTensor]:
             other.dtype,
             partial(_weight_norm, gain, other),
             reason=gain.reason or other.reason,
-            note="parametrized: the weight that its factors make",
+            note="parametrized: the weight computed from its factors",
             parts=(gain, other),
         )
         used |= {gain.name, other.name}

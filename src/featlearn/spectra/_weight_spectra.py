@@ -1,4 +1,11 @@
-"""Compute the spectra of all weights of a model or file: a table, and the tensors that were left out."""
+"""Spectra of all weights of a model or file, and the tensors that were not measured.
+
+References:
+    Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506 (the spectral paper).
+
+    Martin & Mahoney (2021), "Implicit self-regularization in deep neural networks",
+    https://arxiv.org/abs/1810.01075.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +26,7 @@ from featlearn.errors import InputError
 from featlearn.spectra._ranks import gram_eigenvalues
 from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
-from featlearn.spectra._weight_spectrum import WeightSpectrum, judge
+from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_spectrum
 from featlearn.spectra.tensor_readers import Source, open_source
 
 _USUAL = (
@@ -38,22 +45,22 @@ _USUAL = (
     "mp_distance",
     "notes",
 )
-_SHOWN = ("shape", "phase", "spikes", "alpha", "alpha_se", "stable_rank", "spectral_norm")  # must fit a terminal
+_SHOWN = ("shape", "phase", "spikes", "alpha", "alpha_se", "stable_rank", "spectral_norm")  # fits a terminal
 _LINES = 40
 _COUNTS = ("spikes", "n_tail")
 
 
 @dataclass(frozen=True)
 class TensorCoverage:
-    """What became of one tensor.
+    """Coverage of one tensor by the measured matrices.
 
     Attributes:
-        parameter: Its name.
-        shape: Its shape.
-        dtype: Its dtype.
-        matrices: Names of the matrices that it was taken as.
-        reason: Why it, or a part of it, was not taken.
-        tied_to: Its other names.
+        parameter: Name of the tensor.
+        shape: Shape of the tensor.
+        dtype: Name of the dtype.
+        matrices: Names of the measured matrices of the tensor.
+        reason: Reason why the tensor, or a part of it, was not measured; empty if all of it was.
+        tied_to: Other names of the tensor.
     """
 
     parameter: str
@@ -65,10 +72,14 @@ class TensorCoverage:
 
 
 class WeightSpectra(Mapping[str, WeightSpectrum]):
-    """What `weight_spectra` found, a `WeightSpectrum` for each name of a matrix.
+    """Spectra of the weights of a model, by name of the matrix: the result of `weight_spectra`.
+
+    Args:
+        spectra: Spectrum of each matrix, by name.
+        tensors: Coverage of each tensor of the source.
 
     Attributes:
-        tensors: What became of each tensor.
+        tensors: Coverage of each tensor of the source.
     """
 
     def __init__(self, spectra: Mapping[str, WeightSpectrum], tensors: Sequence[TensorCoverage]) -> None:
@@ -79,7 +90,7 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
         try:
             return self._spectra[name]
         except KeyError:
-            raise KeyError(f"no matrix {name!r} in these spectra; they have {', '.join(self._spectra)}") from None
+            raise KeyError(f"No matrix {name!r}; the matrices are {', '.join(self._spectra)}.") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._spectra)
@@ -99,14 +110,20 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
         return f"Spectra of {len(self)} weight matri{'x' if len(self) == 1 else 'ces'}\n{table}{more}{tail}"
 
     def table(self, columns: str | Sequence[str] | None = None) -> pd.DataFrame:
-        """A row a matrix.
+        """Return a table with one row per matrix.
 
-        The weighted alphas are two: ``weighted_alpha_paper`` is ``alpha * lambda_max`` (the spectral paper's appendix
-        A.2) and ``weighted_alpha_log`` is ``alpha * log10(lambda_max)`` (Martin and Mahoney). ``ks_distance`` is that
-        of the tail from its power law, ``mp_distance`` that of the bulk from its Marchenko-Pastur law.
+        There are two weighted alphas: ``weighted_alpha_paper`` is ``alpha * lambda_max`` (the spectral paper, appendix
+        A.2) and ``weighted_alpha_log`` is ``alpha * log10(lambda_max)`` (Martin and Mahoney). ``ks_distance`` is the
+        distance of the tail from its power law, ``mp_distance`` that of the bulk from its Marchenko-Pastur law.
 
         Args:
-            columns: Names of columns, or ``"all"``; None takes the usual ones.
+            columns: Name of a column, names of several, or ``"all"``. None selects the most important ones.
+
+        Returns:
+            The table, indexed by the name of the matrix. Values that cannot be measured are missing.
+
+        Raises:
+            InputError: If a column does not exist.
         """
         rows = {name: spectrum.numbers() for name, spectrum in self._spectra.items()}
         known = list(next(iter(rows.values()))) if rows else list(_USUAL)
@@ -118,14 +135,14 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
             wanted = list(columns)
         for column in wanted:
             if column not in known:
-                raise InputError(f"{column!r} is no column: choose from {', '.join(known)}, or pass 'all'")
+                raise InputError(f"columns must be 'all' or from {', '.join(known)}; got {column!r}.")
         table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=wanted)
         table.index.name = "matrix"
         return table.astype({column: "Int64" for column in _COUNTS if column in wanted})
 
     @property
     def coverage(self) -> pd.DataFrame:
-        """Every tensor of the source: the matrices it was taken as, or why it was not."""
+        """Table of all tensors of the source: the matrices of each, or the reason why it was not measured."""
         rows = [
             {
                 "parameter": t.parameter,
@@ -142,14 +159,14 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
 
     @property
     def skipped(self) -> pd.DataFrame:
-        """Every tensor that was not taken, or only in part, with the reason."""
+        """Table of the tensors that were not measured, or only in part, with the reason."""
         every = self.coverage
         return every[every["reason"] != ""].reset_index(drop=True)
 
 
 Array = NDArray[np.float64]
 
-_LARGEST, _LEAST = 1e140, 1e-140  # entries whose squares, summed, are still numbers
+_LARGEST, _LEAST = 1e140, 1e-140  # range of entries whose sums of squares are finite and positive
 
 
 def weight_spectra(
@@ -161,43 +178,66 @@ def weight_spectra(
     max_size: int | None = None,
     progress: bool = False,
 ) -> WeightSpectra:
-    r"""The spectrum of every weight matrix: its phase, spikes, tail, ranks and norms.
+    """Compute the spectrum of every weight matrix of a model or file: phase, spikes, tail, ranks and norms.
 
-    Eigenvalues are those of ``W^T W``, not divided by anything, of the smaller side of W. They are exact to about
-    ``eps lambda_max`` of float64, and what is below ``n eps lambda_max`` counts as zero. Tensors are read one by one,
-    and beside the largest only half its Gram matrix is in memory. Nothing is written, the model is left as it is, and
-    nothing in a checkpoint is executed.
+    Eigenvalues are those of ``W^T W``, without a divisor, of the smaller side of W. They have an error of about
+    ``eps lambda_max`` of float64, and those below ``n eps lambda_max`` count as zero. Tensors are read one
+    by one: at most one tensor and half its Gram matrix are in memory. The function writes no files, does not change the
+    model and does not execute code of a checkpoint.
 
-    The phase is that of `phase`, against the initial weights if they are given. Otherwise it is against the
-    Marchenko-Pastur law whose variance fits the bulk (`fit_marchenko_pastur`), and "invariant bulk" is then called
-    "random-like": a Marchenko-Pastur bulk and nothing beyond it. If no such law describes the bulk the phase says so.
-    Spikes and heavy tails that norms of rows or columns alone explain are "undecided", and the reason says that row
-    norms vary (`against_norms`: the same entries with random signs do as well).
+    The phase is that of `phase`, compared with the initial weights if they are given. Otherwise it is compared with the
+    Marchenko-Pastur law whose variance fits the bulk (`fit_marchenko_pastur`), and "invariant bulk" is called
+    "random-like": a Marchenko-Pastur bulk without spikes or tail. If no such law describes the bulk, the reason states
+    it. Spikes and heavy tails that the norms of rows or columns alone explain are "undecided", with the reason that the
+    norms vary: the same entries with random signs have them, too (`against_norms`).
 
-    Modules are split as by `probe`: convolutions into their groups, attention into q, k and v, and also the fused
-    ``c_attn``, ``qkv`` and ``Wqkv`` of other libraries where they are three times as long as wide. A file does not
-    tell the groups of a convolution, which are then taken as one, nor a buffer from a parameter.
-    Embeddings are taken. Tied tensors are taken once, and the weight of a weight norm is what its factors make. Stacks
-    (experts) are blocks of one matrix.
+    Modules are split as by `probe`: convolutions into their groups, attention into q, k and v. The fused weights
+    ``c_attn``, ``qkv`` and ``Wqkv`` of other libraries are split, too, if they have three times as many rows as
+    columns. A file contains neither the groups of a convolution, which is then taken as one group, nor the distinction
+    of buffers and parameters. Embeddings are included. Tied tensors are measured once, and a weight norm is replaced by
+    the weight that it computes. Stacked weights (experts) are blocks of one matrix.
 
     Args:
-        source: A model, a state dict or a checkpoint that holds one, a ``.safetensors`` file, a torch checkpoint
-            (``.pt``, ``.pth``, ``.bin``, ``.ckpt``), or a folder of these, sharded or not, as from Hugging Face.
-        layers: Globs of names of matrices; None takes all.
-        initial: The weights before training, in any of these forms.
-        min_size: Least number of eigenvalues.
-        max_size: Largest smaller side of a matrix, as time grows with its cube; None for any.
+        source: Model, state dict or checkpoint that contains one, ``.safetensors`` file, torch checkpoint (``.pt``,
+            ``.pth``, ``.bin``, ``.ckpt``), or folder of these, sharded or not, as from Hugging Face.
+        layers: Glob pattern, or patterns, of the names of matrices to measure. None measures all.
+        initial: Weights before training, in any of the forms of `source`. None compares with a law.
+        min_size: Smallest number of eigenvalues of a matrix, at least 1. Smaller matrices are left out.
+        max_size: Largest smaller side of a matrix, because time grows with its cube. None has no limit.
         progress: Whether to show a progress bar.
+
+    Returns:
+        The spectra by name of the matrix, and the coverage of all tensors.
+
+    Raises:
+        InputError: If the source cannot be read or has no weight matrix, `initial` has no tensor name of the source, a
+            pattern of `layers` matches no matrix, or a size is smaller than 1.
+
+    References:
+        Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506.
+
+        Martin & Mahoney (2021), https://arxiv.org/abs/1810.01075.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.spectra import weight_spectra
+        >>> noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+        >>> spectra = weight_spectra({"a.weight": noise, "b.weight": noise + 1.0, "b.bias": torch.zeros(200)})
+        >>> spectra.table(["phase", "spikes"]).to_dict("index")
+        {'a': {'phase': 'random-like', 'spikes': 0}, 'b': {'phase': 'bulk + spikes', 'spikes': 1}}
+        >>> spectra.skipped["reason"].item()
+        'a vector, not a matrix'
     """
     if min_size < 1 or (max_size is not None and max_size < 1):
-        raise InputError(f"min_size and max_size must be at least 1, got {min_size} and {max_size}")
+        raise InputError(f"min_size and max_size must be at least 1, got {min_size} and {max_size}.")
     tensors = find_matrices(open_source(source))
     before = None if initial is None else {t.name: t for t in open_source(initial, "initial")}
     if before is not None and not any(t.name in before for t, _, _ in tensors):
-        raise InputError("initial has no tensor of the same name as the source: it is of another model")
+        raise InputError("initial must have tensors of the same names as source, got none. Pass the same model.")
     names = [m.name for _, matrices, _ in tensors for m in matrices]
     if not names:
-        raise InputError(f"there is no weight matrix among the {len(tensors)} tensors of the source")
+        count = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
+        raise InputError(f"source must have a weight matrix, got {count} without one.")
     wanted = set(
         names if layers is None else select_matching(parse_patterns(layers, "layers"), names, "layers", "matrix")
     )
@@ -209,17 +249,17 @@ def weight_spectra(
             asked = [m for m, reason in zip(matrices, reasons[1:], strict=True) if not reason]
             values, problem = _eigenvalues(tensor, asked)
             first, notes = _start(before, tensor, asked if values else [])
-            for i, (matrix, found) in enumerate(zip(asked, values, strict=False)):
-                spectra[matrix.name] = judge(
+            for i, (matrix, eigenvalues) in enumerate(zip(asked, values, strict=False)):
+                spectra[matrix.name] = measure_spectrum(
                     matrix.name,
                     matrix.kind,
                     matrix.shape,
                     tensor.name,
-                    found,
+                    eigenvalues,
                     initial=first[i] if first else None,
                     tied=tensor.tied,
                     notes=tuple(filter(None, (matrix.note, tensor.note, notes))),
-                    make_weight=partial(_read, tensor, matrix),  # again: rarely needed, and never two in memory
+                    make_weight=partial(_read, tensor, matrix),  # read again: rarely needed, and only one is in memory
                 )
             taken = tuple(m.name for m in asked) if values else ()
             reason = "; ".join(dict.fromkeys(filter(None, [*reasons, problem])))
@@ -232,11 +272,11 @@ def weight_spectra(
 
 
 def _left_out(matrix: Matrix, wanted: set[str], least: int, most: int | None) -> str:
-    """Why a matrix is not measured, or nothing."""
+    """Return the reason why a matrix is not measured; empty if it is."""
     if matrix.name not in wanted:
         return "left out by the layers argument"
     if matrix.eigenvalues < least:
-        return f"too small: {matrix.eigenvalues} eigenvalue{'s' * (matrix.eigenvalues != 1)}, and min_size={least}"
+        return f"too small: {matrix.eigenvalues} eigenvalue{'s' * (matrix.eigenvalues != 1)}, below min_size={least}"
     if most is not None and min(matrix.shape[1:]) > most:
         return f"too large: {min(matrix.shape[1:])} is above max_size={most}"
     return ""
@@ -247,29 +287,29 @@ def _read(tensor: StoredTensor, matrix: Matrix) -> Tensor:
 
 
 def _eigenvalues(tensor: StoredTensor, matrices: Sequence[Matrix]) -> tuple[list[Array], str]:
-    """Eigenvalues of each matrix of a tensor, which is read and dropped; none and the reason if it cannot be."""
+    """Read a tensor and return the eigenvalues of each matrix, or an empty list and the reason."""
     if not matrices:
         return [], ""
     values = tensor.read()
     low, high = (float(end) for end in torch.aminmax(values))
     top = max(-low, high)
-    if not math.isfinite(top):  # NaN as well
+    if not math.isfinite(top):  # infinite or NaN
         return [], "NaN or infinite entries"
     if top and not _LEAST < top < _LARGEST:
-        return [], f"entries up to {top:.1g}: their squares are no float64 numbers"
+        return [], f"entries up to {top:.1g}: their squares are out of the range of float64"
     return [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""
 
 
 def _start(
     before: Mapping[str, StoredTensor] | None, tensor: StoredTensor, matrices: Sequence[Matrix]
 ) -> tuple[list[Array], str]:
-    """Eigenvalues of the same matrices at the start, or none and a note that there is no start."""
+    """Return the initial eigenvalues of the same matrices, or an empty list and a note."""
     if before is None or not matrices:
         return [], ""
     same = before.get(tensor.name)
     if same is None:
-        return [], "not in the initial weights: judged against a law"
+        return [], "not in the initial weights: compared with a law"
     if same.shape != tensor.shape:
-        return [], f"of shape {'x'.join(map(str, same.shape))} in the initial weights: judged against a law"
+        return [], f"shape {'x'.join(map(str, same.shape))} in the initial weights: compared with a law"
     values, problem = _eigenvalues(same, matrices)
-    return values, f"{problem} in the initial weights: judged against a law" if problem else ""
+    return values, f"{problem} in the initial weights: compared with a law" if problem else ""

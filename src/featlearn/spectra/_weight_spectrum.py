@@ -1,4 +1,4 @@
-"""The spectrum of one weight matrix, and what it says."""
+"""Spectrum of one weight matrix, with its phase, tail, ranks and norms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.plots import spectrum_histogram
-from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur, spikes
+from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, FittedBulk, fit_marchenko_pastur, spikes
 from featlearn.spectra._compare import histogram
 from featlearn.spectra._laws import Law
 from featlearn.spectra._norm_null import against_norms
@@ -26,20 +26,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class WeightSpectrum:
-    """The spectrum of one weight matrix W. What cannot be measured is NaN, and `notes` says why.
+    """Spectrum of one weight matrix W. Numbers that cannot be measured are NaN, and `notes` state the reason.
 
     Attributes:
-        name: Of the matrix.
-        kind: What it is, in a word; a file knows less of it than a model.
-        shape: (groups, rows, columns).
+        name: Name of the matrix.
+        kind: Kind of the matrix, such as "conv2d"; a file gives less detail than a model.
+        shape: Shape ``(groups, rows, columns)``.
         parameter: Name of the tensor.
-        eigenvalues: Of ``W^T W``, of the smaller side, ascending, zeros included.
-        phase: Against the initial weights, or else against `law`.
-        bulk: The Marchenko-Pastur law that fits the bulk; None for a zero matrix.
-        fit: The power law that fits the tail; None if there is none.
-        initial: Eigenvalues of the initial weights, if they were given.
+        eigenvalues: Eigenvalues of ``W^T W``, of the smaller side, ascending, including zeros.
+        phase: Phase compared with the initial weights, or with `law` if they were not given.
+        bulk: Marchenko-Pastur law that fits the bulk. None for a zero matrix.
+        fit: Power law that fits the tail. None if there are too few different eigenvalues.
+        initial: Eigenvalues of the initial weights. None if they were not given.
         tied: Other names of the tensor.
-        notes: What a reader should know.
+        notes: Notes on the matrix, such as assumptions about its shape.
     """
 
     name: str
@@ -56,32 +56,36 @@ class WeightSpectrum:
 
     @property
     def law(self) -> Law | None:
-        """The Marchenko-Pastur law of the bulk."""
+        """Marchenko-Pastur law of the bulk; None if it could not be fitted."""
         return None if self.bulk is None else self.bulk.law
 
     @property
     def phase_name(self) -> str:
-        """Name of the phase; without a start an invariant bulk is "random-like"."""
+        """Name of the phase; an invariant bulk without initial weights is "random-like"."""
         return "random-like" if self.initial is None and self.phase.name == "invariant bulk" else self.phase.name
 
     @property
     def spikes(self) -> tuple[float, ...] | None:
-        """Eigenvalues beyond the bulk's edge, the largest first, new ones if there is a start; None without an edge."""
+        """Spikes in descending order, only new ones if initial weights were given; None if the bulk has no edge."""
         e = self.phase.evidence
         return None if e is None or e.trained_edge is None else e.spikes
 
     @property
     def spectral_norm(self) -> float:
-        """Largest singular value."""
+        """Largest singular value of W."""
         return math.sqrt(self.eigenvalues[-1])
 
     @property
     def frobenius_norm(self) -> float:
-        """Root of the sum of the squared entries."""
+        """Frobenius norm of W, the root of the sum of the squared entries."""
         return math.sqrt(self.eigenvalues.sum())
 
     def numbers(self) -> dict[str, object]:
-        """Every column of the table."""
+        """Return all columns of the table as a dict.
+
+        Returns:
+            Value of each column by name; NaN if it cannot be measured.
+        """
         groups, rows, columns = self.shape
         zero = not self.eigenvalues[-1] > 0
         spikes, fit, bulk = self.spikes, self.fit, self.bulk
@@ -121,9 +125,19 @@ class WeightSpectrum:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, title: str | None = None) -> Figure:
-        """The spectrum with its start, or with the Marchenko-Pastur law of its bulk."""
+        """Draw the spectrum with the initial one, or with the Marchenko-Pastur law of its bulk.
+
+        Args:
+            title: Title of the figure. None uses the names of the matrix and its phase.
+
+        Returns:
+            The figure.
+
+        Raises:
+            InputError: If the matrix is zero.
+        """
         if not self.eigenvalues[-1] > 0:
-            raise InputError(f"{self.name!r} is zero: there is nothing to draw")
+            raise InputError(f"The matrix {self.name!r} is zero: there is nothing to draw.")
         heading = title or f"{self.name}: {self.phase_name}"
         if self.initial is not None and self.phase.initial.size:
             return self.phase.plot(heading)
@@ -139,7 +153,7 @@ class WeightSpectrum:
         )
 
 
-def judge(
+def measure_spectrum(
     name: str,
     kind: str,
     shape: tuple[int, int, int],
@@ -151,79 +165,84 @@ def judge(
     notes: tuple[str, ...] = (),
     make_weight: Callable[[], Tensor] | None = None,
 ) -> WeightSpectrum:
-    """Everything that the eigenvalues of a matrix say, against those of its start or against a law.
+    """Measure the spectrum of a matrix, compared with its initial spectrum or with a law.
 
     Args:
         name: Name of the matrix.
-        kind: Kind of the matrix, in a word.
-        shape: ``(groups, rows, columns)``.
+        kind: Kind of the matrix, such as "linear".
+        shape: Shape ``(groups, rows, columns)`` of the matrix.
         parameter: Name of the tensor.
         eigenvalues: Eigenvalues of ``W^T W``, of the smaller side.
-        initial: Eigenvalues of the initial weights.
+        initial: Eigenvalues of the initial weights. None compares with a law.
         tied: Other names of the tensor.
-        notes: Notes for the reader.
-        make_weight: Returns the matrix, shape ``shape``, for a comparison with its norms (`against_norms`); None leaves
-            it out, where eigenvalues alone are known.
+        notes: Notes for the report.
+        make_weight: Function that returns the matrix, of shape `shape`, for `against_norms`. None skips this
+            comparison, if only eigenvalues are known.
+
+    Returns:
+        The spectrum with all its numbers.
     """
     values = clean_eigenvalues(eigenvalues)
     bulk = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None
     if bulk is None:
-        judged = Phase("undecided", "all its eigenvalues are zero", None, values[:0], values[:0])
+        result = Phase("undecided", "all eigenvalues are zero", None, values[:0], values[:0])
     elif initial is not None and not initial.max() > 0:
-        judged = Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
+        result = Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
     else:
-        judged = phase(initial, values) if initial is not None else _against_law(bulk, values)
+        result = phase(initial, values) if initial is not None else _against_law(bulk, values)
         if make_weight is not None:
-            judged = against_norms(judged, make_weight)
-    fit = None if judged.evidence is None or judged.evidence.tail is None else judged.evidence.tail.fit
+            result = against_norms(result, make_weight)
+    fit = None if result.evidence is None or result.evidence.tail is None else result.evidence.tail.fit
     if fit is None:
         try:
             fit = power_law(values)
         except InputError:
             positive = int((values > 0).sum())
-            notes = (*notes, f"no tail: {positive} positive eigenvalues that are too few, or too much alike")
-    return WeightSpectrum(name, kind, shape, parameter, values, judged, bulk, fit, initial, tied, notes)
+            notes = (*notes, f"no tail: {positive} positive eigenvalues are too few, or too many of them are equal")
+    return WeightSpectrum(name, kind, shape, parameter, values, result, bulk, fit, initial, tied, notes)
 
 
 def _against_law(bulk: FittedBulk, values: Array) -> Phase:
-    """The phase against a fitted law, in words that do not speak of training."""
+    """Return the phase compared with a fitted law, with a reason that does not refer to training."""
     positive = values[values > 0]
     if bulk.law is None:
         reason = f"{values.size - positive.size} of {values.size} eigenvalues are zero"
         return Phase("rank collapse", reason, None, positive, positive)
-    found = phase(bulk.law, values)
-    e = found.evidence
+    result = phase(bulk.law, values)
+    e = result.evidence
     if e is None:
-        return replace(found, reason=f"{values.size} eigenvalues are too few: the rule needs 50")
+        return replace(
+            result, reason=f"{values.size} eigenvalues are too few: at least {LEAST_EIGENVALUES} are required"
+        )
     close = e.bulk_distance <= _same_law(values.size)
     if close and e.spikes:
-        # The law's edge is known better than that of a bulk without a law, which raises a false alarm in up to 1%.
+        # The edge of the law is more accurate than that of a bulk without a law, with up to 1% of false positives.
         limit = spikes(values, bulk.law, margin=MARGIN).threshold
         e = replace(e, spikes=tuple(s for s in e.spikes if s > limit))
-        found = replace(found, evidence=e, name=found.name if e.spikes else "invariant bulk")
+        result = replace(result, evidence=e, name=result.name if e.spikes else "invariant bulk")
     law = f"Marchenko-Pastur (distance {e.bulk_distance:.3f}, variance {bulk.variance:.3g})"
-    if found.name == "rank collapse":
+    if result.name == "rank collapse":
         return replace(
-            found, reason=f"{e.collapsed:.0%} of the eigenvalues are below a hundredth of Marchenko-Pastur's"
+            result, reason=f"{e.collapsed:.0%} of the eigenvalues are below a hundredth of the Marchenko-Pastur law"
         )
-    if found.name == "bulk + spikes" and e.trained_edge is not None:
+    if result.name == "bulk + spikes" and e.trained_edge is not None:
         count, listed = len(e.spikes), ", ".join(f"{s:.3g}" for s in e.spikes[:3])
         return replace(
-            found,
+            result,
             reason=f"{count} eigenvalue{'s' * (count > 1)} ({listed}{', ...' * (count > 3)}) beyond "
             f"{e.trained_edge.threshold:.3g}; the bulk is {'' if close else 'not '}{law}",
         )
-    if found.name == "invariant bulk" and close:
-        return replace(found, reason=f"the bulk is {law}, and nothing is beyond its edge")
-    if found.name in ("invariant bulk", "undecided") and not close:
-        also = "" if e.trained_edge is not None else f"; {found.reason}"
-        return replace(found, name="undecided", reason=f"the bulk is not {law}, nor is there a spike{also}")
-    return found
+    if result.name == "invariant bulk" and close:
+        return replace(result, reason=f"the bulk is {law}, and no eigenvalue is beyond its edge")
+    if result.name in ("invariant bulk", "undecided") and not close:
+        also = "" if e.trained_edge is not None else f"; {result.reason}"
+        return replace(result, name="undecided", reason=f"the bulk is not {law}, and there is no spike{also}")
+    return result
 
 
 def _same_law(count: int) -> float:
-    """Largest distance of a bulk that counts as Marchenko-Pastur: 2%, and what four eigenvalues make up.
+    """Return the largest distance of a bulk that counts as Marchenko-Pastur: 2% plus four eigenvalues.
 
-    Of 3,432 Gaussian matrices of 50 to 768 columns, and 1 to 8 times as many rows, none was further than ``5 / n``.
+    Among 3,432 Gaussian matrices of 50 to 768 columns, and 1 to 8 times as many rows, no distance was above ``5 / n``.
     """
     return 0.02 + 4 / count

@@ -36,6 +36,15 @@ def balance(weights: Sequence[Any]) -> list[float]:
 
     Returns:
         One number per pair of neighbors.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import balance, balanced_layers
+        >>> [round(value, 4) for value in balance([torch.eye(2), 2.0 * torch.eye(2)])]
+        [3.0]
+        >>> layers = balanced_layers(torch.tensor([[4.0, 0.0], [3.0, 5.0]]), depth=3)
+        >>> [round(value, 4) for value in balance(layers)]
+        [0.0, 0.0]
     """
     layers = _checked(weights)
     result = []
@@ -60,6 +69,15 @@ def balanced_layers(product: Any, depth: int, width: int | None = None) -> list[
 
     Raises:
         InputError: If the product is not a matrix, or the width is less than its rank.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import balanced_layers
+        >>> first, second, third = balanced_layers(torch.diag(torch.tensor([8.0, 1.0])), depth=3)
+        >>> [[abs(round(value, 4)) for value in row] for row in (third @ second @ first).tolist()]
+        [[8.0, 0.0], [0.0, 1.0]]
+        >>> round(sum(float(layer.square().sum()) for layer in (first, second, third)), 4)  # 3 * (8^(2/3) + 1)
+        15.0
     """
     p = as_float64(product)
     if p.ndim != 2 or not p.numel():
@@ -95,6 +113,13 @@ def shrunk_map(target: Any, depth: int, weight_decay: float) -> Tensor:
 
     Returns:
         The product P, of the shape of the target.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import shrunk_map
+        >>> target = torch.diag(torch.tensor([3.0, 0.4]))
+        >>> shrunk_map(target, depth=2, weight_decay=0.5).diagonal().tolist()  # soft threshold at 0.5
+        [2.5, 0.0]
     """
     a = as_float64(target)
     check_int("depth", depth)
@@ -152,6 +177,15 @@ def linear_alignment(weights: Sequence[Any]) -> LinearAlignment:
 
     Returns:
         The balance of the layers and the cosine.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import balanced_layers, linear_alignment
+        >>> alignment = linear_alignment(balanced_layers(torch.diag(torch.tensor([8.0, 1.0])), depth=3))
+        >>> round(alignment.power, 4), round(alignment.agop_cosine, 4)
+        (0.3333, 1.0)
+        >>> round(linear_alignment([torch.eye(2), torch.eye(2), torch.diag(torch.tensor([8.0, 1.0]))]).agop_cosine, 4)
+        0.8575
 
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",

@@ -153,6 +153,17 @@ def flow_nfc(model: nn.Module, data: Any, loss: Loss, time: float = 1e-4, **opti
 
     Returns:
         The centered NFC by layer name.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import early_alignment, flow_nfc
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(5, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1)).double()
+        >>> X, y = torch.randn(50, 5).double(), torch.randn(50, 1).double()
+        >>> loss = torch.nn.functional.mse_loss
+        >>> predicted, measured = early_alignment(model, (X, y), loss), flow_nfc(model, (X, y), loss)
+        >>> round(predicted["0"].rho, 3), round(measured["0"], 3)
+        (0.993, 0.993)
     """
     check_number("time", time, above=0)
     start = unwrap(model)

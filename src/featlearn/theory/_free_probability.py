@@ -93,10 +93,12 @@ def alternating_trace(first: Moments, second: Moments, length: int) -> float:
     Returns:
         The normalized trace.
 
-    For n = 2 and centered letters only the products of means remain:
-
-    >>> alternating_trace(lambda w: 1.0 if len(w) == 2 else 0.0, lambda w: 3.0 ** len(w), 2)
-    9.0
+    Example:
+        >>> from featlearn.theory import alternating_trace
+        >>> first = lambda word: 1.0 if len(word) == 2 else 0.0  # centered, with variance 1
+        >>> second = lambda word: 3.0 ** len(word)  # the constant 3
+        >>> alternating_trace(first, second, 2)  # tr[c_0 c_1] tr[r_0] tr[r_1]
+        9.0
     """
     check_int("length", length)
     cumulant = _cumulants(first)
@@ -134,6 +136,16 @@ def matrix_moments(letters: Sequence[Any]) -> Moments:
 
     Raises:
         InputError: If the letters are not square matrices of the same size.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import alternating_trace, matrix_moments
+        >>> moments = matrix_moments([torch.diag(torch.tensor([1.0, 3.0])), torch.eye(2)])
+        >>> moments((0,)), moments((0, 0)), moments((0, 1))
+        (2.0, 5.0, 2.0)
+        >>> free = matrix_moments([2.0 * torch.eye(2)] * 2)
+        >>> alternating_trace(moments, free, 2)  # tr[c_0 r_0 c_1 r_1], here 2 * 2 * tr[c_0 c_1]
+        8.0
     """
     matrices = [as_float64(m) for m in letters]
     shapes = {tuple(m.shape) for m in matrices}

@@ -69,6 +69,13 @@ def readout_moments(d: int, width: int | None, ratio: float | None = None) -> tu
 
     Returns:
         The first four moments.
+
+    Example:
+        >>> from featlearn.theory import readout_moments
+        >>> readout_moments(d=10, width=None, ratio=1.0)  # the limit
+        (1.0, 4.0, 25.0, 202.0)
+        >>> [round(moment, 2) for moment in readout_moments(d=10, width=10)]
+        [1.0, 4.5, 35.64, 415.26]
     """
     if width is None:
         if ratio is None or not ratio >= 0:
@@ -117,6 +124,15 @@ def predict_quadratic(
 
     Returns:
         The prediction, with the correlations of the random networks.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import predict_quadratic
+        >>> _ = torch.manual_seed(0)
+        >>> X = torch.randn(100, 20)
+        >>> prediction = predict_quadratic(X, X[:, 0] * X[:, 1], width=200, networks=10, seed=0)
+        >>> round(prediction.rho, 2), round(prediction.observed_mean, 2)
+        (0.96, 0.97)
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
@@ -202,6 +218,17 @@ def numerator_terms(X: Any, y: Any, width: int) -> NumeratorTerms:
     Returns:
         The terms.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import numerator_terms
+        >>> _ = torch.manual_seed(0)
+        >>> X, y = torch.randn(50, 5), torch.randn(50)
+        >>> for width in (10, 1000):
+        ...     terms = numerator_terms(X, y, width)
+        ...     print(width, round(terms.covariance / terms.total, 4))
+        10 0.6533
+        1000 0.0172
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         equation 9.
@@ -230,6 +257,13 @@ def isotropic_numerator(A: Any, moments: Sequence[float]) -> float:
     Returns:
         The numerator of rho.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import isotropic_numerator, readout_moments
+        >>> moments = readout_moments(d=2, width=None, ratio=0.5)
+        >>> round(isotropic_numerator(torch.eye(2), moments), 4), round(moments[2], 4)  # tr[R^3] for A = I
+        (9.25, 9.25)
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         first version, section 4.2.
@@ -257,6 +291,15 @@ def expected_derivatives(X: Any, y: Any, width: int) -> tuple[Tensor, Tensor]:
 
     Returns:
         The two expectations, each of shape ``(d, d)``.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> from featlearn.theory import expected_derivatives
+        >>> _ = torch.manual_seed(0)
+        >>> X, y = torch.randn(50, 4), torch.randn(50)
+        >>> nfm, agop = expected_derivatives(X, y, width=100)
+        >>> nfm.shape, round(fl.cosine(nfm, agop), 3)
+        (torch.Size([4, 4]), 0.961)
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,

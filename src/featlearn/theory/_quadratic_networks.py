@@ -72,13 +72,19 @@ def least_norm_network(form: Any, width: int | None = None) -> QuadraticNetwork:
     Raises:
         InputError: If the form is not a finite square matrix, or the width is less than its rank.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import least_norm_network
+        >>> network = least_norm_network([[2.0, 0.0], [0.0, -16.0]])
+        >>> [round(value, 4) for value in network(torch.eye(2, dtype=torch.float64)).tolist()]  # x^T Q x
+        [2.0, -16.0]
+        >>> round(network.cost, 4)  # 3 / 2^(2/3) * (2^(2/3) + 16^(2/3))
+        15.0
+
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
         https://arxiv.org/abs/2507.05644,
         lemma D.2, with its constant corrected.
-
-    >>> round(least_norm_network([[2.0]]).cost, 6)
-    3.0
     """
     q = as_float64(form)
     if q.ndim != 2 or q.shape[0] != q.shape[1] or not q.numel():
@@ -124,6 +130,15 @@ def separation_data(p: float = 1e-5, tau: float = 0.02) -> SeparationData:
 
     Returns:
         Points, labels and probabilities.
+
+    Example:
+        >>> from featlearn.theory import separation_data
+        >>> data = separation_data(p=0.1, tau=0.5)
+        >>> data.X.shape, round(float(data.weights.sum()), 4)
+        (torch.Size([81, 4]), 1.0)
+        >>> heaviest = data.weights.argmax()
+        >>> data.X[heaviest].tolist(), float(data.y[heaviest])
+        ([1.0, 1.0, 0.0, 0.0], 0.5)
 
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",
@@ -193,6 +208,12 @@ def separation(
 
     Returns:
         The best minimizer.
+
+    Example:
+        >>> from featlearn.theory import separation
+        >>> result = separation(restarts=2, seed=0)
+        >>> round(result.fact_cosine, 3), round(result.agop_cosine, 3)
+        (1.0, 0.082)
 
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), "FACT: the Features At Convergence Theorem for neural networks",

@@ -162,6 +162,16 @@ def derivative_correlation(X: Any, y: Any, ptk: Any) -> float:
     Returns:
         The correlation.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import derivative_correlation
+        >>> _ = torch.manual_seed(0)
+        >>> X, y = torch.randn(30, 5), torch.randn(30)
+        >>> round(derivative_correlation(X, y, torch.eye(30)), 4)  # P^2 = P
+        1.0
+        >>> round(derivative_correlation(X, y, X @ X.T), 4)
+        0.9942
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         equation 7.
@@ -200,6 +210,14 @@ def sphere_alignment(
 
     Returns:
         The correlation and the kernel.
+
+    Example:
+        >>> from featlearn.theory import sphere_alignment
+        >>> for d in (10, 50, 200):
+        ...     print(d, round(sphere_alignment(d, n=2 * d, activation="relu", seed=0).rho, 3))
+        10 0.994
+        50 0.997
+        200 0.999
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
@@ -243,6 +261,17 @@ def predict_depth(
 
     Returns:
         The correlation and the kernel.
+
+    Example:
+        >>> import torch
+        >>> from featlearn.theory import predict_depth
+        >>> _ = torch.manual_seed(0)
+        >>> X = torch.randn(40, 10)
+        >>> for hidden in (1, 2, 3):
+        ...     print(hidden, round(predict_depth(X, X[:, 0], hidden).rho, 3))
+        1 0.998
+        2 0.99
+        3 0.98
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,

@@ -80,6 +80,14 @@ class SLOAlignment:
     Attributes:
         runs: Trainings: for each scale GD, then SLO.
         egop: Exact expected gradient outer product of the labels.
+
+    Example:
+        >>> from featlearn.papers import slo_alignment
+        >>> result = slo_alignment((1.0,), (0.03,), n=32, width=16, steps=3, seed=0)
+        >>> result.run("SLO", 1.0).nfm.shape
+        torch.Size([32, 32])
+        >>> result.table()[["method", "scale", "lr"]].values.tolist()
+        [['GD', 1.0, 0.03], ['SLO', 1.0, 0.03]]
     """
 
     runs: tuple[SLORun, ...]
