@@ -159,6 +159,11 @@ def attention(path: str, separate: bool = False) -> dict[str, str]:
     return layers | {f"{path}.out": f"{path}.out_proj.weight"}
 
 
+def gates(path: str, names: str) -> dict[str, str]:
+    """The layers of a recurrent module with one layer and one direction at `path`: one per matrix and gate."""
+    return {f"{path}.{kind}.{gate}": f"{path}.weight_{kind}_l0" for kind in ("ih", "hh") for gate in names}
+
+
 def frozen(factory: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """The factory with no parameter requiring a gradient."""
     return lambda: factory().requires_grad_(False)
@@ -873,8 +878,7 @@ CASES: list[Case] = [
         make=built(lambda: Recurrent(nn.LSTM)),
         batch=real(5, 3, 3, out=(2,)),
         loss=half_squared,
-        layers=weights("head"),
-        not_taken=("rnn.weight_ih_l0", "rnn.weight_hh_l0"),
+        layers=gates("rnn", "ifgo") | weights("head"),
         outputs=2,
     ),
     Case(
@@ -882,8 +886,7 @@ CASES: list[Case] = [
         make=built(lambda: Recurrent(nn.GRU)),
         batch=real(5, 3, 3, out=(2,)),
         loss=half_squared,
-        layers=weights("head"),
-        not_taken=("rnn.weight_ih_l0", "rnn.weight_hh_l0"),
+        layers=gates("rnn", "rzn") | weights("head"),
         outputs=2,
     ),
     Case(

@@ -2,7 +2,8 @@
 
 Nothing here is shared with the library, and nothing here is fast. The derivative at a layer's pre-activations
 is taken by adding a tensor of zeros to the layer's output and differentiating each output by it. Fused
-attention is replaced by explicit projections and an explicit softmax.
+attention is replaced by explicit projections and an explicit softmax, a recurrent module by a loop over samples
+and steps with one linear layer per gate.
 
 Matrices of a layer carry a leading dimension of groups, of size one except for grouped convolutions; inner
 products, norms, means and traces run over the blocks' entries.
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
 from cases import Batch, Case, call, samples, target
 
@@ -60,7 +62,7 @@ class PlainAttention(nn.Module):
         q, k, v = self.q(query), self.k(key), self.v(value)
         if not self.batch_first:
             q, k, v = (part.transpose(0, 1) for part in (q, k, v))
-        own = k.shape[1]
+        alone = k.shape[1]
         if self.bias_k is not None:
             k = torch.cat([k, self.bias_k.expand(len(k), 1, -1)], dim=1)
             v = torch.cat([v, self.bias_v.expand(len(v), 1, -1)], dim=1)
@@ -78,15 +80,136 @@ class PlainAttention(nn.Module):
                 mask = torch.zeros_like(scores)
                 if attn_mask is not None:
                     given = attn_mask if attn_mask.dim() == 2 else attn_mask[sample * self.num_heads + head]
-                    mask[:, :own] += _additive(given, scores.dtype)
+                    mask[:, :alone] += _additive(given, scores.dtype)
                 if key_padding_mask is not None:
-                    mask[:, :own] += _additive(key_padding_mask[sample], scores.dtype)
+                    mask[:, :alone] += _additive(key_padding_mask[sample], scores.dtype)
                 heads.append(torch.softmax(scores + mask, dim=-1) @ v[sample, :, part])
             outputs.append(torch.cat(heads, dim=-1))
         mixed = torch.stack(outputs)
         if not self.batch_first:
             mixed = mixed.transpose(0, 1)
         return self.out(mixed), None
+
+
+GATES = {"LSTM": "ifgo", "GRU": "rzn", "RNN": ""}
+
+
+class PlainCell(nn.Module):
+    """One layer and direction of a recurrent module, on vectors: one nn.Linear per gate."""
+
+    def __init__(self, original: nn.Module, suffix: str) -> None:
+        super().__init__()
+        kind = type(original).__name__.removesuffix("Cell")
+        self.relu = getattr(original, "nonlinearity", "") == "relu"
+        self.kind, self.size = kind, original.hidden_size
+        for part in ("ih", "hh"):
+            weight = getattr(original, f"weight_{part}{suffix}")
+            bias = getattr(original, f"bias_{part}{suffix}", None)
+            names = GATES[kind]
+            if not names:
+                self.add_module(part, _linear(weight, bias))
+                continue
+            biases = [None] * len(names) if bias is None else bias.split(self.size)
+            linears = map(_linear, weight.split(self.size), biases)
+            self.add_module(part, nn.ModuleDict(dict(zip(names, linears, strict=True))))
+        projection = getattr(original, f"weight_hr{suffix}", None)
+        self.hr = None if projection is None else _linear(projection, None)
+
+    def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """The state after one step (the equations of the documentation of nn.LSTM, nn.GRU and nn.RNN)."""
+        if self.kind == "RNN":
+            total = self.ih(x) + self.hh(h)
+            return (torch.relu(total) if self.relu else torch.tanh(total)), c
+        of_x = {gate: linear(x) for gate, linear in self.ih.items()}
+        of_h = {gate: linear(h) for gate, linear in self.hh.items()}
+        if self.kind == "GRU":
+            r, z = (torch.sigmoid(of_x[gate] + of_h[gate]) for gate in "rz")
+            n = torch.tanh(of_x["n"] + r * of_h["n"])
+            return (1 - z) * n + z * h, c
+        i, f, o = (torch.sigmoid(of_x[gate] + of_h[gate]) for gate in "ifo")
+        c = f * c + i * torch.tanh(of_x["g"] + of_h["g"])
+        h = o * torch.tanh(c)
+        return (h if self.hr is None else self.hr(h)), c
+
+
+class PlainRecurrentCell(PlainCell):
+    """nn.LSTMCell, nn.GRUCell or nn.RNNCell, one sample at a time."""
+
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        """The new state: (h, c) of an LSTM, otherwise h."""
+        if x.dim() == 1:
+            raise ValueError("a batch is expected")
+        if hx is None:
+            h = c = x.new_zeros(len(x), self.size)
+        else:
+            h, c = hx if self.kind == "LSTM" else (hx, hx)
+        states = [self.step(*rows) for rows in zip(x, h, c, strict=True)]
+        h, c = (torch.stack(rows) for rows in zip(*states, strict=True))
+        return (h, c) if self.kind == "LSTM" else h
+
+
+class PlainRecurrent(nn.Module):
+    """nn.LSTM, nn.GRU or nn.RNN: loops over samples, layers, directions and steps."""
+
+    def __init__(self, original: nn.RNNBase) -> None:
+        super().__init__()
+        self.kind, self.batch_first = type(original).__name__, original.batch_first
+        self.layers, self.directions = original.num_layers, 2 if original.bidirectional else 1
+        self.sizes = (original.proj_size or original.hidden_size, original.hidden_size)
+        # Not registered under another name: the cells are found under the names of their layers only.
+        self.cells: dict[tuple[int, int], PlainCell] = {}
+        for layer in range(self.layers):
+            for direction in range(self.directions):
+                suffix = f"l{layer}" + ("_reverse" if direction else "")
+                cell = PlainCell(original, f"_{suffix}")
+                self.cells[layer, direction] = cell
+                if self.layers * self.directions == 1:
+                    for name, part in cell.named_children():
+                        self.add_module(name, part)
+                else:
+                    self.add_module(suffix, cell)
+
+    def forward(self, given: Any, hx: Any = None) -> Any:
+        """The outputs and the last state, as the fused module returns them."""
+        packed = isinstance(given, PackedSequence)
+        if packed:
+            padded, lengths = pad_packed_sequence(given, batch_first=True)
+            sequences = [rows[:length] for rows, length in zip(padded, lengths, strict=True)]
+        else:
+            sequences = list(given if self.batch_first else given.transpose(0, 1))
+        outputs, states = [], []
+        for sample, sequence in enumerate(sequences):
+            start = None
+            if hx is not None:
+                start = [part[:, sample] for part in (hx if self.kind == "LSTM" else (hx, hx))]
+            output, ends = self._one(sequence, start)
+            outputs.append(output)
+            states.append(ends)
+        if packed:
+            result: Any = pack_sequence(outputs, enforce_sorted=False)
+        else:
+            result = torch.stack(outputs, dim=0 if self.batch_first else 1)
+        h, c = (torch.stack([ends[i] for ends in states], dim=1) for i in range(2))
+        return result, (h, c) if self.kind == "LSTM" else h
+
+    def _one(self, sequence: Tensor, start: list[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
+        ends: list[tuple[Tensor, Tensor]] = []
+        for layer in range(self.layers):
+            sides = []
+            for direction in range(self.directions):
+                if start is None:
+                    h, c = (sequence.new_zeros(size) for size in self.sizes)
+                else:
+                    h, c = (part[len(ends)] for part in start)
+                steps = list(reversed(sequence)) if direction else list(sequence)
+                rows = []
+                for x in steps:
+                    h, c = self.cells[layer, direction].step(x, h, c)
+                    rows.append(h)
+                sides.append(torch.stack(rows[::-1] if direction else rows))
+                ends.append((h, c))
+            sequence = torch.cat(sides, dim=-1)
+        return sequence, [torch.stack(parts) for parts in zip(*ends, strict=True)]
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
@@ -128,6 +251,10 @@ def plain(model: nn.Module) -> nn.Module:
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.MultiheadAttention):
             model.set_submodule(path, PlainAttention(module))
+        elif isinstance(module, nn.RNNBase):
+            model.set_submodule(path, PlainRecurrent(module))
+        elif isinstance(module, nn.RNNCellBase):
+            model.set_submodule(path, PlainRecurrentCell(module, ""))
     return model.requires_grad_(True)
 
 

@@ -161,7 +161,7 @@ def naive(
     handles = [m.register_forward_hook(keep(name)) for name, m in modules.items()]
     f = call(model, x, forward)
     losses = 0.5 * (f - y).square().sum(1)
-    found = {}
+    result = {}
     for name, h in outputs.items():
 
         def gram(value: Tensor, h: Tensor = h) -> Tensor:
@@ -171,10 +171,10 @@ def naive(
 
         k = sum(gram(f[a, c]) for a in range(len(f)) for c in range(f.shape[1])) / len(f)
         b = sum(gram(losses[a]) for a in range(len(f))) / len(f)
-        found[name] = (k, b)
+        result[name] = (k, b)
     for handle in handles:
         handle.remove()
-    return found
+    return result
 
 
 def adjacency_first(model: nn.Module, batch: Any) -> Tensor:
@@ -249,11 +249,11 @@ def test_centered_quantities_and_fact(kind: str, batch_size: int) -> None:
         y = torch.zeros_like(model(x))
     options: dict[str, Any] = {"initial": initial, "loss": loss, "weight_decay": 0.1}
     truth = fl.probe(model, [(x[i : i + 1], y[i : i + 1]) for i in range(N)], **options).table("all")
-    found = fl.probe(model, (x, y), batch_size=batch_size, **options).table("all")
+    result = fl.probe(model, (x, y), batch_size=batch_size, **options).table("all")
     columns = [c for c in truth.columns if c not in ("kind", "shape", "flags", "relgrad_noise")]
     assert len(columns) >= 15
     torch.testing.assert_close(
-        torch.tensor(found[columns].to_numpy(float)), torch.tensor(truth[columns].to_numpy(float)), equal_nan=True,
+        torch.tensor(result[columns].to_numpy(float)), torch.tensor(truth[columns].to_numpy(float)), equal_nan=True,
         rtol=1e-9, atol=1e-10,
     )  # fmt: skip
 
@@ -286,11 +286,11 @@ def test_single_precision_and_sketches() -> None:
     truth = {name: features.nfc for name, features in fl.probe(model, x, batch_size=1).items()}
     single = fl.probe(copy.deepcopy(model).float(), x.float())
     assert {name: f.nfc for name, f in single.items()} == pytest.approx(truth, abs=1e-5)
-    found = torch.tensor(
+    result = torch.tensor(
         [fl.probe(model, x, outputs=16, generator=seed).table("nfc")["nfc"].to_list() for seed in range(20)]
     )
-    error = found.std(0) / 20**0.5
-    assert ((found.mean(0) - torch.tensor(list(truth.values()))).abs() <= 3.5 * error + 1e-9).all()
+    error = result.std(0) / 20**0.5
+    assert ((result.mean(0) - torch.tensor(list(truth.values()))).abs() <= 3.5 * error + 1e-9).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -450,8 +450,8 @@ def test_sharing_that_the_first_samples_do_not_show(kind: str, batch_size: int) 
     ids = torch.cat([torch.arange(20), torch.randint(20, (44,), generator=torch.Generator().manual_seed(0))])
     data = {"x": x[:, :5], "ids": ids} if kind == "items" else x
     truth = fl.probe(model, data, batch_size=1).table("nfc")["nfc"]
-    found = fl.probe(model, data, batch_size=batch_size).table("nfc")["nfc"]
-    assert (found - truth).abs().max() < 1e-10
+    result = fl.probe(model, data, batch_size=batch_size).table("nfc")["nfc"]
+    assert (result - truth).abs().max() < 1e-10
     if kind == "called late":
         return  # refused by ntk whatever the size of batches
     exact = fl.ntk(model, data, batch_size=1)
@@ -493,7 +493,7 @@ def test_a_layer_on_samples_and_on_a_query() -> None:
     with pytest.raises(fl.InputError, match=r"'lin' has .* rows for 12 samples"):
         fl.ck(model, x, layer="lin")
     assert set(fl.kernels.ck_by_layer(model, x)) == {"out"}
-    found = fl.Monitor(model, x, every=1).step()
-    assert found is not None
-    assert "ck.top" in found.layers["out"]
-    assert "nfc" in found.layers["lin"]
+    result = fl.Monitor(model, x, every=1).step()
+    assert result is not None
+    assert "ck.top" in result.layers["out"]
+    assert "nfc" in result.layers["lin"]

@@ -389,7 +389,7 @@ class Idle(nn.Module):
 def test_layers_that_gradients_do_not_reach_are_flagged(normed: bool, frozen: bool) -> None:
     model = seeded(lambda: Idle(normed)).requires_grad_(not frozen)
     report = probe(model, real(6, 4))
-    assert list(report) == ["blocked", "never", "head"]
+    assert list(report) == ["blocked", "never", "functional", "head"]
     assert report["blocked"].flags == ("called with autograd off",)
     assert report["never"].flags == ("not called in the forward pass",)
     for name in ("blocked", "never"):
@@ -401,9 +401,18 @@ def test_layers_that_gradients_do_not_reach_are_flagged(normed: bool, frozen: bo
         assert features.nfm.any()
     rows = report.coverage.set_index("parameter")
     name = "functional.parametrizations.weight.original1" if normed else "functional.weight"
-    assert not rows.loc[name, "taken"]
-    assert "without calling the module" in rows.loc[name, "reason"]
+    assert rows.loc[name, "taken"]
+    assert report["functional"].nfc == pytest.approx(called_as_a_module(model, real(6, 4)), abs=1e-12)
     assert report["head"].flags == ()
+
+
+def called_as_a_module(model: Idle, x: Tensor) -> float:
+    """NFC of the layer that is used as a function, from a model in which it is a module."""
+    plain = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), copy.deepcopy(model.head)).double().eval()
+    with torch.no_grad():
+        plain[0].weight.copy_(model.functional.weight)
+        h = x + model.blocked(x)
+    return fl.probe(plain, h)["0"].nfc
 
 
 def test_the_only_layer_used_as_a_function() -> None:
@@ -416,9 +425,8 @@ def test_the_only_layer_used_as_a_function() -> None:
             return F.linear(x, self.fc.weight)
 
     report = fl.probe(Only(), torch.randn(4, 3))
-    assert len(report) == 0
-    assert "0 layers" in repr(report)
-    assert "without calling" in report.coverage.reason[0]
+    assert list(report) == ["fc"]
+    assert report.covered == 1
 
 
 class OneOfTwoCalls(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cases import CASES, Case, call, perturbed, target
 from featlearn.capture import Capture
 from featlearn.layers import Layer, find_layers
+from oracles import GATES
 
 BY_NAME = {case.name: case for case in CASES}
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -24,6 +25,10 @@ def bias_of(layer: Layer) -> Tensor:
         bias = module.out_proj.bias if layer.part == "out" else module.in_proj_bias
         if bias is not None and layer.part != "out":
             bias = bias.chunk(3)["qkv".index(layer.part)]
+    elif isinstance(module, nn.RNNBase):
+        kind, gate = layer.part.split(".")
+        gates = GATES[type(module).__name__]
+        bias = getattr(module, f"bias_{kind}_l0").chunk(len(gates))[gates.index(gate)]
     else:
         bias = module.bias
     return torch.zeros(layer.groups, layer.k_out).double() if bias is None else bias.reshape(layer.groups, layer.k_out)

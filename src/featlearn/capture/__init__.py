@@ -21,7 +21,7 @@ from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import copied, initial_model, matching_layers
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
 from featlearn.capture._session import ModelSession
-from featlearn.capture._shared_rows import shared_layers
+from featlearn.capture._shared_rows import output_signs, shared_layers
 from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.errors import VectorizationError
 
@@ -45,6 +45,7 @@ __all__ = [
     "initial_model",
     "map_tensors",
     "matching_layers",
+    "output_signs",
     "preserved_loader",
     "preserved_rng",
     "rows_of",

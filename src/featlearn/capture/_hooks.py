@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from featlearn._utils.validation import check_option
 from featlearn.capture._model_state import check_model, eager, parametrizations_computed_once, preserved, preserved_rng
+from featlearn.capture._operations import Operations
 from featlearn.capture._trace import Call, Trace, has_reentrant_checkpoint
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.layers import Layer, attention_in_parts
+from featlearn.layers import Layer, in_parts, real_rows
+from featlearn.layers.products import Form
 
 
 class Capture:
@@ -32,6 +34,8 @@ class Capture:
         weight_gradients: Whether gradients of weights are needed; frozen parameters then require gradients inside the
             context.
         what: Name of the model in messages.
+        at_inputs: Names of the layers whose gradients are taken at an alias of the input, where they are ``J W``.
+        others: Layers that are not traced. Their products are not taken for those of traced layers.
 
     Raises:
         InputError: On entry, if parameters are not finite or on several devices, or modules are in training mode.
@@ -47,9 +51,13 @@ class Capture:
         inputs: bool = False,
         weight_gradients: bool = False,
         what: str = "the model",
+        at_inputs: Iterable[str] = (),
+        others: Sequence[Layer] = (),
     ) -> None:
         check_option("train_mode", train_mode, ("error", "eval"))
-        self._model, self._layers = model, list(layers)
+        self._model, self._layers, self._others = model, list(layers), list(others)
+        self._at_inputs, self._aliases = frozenset(at_inputs), dict[str, Tensor]()
+        self._operations: Operations | None = None
         self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
         self._weight_gradients = weight_gradients
         self._stack = ExitStack()
@@ -75,12 +83,30 @@ class Capture:
                         parameter.requires_grad_(True)
             stack.enter_context(parametrizations_computed_once(self._model))
             self._attach(stack)
+            if chosen := [layer for layer in self._layers if layer.operation is not None]:
+                self._operations = Operations(self._model, chosen, self._record_operation, self._alias)
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._trace = None
         self._stack.close()
+
+    def find_operations(self, call: Callable[[], Any]) -> tuple[Operations, Trace]:
+        """Run a function that calls the model once, and find the products outside of module layers.
+
+        Args:
+            call: Function that calls the model once and returns the output tensor.
+
+        Returns:
+            The mode with the products that were found, and the trace of the module layers.
+        """
+        before, self._operations = self._operations, Operations(self._model)
+        try:
+            trace, _ = self._run(call)
+            return self._operations, trace
+        finally:
+            self._operations = before
 
     def forward(self, call: Callable[[], Any], samples: int | None = None) -> Trace:
         """Run a function that calls the model once, and trace it.
@@ -123,16 +149,19 @@ class Capture:
             self._shared = dict.fromkeys(self._shared, False)
 
     def _run(self, call: Callable[[], Any]) -> tuple[Trace, set[str]]:
-        trace = Trace(self._layers, torch.empty(0), {}, {})
-        before = None if self._random_checked else torch.get_rng_state()
+        trace = Trace(self._layers, torch.empty(0), {}, {}, context=self._in_operations)
+        before = torch.get_rng_state()
         self._trace = trace
         try:
-            output = call()
+            with self._in_operations():
+                output = call()
         finally:
             # Checkpointed regions run again in the backward pass; those calls must not be recorded.
             self._trace = None
-        if before is not None:
-            if any(m.training for m in self._model.modules()) and not torch.equal(before, torch.get_rng_state()):
+            self._aliases.clear()
+        trace.random = not torch.equal(before, torch.get_rng_state())
+        if not self._random_checked:
+            if trace.random and any(m.training for m in self._model.modules()):
                 raise InputError(
                     f"{self._what} draws random numbers in its forward pass while in training mode (dropout?). "
                     'Call model.eval() first, or pass train_mode="eval".'
@@ -149,6 +178,9 @@ class Capture:
         for _, record in records if not self._keep_inputs else ():
             record.x = None
         return trace, moved
+
+    def _in_operations(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._operations is None else self._operations
 
     def _check_output(self, trace: Trace) -> None:
         if trace.blocked and has_reentrant_checkpoint(trace.output):
@@ -171,7 +203,12 @@ class Capture:
 
     def _attach(self, stack: ExitStack) -> None:
         parts: dict[int, tuple[nn.Module, dict[str, Layer]]] = {}
+        for module in {id(x.module): x.module for x in self._others if x.operation is None}.values():
+            stack.enter_context(module.register_forward_pre_hook(self._step_inside))
+            stack.enter_context(module.register_forward_hook(self._step_outside, always_call=True))
         for layer in self._layers:
+            if layer.operation is not None:
+                continue
             if layer.part is None:
                 before, after = partial(self._before, layer), partial(self._after, layer)
                 stack.enter_context(layer.module.register_forward_pre_hook(before, with_kwargs=True))
@@ -179,11 +216,36 @@ class Capture:
             else:
                 parts.setdefault(id(layer.module), (layer.module, {}))[1][layer.part] = layer
         for module, by_part in parts.values():
-            assert isinstance(module, nn.MultiheadAttention)
             stack.enter_context(self._in_parts(module, by_part))
 
+    def _step_inside(self, *_: Any) -> None:
+        if self._operations is not None:
+            self._operations.inside += 1
+
+    def _step_outside(self, *_: Any) -> None:
+        if self._operations is not None:
+            self._operations.inside -= 1
+
     def _before(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        return _cloned(args, kwargs) if layer.name in self._cloned else None
+        self._step_inside()
+        changed = layer.name in self._cloned
+        if changed:
+            args, kwargs = _cloned(args, kwargs)
+        if layer.name in self._at_inputs:
+            if args:
+                args, changed = (self._alias(layer, args[0]), *args[1:]), True
+            else:
+                first = next(iter(kwargs))
+                kwargs, changed = kwargs | {first: self._alias(layer, kwargs[first])}, True
+        return (args, kwargs) if changed else None
+
+    def _alias(self, layer: Layer, x: Tensor) -> Tensor:
+        """Return an alias of the input of a layer, at which the gradient is ``J W``."""
+        if layer.name not in self._at_inputs or not torch.is_grad_enabled():
+            return x
+        alias = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
+        self._aliases[layer.name] = alias
+        return alias
 
     def _after(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, h: Tensor) -> Tensor:
         if self._trace is not None and "forward" in module.__dict__ and id(module) not in self._checked:
@@ -191,53 +253,97 @@ class Capture:
             with torch.no_grad():
                 _check_same(type(module).forward(module, *args, **kwargs), h.detach(), f"layer {layer.name!r}")
             self._checked.add(id(module))
+        self._step_outside()
         return self._record(layer, args[0] if args else next(iter(kwargs.values())), h)
 
     @contextmanager
-    def _in_parts(self, module: nn.MultiheadAttention, by_part: dict[str, Layer]) -> Iterator[None]:
-        def record(part: str, x: Tensor, h: Tensor) -> Tensor:
-            return self._record(by_part[part], x, h) if part in by_part else h
+    def _in_parts(self, module: nn.Module, by_part: dict[str, Layer]) -> Iterator[None]:
+        # The gates of a recurrent module share a product: "ih" stands for "ih.i", "ih.f", ...
+        several: dict[str, list[Layer]] = {}
+        for part, layer in by_part.items():
+            for name in {part, part.rpartition(".")[0]}:
+                several.setdefault(name, []).append(layer)
 
-        in_parts = attention_in_parts(module, record)
+        def record(part: str, x: Tensor, h: Tensor) -> Tensor:
+            for layer in several.get(part, ()):
+                h = self._record(layer, x, h)
+            return h
+
+        separate = in_parts(module, record)
         replaced, original = module.__dict__.get("forward"), module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if any(layer.name in self._cloned for layer in by_part.values()):
                 args, kwargs = _cloned(args, kwargs)
-            result = in_parts(*args, **kwargs)
+            self._step_inside()
+            result = separate(*args, **kwargs)
             if id(module) not in self._checked:
                 with torch.no_grad():
-                    expected = original(*args, **kwargs)[0]
-                _check_same(result[0].detach(), expected, "a MultiheadAttention in separate projections")
+                    expected = original(*args, **kwargs)
+                what = f"a {type(module).__name__} in separate products"
+                _check_same(_first(result).detach(), _first(expected), what)
                 self._checked.add(id(module))
+            self._step_outside()
             return result
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         try:
             yield
         finally:
             if replaced is None:
                 del module.__dict__["forward"]
             else:
-                module.forward = replaced  # type: ignore[method-assign]
+                module.forward = replaced
 
     def _record(self, layer: Layer, x: Tensor, h: Tensor) -> Tensor:
         if self._trace is None:
             return _with_graph(h)
-        if h.is_complex():
+        if h.is_complex() and not layer.is_complex:
             self._trace.complex.add(layer.name)
             return h
         if not torch.is_grad_enabled():
             self._trace.blocked.add(layer.name)
             return h
+        self._trace.mixed |= x.is_floating_point() and h.is_floating_point() and h.dtype != x.dtype
         if layer.one_hot and self._samples is not None and self._is_shared(layer, x):
             x, h = (t.expand(self._samples, *t.shape[-d:]) for t, d in ((x, 1), (h, 2)))
-        h = _with_graph(h)
+        h, alias = _with_graph(h), self._aliases.pop(layer.name, None)
         # The edge is taken now: after an in-place activation h has the edge of the activation.
-        call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version)
+        if alias is None:
+            call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version, layer.outputs, h.shape)
+        else:
+            call = Call(get_gradient_edge(alias), h.shape, x.detach(), x._version, layer.inputs, alias.shape)
         self._trace.calls.setdefault(layer.name, []).append(call)
-        if self._weight_gradients:
+        if self._weight_gradients and layer.leaves:
+            self._trace.several.add(layer.name)
+        elif self._weight_gradients:
             self._trace.weights[layer.name] = layer.weight()
+        return h
+
+    def _record_operation(self, layer: Layer, weight: Tensor, h: Tensor, form: Form, blocks: Any) -> Tensor:
+        """Record a product outside of module layers; its input is not kept."""
+        trace, alias = self._trace, self._aliases.pop(layer.name, None)
+        if trace is None:
+            return _with_graph(h)
+        if not torch.is_grad_enabled():
+            trace.blocked.add(layer.name)
+            return h
+        h = _with_graph(h)
+        if layer.is_complex:
+            call = Call(get_gradient_edge(h), h.shape, None, 0, lambda g: real_rows(form.outputs(g)), h.shape, blocks)
+        elif alias is None or form.inputs is None:
+            call = Call(get_gradient_edge(h), h.shape, None, 0, form.outputs, h.shape, blocks)
+        else:
+            call = Call(get_gradient_edge(alias), h.shape, None, 0, form.inputs, alias.shape, blocks)
+        trace.calls.setdefault(layer.name, []).append(call)
+        assert layer.operation is not None
+        if self._weight_gradients:
+            if layer.operation.view:
+                trace.weights[layer.name] = layer.weight()
+            elif layer.name in trace.weights or layer.operation.blocks is not None:
+                trace.several.add(layer.name)
+            elif weight.requires_grad:
+                trace.weights[layer.name] = weight
         return h
 
     def _is_shared(self, layer: Layer, ids: Tensor) -> bool:
@@ -246,6 +352,13 @@ class Capture:
             once = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
             self._shared[layer.name] = once and ids.shape[0] != self._samples
         return self._shared[layer.name]
+
+
+def _first(result: Any) -> Tensor:
+    """Return the first tensor of the result of a module."""
+    while not isinstance(result, Tensor):
+        result = result[0]  # a tuple, or a packed sequence
+    return result
 
 
 def _with_graph(h: Tensor) -> Tensor:

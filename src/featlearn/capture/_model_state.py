@@ -18,7 +18,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from featlearn.errors import InputError, UnsupportedModelError
 
-_COMPUTED = "_featlearn_computed"
+COMPUTED = "_featlearn_computed"
+"""Attribute of a module with its parametrized tensors while they are computed once."""
 
 
 @contextmanager
@@ -110,17 +111,17 @@ def parametrizations_computed_once(model: nn.Module) -> Iterator[None]:
                 kind = type(module)
                 computed = {name: getattr(module, name) for name in module.parametrizations}  # type: ignore[union-attr]
                 changed.append((module, kind))
-                module.__dict__[_COMPUTED] = computed
+                module.__dict__[COMPUTED] = computed
                 module.__class__ = type(kind.__name__, (kind,), {name: _computed(name) for name in computed})
         yield
     finally:
         for module, kind in changed:
             module.__class__ = kind
-            module.__dict__.pop(_COMPUTED, None)
+            module.__dict__.pop(COMPUTED, None)
 
 
 def _computed(name: str) -> property:
-    return property(lambda module: module.__dict__[_COMPUTED][name])
+    return property(lambda module: module.__dict__[COMPUTED][name])
 
 
 @contextmanager

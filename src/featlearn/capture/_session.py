@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featlearn._utils.patterns import parse_patterns
 from featlearn._utils.validation import check_option
 from featlearn.capture._data import Batch, Forward, as_batch, pick_rows, run_forward
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import initial_model, matching_layers, placed, weight_mark, whole_weight
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
+from featlearn.capture._operations import operation_layers
 from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.layers import find_layers, select_layers, unwrap
+from featlearn.layers import Layer, find_layers, select_layers, skipped_parameters, tensors_behind, unwrap
+from featlearn.layers.operations import operation_layer
 
 _ACT_ON_EACH_OTHER = (
     "the samples of a batch act on each other: outputs change when other samples are left out, so gradients per sample "
@@ -42,11 +46,18 @@ class ModelSession:
         device: Device to run on. A device other than the model's runs a copy. None is the model's.
         dtype: Precision to run in. A dtype other than the model's runs a copy. None is the model's.
         what: Name of the model in messages.
+        operations: Whether products outside of known modules count as layers. They are found by `prepare`, in a forward
+            pass; a model without known modules is then no error.
 
     Attributes:
         original: Unwrapped model of the caller.
         model: Model that is run: the original, or the copy.
         layers: Layers of ``model`` that are traced.
+        uses: Names of the functions that used each parameter together with data, by path; empty before `prepare`.
+        prepared: Whether all layers are known.
+        mixed: Whether layers compute in another precision than that of their inputs, as under autocast.
+        at_inputs: Names of the layers whose gradients are taken at the input, where they are ``J W``. May be set while
+            the session is closed.
         unscaled: Names of the layers whose number of rows is known not to depend on the number of samples.
 
     Raises:
@@ -73,6 +84,7 @@ class ModelSession:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         what: str = "the model",
+        operations: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
@@ -84,7 +96,13 @@ class ModelSession:
         self.original = unwrap(model)
         check_parameters(self.original, what)  # first, because lazy layers have no shape yet
         self.model = placed(self.original, device, dtype)
-        self.layers = select_layers(find_layers(self.model, vectors), layers)
+        self._all_layers = find_layers(self.model, vectors, merged=operations)
+        self._patterns = None if layers is None else parse_patterns(layers, "layers")
+        self._operations = operations and not self.sharded
+        self.layers = self._known_layers()
+        self.uses: Mapping[str, set[str]] = {}
+        self.prepared, self.mixed = not self._operations, False
+        self.at_inputs: frozenset[str] = frozenset()
         self._forward, self._train_mode, self._dtype, self._what = forward, train_mode, dtype, what
         # A copy does not follow changes of the original.
         self._original_mark = [] if self.model is self.original else weight_mark(self.original)
@@ -111,6 +129,74 @@ class ModelSession:
         start.layers = matching_layers(self.layers, start.layers)
         return start
 
+    def prepare(self, batch: Batch) -> Sizes:
+        """Find the products outside of known modules, in one forward pass, and select the layers.
+
+        Args:
+            batch: Batch from `batch`, of a few samples.
+
+        Returns:
+            Numbers and memory of one sample.
+
+        Raises:
+            InputError: A pattern matches no layer, or the model has none.
+        """
+        if self.prepared:
+            with self.open():
+                return self.sizes(batch)
+        self.layers = self._all_layers
+        try:
+            with self.open():
+                assert self._capture is not None
+                seen, trace = self._capture.find_operations(lambda: self._call(batch))
+        except Exception:
+            self.layers = self._known_layers()
+            raise
+        self.uses, self.mixed, self.prepared = seen.uses, trace.mixed, True
+        called = trace.calls.keys() | trace.blocked
+        found = operation_layers(self.model, seen.found, called, skipped_parameters(self.model), seen.complex_keys)
+        # A module that is not called, but whose weight is multiplied, is the layer of that product.
+        replaced = {layer.name for layer in found}
+        every = [layer for layer in self._all_layers if layer.name not in replaced] + found
+        self._all_layers = _in_order(self.model, every) if found else every
+        self.layers = select_layers(self._all_layers, self._patterns)
+        if not found:
+            return trace.sizes()
+        with self.open():
+            return self.sizes(batch)
+
+    def _known_layers(self) -> list[Layer]:
+        """Return the selected module layers; without operations there must be some."""
+        if not self._operations:
+            return select_layers(self._all_layers, self._patterns)
+        globs = ["*"] if self._patterns is None else self._patterns
+        return [layer for layer in self._all_layers if any(fnmatchcase(layer.name, glob) for glob in globs)]
+
+    def adopt(self, other: ModelSession) -> None:
+        """Take over the layers of a session of another model of the same architecture, after its `prepare`.
+
+        Args:
+            other: Session whose layers were found.
+        """
+        own = {layer.name: layer for layer in self._all_layers if layer.operation is None}
+        self._all_layers = [
+            own[layer.name] if layer.operation is None else operation_layer(self.model, layer.name, layer.operation)
+            for layer in other._all_layers
+        ]
+        chosen = {layer.name for layer in other.layers}
+        self.layers = [layer for layer in self._all_layers if layer.name in chosen]
+        self.uses, self.prepared = other.uses, other.prepared
+
+    def layers_of_original(self) -> list[Layer]:
+        """Return the layers in the model of the caller, whose parameters an optimizer holds."""
+        if self.model is self.original:
+            return list(self.layers)
+        by_name = {layer.name: layer for layer in find_layers(self.original, merged=self._operations)}
+        return [
+            by_name[x.name] if x.operation is None else operation_layer(self.original, x.name, x.operation)
+            for x in self.layers
+        ]
+
     @property
     def device(self) -> torch.device:
         """Device of the model."""
@@ -134,7 +220,10 @@ class ModelSession:
             inputs: Whether to keep the inputs x of the layers.
             weight_gradients: Whether gradients of weights are needed.
         """
-        options = {"inputs": inputs, "weight_gradients": weight_gradients}
+        chosen = {layer.name for layer in self.layers}
+        options: dict[str, Any] = {"inputs": inputs, "weight_gradients": weight_gradients, "at_inputs": self.at_inputs}
+        if any(layer.operation is not None for layer in self.layers):
+            options["others"] = [layer for layer in self._all_layers if layer.name not in chosen]
         with Capture(self.model, self.layers, train_mode=self._train_mode, what=self._what, **options) as capture:
             self._capture = capture
             try:
@@ -398,6 +487,18 @@ def _same_output(expected: Tensor, some: Tensor) -> bool | None:
         return None
     error = float((some.detach().double() - expected.detach().double()).norm())
     return error <= math.sqrt(torch.finfo(expected.dtype).eps) * float(expected.detach().double().norm())
+
+
+def _in_order(model: nn.Module, layers: Sequence[Layer]) -> list[Layer]:
+    """Return layers in the order of their parameters in the model."""
+    place = {id(p): i for i, p in enumerate(model.parameters())}
+    last = len(place)
+
+    def first(layer: Layer) -> int:
+        tensors = layer.leaves or tensors_behind(layer)
+        return min((place.get(id(t), last) for t in tensors), default=last)
+
+    return sorted(layers, key=first)
 
 
 def _leading(calls: Sequence[Call]) -> list[int]:

@@ -6,7 +6,8 @@ outputs then gives ``J = df/dh`` of every layer at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +24,23 @@ class Call:
     """One call of a layer in a forward pass.
 
     Attributes:
-        edge: Place of the pre-activations in the autograd graph.
+        edge: Place in the autograd graph where the gradient is taken: the pre-activations, or an alias of the input.
         shape: Shape of the pre-activations.
         x: Input of the layer; None if inputs are not kept.
         version: Version counter of the input at the call.
+        rows: Function that reshapes the gradient to ``(samples, positions, groups, k)``.
+        at: Shape of the tensor at the edge.
+        blocks: Block of the layer that all rows belong to, or the block of each row, shape (rows,). None if each row
+            has all blocks.
     """
 
     edge: GradientEdge
     shape: torch.Size
     x: Tensor | None
     version: int
+    rows: Callable[[Tensor], Tensor]
+    at: torch.Size
+    blocks: int | Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,10 @@ class Trace:
         shared: Names of the layers in which a row acts on several samples. `gradients` leaves them out,
             `gradients_by_sample` gives them sample by sample.
         alone: One trace per sample, run separately; empty if the model accepts whole batches only.
+        mixed: Whether a layer has pre-activations of another precision than its input, as under autocast.
+        random: Whether the forward pass drew random numbers.
+        several: Names of the layers whose weight was computed more than once, so that it has no single gradient.
+        context: Function that returns the context of backward passes, in which checkpointed regions run again.
     """
 
     layers: Sequence[Layer]
@@ -84,6 +96,10 @@ class Trace:
     complex: set[str] = field(default_factory=set)
     shared: frozenset[str] = frozenset()
     alone: Sequence[Trace] = ()
+    mixed: bool = False
+    random: bool = False
+    several: set[str] = field(default_factory=set)
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def inputs(self, layer: Layer) -> Tensor:
         """Return the inputs x of a layer; its calls are concatenated along the positions.
@@ -101,9 +117,25 @@ class Trace:
             inputs.append(layer.inputs(call.x))
         return inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=1)
 
+    def blocks(self, name: str) -> list[int | Tensor | None]:
+        """Return the blocks of the rows of each call of a layer, see `Call`.
+
+        Args:
+            name: Name of the layer.
+        """
+        return [call.blocks for call in self.calls.get(name, ())]
+
+    def of_sample(self, a: int) -> Trace:
+        """Return the trace whose calls `gradients_by_sample` differentiates for a sample.
+
+        Args:
+            a: Index of the sample.
+        """
+        return self.alone[a] if self.alone else self
+
     def sizes(self) -> Sizes:
         """Return the numbers and memory of one sample in this forward pass."""
-        n = self.output.shape[0] if self.output.ndim else 1
+        n = max(1, self.output.shape[0]) if self.output.ndim else 1
         positions, inputs, passed = {}, {}, 0
         for layer in self.layers:
             calls = self.calls.get(layer.name, ())
@@ -142,10 +174,9 @@ class Trace:
         """
         layers = [layer for layer in self.layers if layer.name in self.shared and layer.name in self.calls]
         for a in range(len(self.output) if layers else 0):
-            if self.alone:
-                trace, v = self.alone[a], cotangent[a : a + 1]
-            else:
-                trace, v = self, torch.zeros_like(cotangent)
+            trace, v = self.of_sample(a), cotangent[a : a + 1]
+            if not self.alone:
+                v = torch.zeros_like(cotangent)
                 v[a] = cotangent[a]
             yield trace._pull(trace.output, v, {}, layers)[0]
 
@@ -210,7 +241,8 @@ class Trace:
         if not of.requires_grad or not wanted:
             return rows, {}
         try:
-            grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
+            with self.context():
+                grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
             if has_reentrant_checkpoint(of):
                 raise UnsupportedModelError(
@@ -222,7 +254,7 @@ class Trace:
         for (layer, call), grad in zip(places, grads, strict=False):
             if layer.name in reached:
                 # A call without a gradient keeps its place among others: calls are compared with those of J0.
-                rows[layer.name].append(layer.outputs(of.new_zeros(call.shape) if grad is None else grad))
+                rows[layer.name].append(call.rows(of.new_zeros(call.at) if grad is None else grad))
         return rows, dict(zip(leaves, grads[len(places) :], strict=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from featlearn._utils.memory import check_fits, memory_limit, parse_memory
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
-from featlearn.capture import Batch, Forward, ModelSession, Sizes, batches, few_rows, rows_of
+from featlearn.capture import Batch, Forward, ModelSession, Sizes, batches, few_rows, preserved_rng, rows_of
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._batch_gradients import BatchGradients
 from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes, mirrored
@@ -21,11 +21,14 @@ from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
 from featlearn.features.measurement_plan import GROUPS, Outputs, check_outputs, plan_outputs, plan_sums, resolve_measure
 from featlearn.features.objective import Loss, WeightDecay, check_loss, decay_of_layers, summed_loss
-from featlearn.layers import Layer, coverage, find_layers, select_layers
+from featlearn.layers import Layer, coverage
 
 _LOST = (
     "gradients are NaN, infinite or so small that their squares are lost; pass dtype=torch.float64, or scale the output"
 )
+
+
+_OF_PAIRS = ("Kb", "double", "ptk")  # sums of J - J0
 
 
 class FeatureAccumulator:
@@ -98,30 +101,65 @@ class FeatureAccumulator:
             raise InputError("weight_decay needs loss=: FACT is computed from the gradient of the loss. Pass loss=.")
         check_outputs(outputs)
         self._subject = ModelSession(
-            model, layers=layers, forward=forward, train_mode=train_mode, device=device, dtype=dtype
+            model, layers=layers, forward=forward, train_mode=train_mode, device=device, dtype=dtype, operations=True
         )
-        # Read from the original model: the optimizer holds its parameters, not those of a copy.
-        self._decay = decay_of_layers(weight_decay, select_layers(find_layers(self._subject.original), layers))
-        self._wanted = resolve_measure(
-            measure, initial=initial is not None, loss=loss is not None, decay=bool(self._decay)
-        )
+        self._weight_decay, self._decay = weight_decay, dict[str, float]()
+        self._arguments: dict[str, Any] = {"measure": measure, "initial": initial is not None, "loss": loss is not None}
+        self._wanted = resolve_measure(**self._arguments, decay=weight_decay is not None)
         self._initial = None if initial is None else self._subject.for_initial_model(initial)
-        self._loss = loss if self._wanted & {"B", "D"} else None
-        self._loss_reduction, self._outputs_argument = loss_reduction, outputs
+        self._loss, self._loss_reduction, self._outputs_argument = loss, loss_reduction, outputs
         self._memory, self._max_memory = parse_memory(max_memory), max_memory
         if max_memory is None:
             self._memory = min(self._memory, memory_limit(None))
         self._sizes: Sizes | None = None
-        groups = 1 if outputs == "exact" else GROUPS
-        plans = plan_sums(self._subject.layers, self._wanted, groups, self._memory)
         self._generator = as_generator(generator, "sketch")
-        self._totals = Totals(plans, self._subject.device)
+        self._totals = Totals({}, self._subject.device)
         self._weights: dict[str, dict[str, Tensor]] = {}
         self._marks: list[list[tuple[int, float]]] = []
         self._spare: tuple[tuple[int, torch.dtype], dict[str, BatchSums]] | None = None
         self._synced = False
+        self._held: ExitStack | None = None
         norms = nn.modules.batchnorm._BatchNorm
         self._normalized = any(isinstance(module, norms) for module in self._subject.model.modules())
+        self._planned = False
+
+    def _plan(self) -> None:
+        """Choose the sums of each layer, once the layers are known."""
+        if self._planned:
+            return
+        subject = self._subject
+        # Read from the original model: the optimizer holds its parameters, not those of a copy.
+        self._decay = decay_of_layers(self._weight_decay, subject.layers_of_original())
+        self._wanted = resolve_measure(**self._arguments, decay=bool(self._decay))
+        if not self._wanted & {"B", "D"}:
+            self._loss = None
+        groups = 1 if self._outputs_argument == "exact" else GROUPS
+        everything = self._arguments["measure"] is None
+        # A backward pass in half precision would round J W, which is computed in single precision otherwise.
+        rough = subject.mixed or any(p.dtype.itemsize < 4 for p in subject.model.parameters() if p.is_floating_point())
+        plans = plan_sums(subject.layers, self._wanted, groups, self._memory, everything or rough)
+        if rough:
+            plans = {name: replace(plan, at_inputs=False) for name, plan in plans.items()}
+        self._totals = Totals(plans, subject.device)
+        if self._initial is not None:
+            self._initial.adopt(subject)
+        subject.at_inputs = frozenset(name for name, plan in plans.items() if plan.at_inputs)
+        self._planned = True
+
+    def _prepare(self, batch: Batch) -> None:
+        """Find the layers, and the memory of a sample, in a forward pass of a few samples before the first batch."""
+        subject, few = self._subject, few_rows(batch)
+        if self._planned:
+            return
+        try:
+            self._sizes = subject.prepare(few)
+        except FeatlearnError:
+            raise
+        except Exception:  # any error that a model may raise for a batch of another size
+            if few is batch:
+                raise
+            subject.prepare(batch)
+        self._plan()
 
     @property
     def samples(self) -> int:
@@ -135,12 +173,13 @@ class FeatureAccumulator:
         Yields:
             This accumulator.
         """
-        before = self._initial if "Kb" in self._wanted else None
-        with (
-            self._subject.open(weight_gradients="D" in self._wanted),
-            nullcontext() if before is None else before.open(),
-        ):
-            yield self
+        with ExitStack() as stack:
+            stack.enter_context(preserved_rng())  # data may draw random numbers before the first pass
+            self._held = stack  # the hooks are attached when the layers are known
+            try:
+                yield self
+            finally:
+                self._held = None
 
     def suggest_batch_size(self, data: Any) -> int:
         """Return the batch size for data given as tensors, from the activations of two samples.
@@ -153,10 +192,14 @@ class FeatureAccumulator:
         Returns:
             A batch size between 1 and 2048; the number of all samples if the model does not accept two samples.
         """
-        with self._within_session():
-            if not self._measure_sizes(self._subject.batch(next(batches(data, 2)))):
-                return rows_of(data)
-        assert self._sizes is not None
+        try:
+            self._prepare(self._subject.batch(next(batches(data, 2))))
+        except FeatlearnError:
+            raise
+        except Exception:  # any error that a model may raise for a batch of another size
+            return rows_of(data)
+        if self._sizes is None:
+            return rows_of(data)
         return max(1, min(2048, int(min(self._memory // 8, 2**28) / self._sizes.graph)))
 
     def update(self, batch: Any) -> None:
@@ -173,9 +216,10 @@ class FeatureAccumulator:
         """
         if self._synced:
             raise InputError("the sums were already reduced over the processes. Make a new accumulator for more data.")
+        ready = self._subject.batch(batch)
+        self._prepare(ready)
         with self._within_session():
             self._read_weights()
-            ready = self._subject.batch(batch)
             self._check_memory(ready)
             self._update(ready)
 
@@ -195,6 +239,9 @@ class FeatureAccumulator:
         if other.samples == 0:
             return
         if self.samples == 0:
+            if not self._planned:
+                self._subject.adopt(other._subject)
+                self._plan()
             self._read_weights()
         if self._settings() != other._settings():
             raise InputError("only accumulators of the same layers and quantities can be merged.")
@@ -215,6 +262,7 @@ class FeatureAccumulator:
         if not in_processes() or self._synced:
             return
         if self.samples == 0:
+            self._plan()
             self._read_weights()
         self._totals.reduce(self._settings(), self._weights)
         self._synced = True
@@ -235,7 +283,8 @@ class FeatureAccumulator:
         measured = [layer for layer in self._subject.layers if layer.name not in outside]
         features = {layer.name: self._features(layer, totals.outputs) for layer in measured}
         reason = "its weight is used without calling the module, where no pre-activation can be seen"
-        rows = coverage(self._subject.model, measured, dict.fromkeys(outside, reason))
+        uses = None if self._subject.sharded else self._subject.uses
+        rows = coverage(self._subject.model, measured, dict.fromkeys(outside, reason), uses)
         return Report(features, rows, samples=totals.samples, outputs=totals.outputs)
 
     # --- one batch -------------------------------------------------------------------------------
@@ -284,6 +333,9 @@ class FeatureAccumulator:
             spread = gradients.spread_over_parts(new, cells)
         # No statement below raises: the batch is added as a whole.
         totals.lost |= lost
+        totals.unpaired |= gradients.unpaired
+        totals.several |= trace.several
+        totals.random |= set(trace.calls) if trace.random else set()
         totals.add_batch(plan, samples, new)
         totals.add_cells(cells, {name: value for name, value in spread.items() if name not in lost})
         totals.seen |= set(trace.calls)
@@ -308,27 +360,18 @@ class FeatureAccumulator:
 
     @contextmanager
     def _within_session(self) -> Iterator[None]:
-        with nullcontext() if self._subject.is_open else self.session():
+        with nullcontext() if self._held is not None else self.session():
+            assert self._held is not None
+            if not self._subject.is_open:
+                self._held.enter_context(self._subject.open(weight_gradients="D" in self._wanted))
+                if self._initial is not None and "Kb" in self._wanted:
+                    self._held.enter_context(self._initial.open())
             yield
-
-    def _measure_sizes(self, few: Batch) -> bool:
-        """Measure the memory per sample on two samples; return whether the model accepts them."""
-        try:
-            self._sizes = self._subject.sizes(few)
-        except FeatlearnError:
-            raise
-        except Exception:  # any error that a model may raise for a batch of another size
-            return False
-        return True
 
     def _check_memory(self, batch: Batch) -> None:
         """Refuse a batch whose graph does not fit, from the activations of two of its samples."""
-        few = few_rows(batch)
-        if few is batch or self._subject.sharded:
+        if self._sizes is None or self._subject.sharded or few_rows(batch) is batch:
             return
-        if self._sizes is None and not self._measure_sizes(few):
-            return
-        assert self._sizes is not None
         rows, graph = batch.size or 0, self._sizes.graph
         smaller = max(1, int(memory_limit(self._max_memory) / 4 / graph))
         fix = "measure less at once"
@@ -360,6 +403,10 @@ class FeatureAccumulator:
         totals = self._totals
         lost, averages = layer.name in totals.lost, {}
         for key, value in totals.sums[layer.name].items() if not lost else ():
+            if key in _OF_PAIRS and layer.name in totals.unpaired:
+                continue
+            if key == "D" and layer.name in totals.several:
+                continue
             if key == "D":
                 averages[key] = value / (totals.samples if self._loss_reduction == "mean" else 1)
             else:
@@ -367,6 +414,12 @@ class FeatureAccumulator:
         flags = [layer.note] if layer.note else []
         if lost:
             flags.append(f"not measured: {_LOST}")
+        if layer.name in totals.unpaired:
+            flags.append("called on other rows in the initial model: no J - J0")
+        if layer.name in totals.several:
+            flags.append("its weight is computed from several parameters, so no FACT")
+        if layer.name in totals.random:
+            flags.append("random numbers are drawn in evaluation mode: another measurement differs")
         if self._subject.sharded:
             flags.append("weights are spread over processes: rows that samples share are not looked for")
         if layer.name in totals.shared:

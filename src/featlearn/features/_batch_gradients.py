@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 import torch
 from torch import Tensor
 
-from featlearn.capture import Batch, ModelSession, Trace, shared_layers
-from featlearn.errors import InputError
+from featlearn.capture import Batch, ModelSession, Trace, output_signs, shared_layers
 from featlearn.features._batch_sums import BatchSums
 from featlearn.features.measurement_plan import Outputs, cotangents
 
@@ -30,6 +29,7 @@ class BatchGradients:
         total: Sum of the per-sample losses; None without a loss.
         wanted: Sums to accumulate, see `featlearn.features.measurement_plan.QUANTITIES`.
         seed: Seed of random signs and cuts: the number of samples measured before.
+        unpaired: Names of the layers that the initial model calls on other rows, so that J - J0 is not defined.
     """
 
     subject: ModelSession
@@ -40,6 +40,7 @@ class BatchGradients:
     total: Tensor | None
     wanted: frozenset[str]
     seed: int
+    unpaired: set[str] = field(default_factory=set)
 
     def add_to(self, new: Mapping[str, BatchSums], plan: Outputs, generator: torch.Generator) -> None:
         """Add all gradients of the batch to the sums of some layers.
@@ -61,8 +62,7 @@ class BatchGradients:
         small = {name for name in trace.calls if name in new and new[name].tiny(trace.output.dtype)} - out
         if not small:
             return out
-        signs = torch.ones(trace.output.shape, dtype=trace.output.dtype, device=trace.output.device)
-        signs.view(-1)[::2] = -1
+        signs = output_signs(trace.output, self.seed)
         for rows in chain([trace.gradients(trace.output, signs)], trace.gradients_by_sample(signs)):
             # A layer that no gradient reaches is dead, not out of range.
             out |= {name for name in small if any(bool(j.any()) for j in rows[name])}
@@ -105,9 +105,24 @@ class BatchGradients:
                 self._separate(v if whole else None, now, before)
             if initial is not None:
                 before_by_sample = initial.gradients_by_sample(v0)
-            _add_rows(group, now, before, new)
-            for rows, rows_before in zip(trace.gradients_by_sample(v), before_by_sample, strict=False):
-                _add_rows(group, rows, rows_before, new)
+            self._add_rows(group, now, before, new, trace)
+            for a, (rows, rows_before) in enumerate(zip(trace.gradients_by_sample(v), before_by_sample, strict=False)):
+                self._add_rows(group, rows, rows_before, new, trace.of_sample(a))
+
+    def _add_rows(self, group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums], trace: Trace) -> None:
+        for name, sums in new.items():
+            rows = now.pop(name)
+            initial: list[Tensor | None] = [None] * len(rows)
+            blocks_of_calls = trace.blocks(name)
+            if before is not None:
+                pair = _paired(rows, before.pop(name))
+                # Which rows an expert gets is a choice of the model: those of the initial model are others.
+                if pair is None or any(blocks is not None for blocks in blocks_of_calls):
+                    self.unpaired.add(name)
+                else:
+                    rows, initial = pair
+            for j, j0, blocks in zip(rows, initial, blocks_of_calls or [None] * len(rows), strict=False):
+                sums.add_output_gradients(group, j.flatten(0, 1), None if j0 is None else j0.flatten(0, 1), blocks)
 
     def _add_loss_gradients(self, total: Tensor, new: Mapping[str, BatchSums]) -> None:
         if "D" in self.wanted:
@@ -123,10 +138,11 @@ class BatchGradients:
                 self._separate(None, rows, None)
             if self.trace.shared:
                 by_sample = self.trace.gradients_by_sample(self._output_gradient(total))
-        for part in chain([rows], by_sample):
+        for a, part in enumerate(chain([rows], by_sample), start=-1):
+            trace = self.trace if a < 0 else self.trace.of_sample(a)
             for name, sums in new.items():
-                for g in part.pop(name):
-                    sums.add_loss_gradients(g.flatten(0, 1))
+                for g, blocks in zip(part.pop(name), trace.blocks(name), strict=False):
+                    sums.add_loss_gradients(g.flatten(0, 1), blocks)
 
     def _separate(self, v: Tensor | None, now: Rows, before: Rows | None) -> None:
         """Find the layers whose rows are shared by samples, and switch their traces to sample-by-sample gradients.
@@ -160,23 +176,10 @@ class BatchGradients:
         return v
 
 
-def _add_rows(group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums]) -> None:
-    for name, sums in new.items():
-        rows = now.pop(name)
-        initial: list[Tensor | None] = [None] * len(rows)
-        if before is not None:
-            rows, initial = _paired(name, rows, before.pop(name))
-        for j, j0 in zip(rows, initial, strict=True):
-            sums.add_output_gradients(group, j.flatten(0, 1), None if j0 is None else j0.flatten(0, 1))
-
-
-def _paired(name: str, rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Match the gradients at initialization with those now; missing gradients are zero."""
+def _paired(rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]] | None:
+    """Match the gradients at initialization with those now; missing gradients are zero. None if they do not match."""
     rows = rows or [torch.zeros_like(j0) for j0 in initial]
     initial = initial or [torch.zeros_like(j) for j in rows]
     if [j.shape for j in rows] != [j.shape for j in initial]:
-        raise InputError(
-            f"layer {name!r} is called on different rows in the initial model, so J - J0 is not defined. "
-            "Leave double_centered_nfc and ptk_centered_nfc out of measure=."
-        )
+        return None
     return rows, list(initial)

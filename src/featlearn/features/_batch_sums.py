@@ -13,6 +13,8 @@ from torch import Tensor
 from featlearn.errors import InputError
 from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
 
+Blocks = int | Tensor | None
+
 # Number of columns per block in `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
 _BLOCK = 64
 
@@ -66,9 +68,10 @@ class BatchSums:
 
     def __init__(self, plan: SumPlan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self._blocks = weights["W"].shape[0]
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
-        if not plan.outer:
+        if not plan.outer and not plan.at_inputs:
             w = weights["W"].to(dtype)
             self._weights = {"agop": w, "enfa": w}
             if "W0" in weights:
@@ -80,27 +83,46 @@ class BatchSums:
         for value in self.sums.values():
             value.zero_()
 
-    def add_output_gradients(self, group: int, rows: Tensor, initial: Tensor | None) -> None:
+    def add_output_gradients(self, group: int, rows: Tensor, initial: Tensor | None, blocks: Blocks = None) -> None:
         """Add the rows J of one output (or sketch), and the rows J0 of the initial model if they are needed.
 
         Args:
             group: Index of the sketch group.
-            rows: Gradients J, shape (r, blocks, k_out).
+            rows: Gradients J, shape (r, blocks, k_out); J W, shape (r, blocks, k_in), if the plan is at the inputs.
             initial: Gradients J0 of the same inputs in the initial model, or None.
+            blocks: Block of all rows, or block of each row, shape (r,). None if each row has all blocks.
         """
         rows = rows.to(self.dtype)
         change = None if initial is None else rows - initial.to(self.dtype)
         for name in self.sums:
             if name in ("K", "agop", "centered"):
-                add_gram(self.sums[name][group], self._project(name, rows))
+                self._add(name, self.sums[name][group], rows, blocks)
             elif name in ("Kb", "double", "ptk") and change is not None:
-                add_gram(self.sums[name][group], self._project(name, change))
+                self._add(name, self.sums[name][group], change, blocks)
 
-    def add_loss_gradients(self, rows: Tensor) -> None:
-        """Add the rows g = dl/dh of per-sample losses, shape (r, blocks, k_out)."""
+    def add_loss_gradients(self, rows: Tensor, blocks: Blocks = None) -> None:
+        """Add the rows g = dl/dh of per-sample losses, shape (r, blocks, k_out); see `add_output_gradients`."""
         for name in ("B", "enfa"):
             if name in self.sums:
-                add_gram(self.sums[name], self._project(name, rows.to(self.dtype)))
+                self._add(name, self.sums[name], rows.to(self.dtype), blocks)
+
+    def _add(self, name: str, total: Tensor, rows: Tensor, blocks: Blocks) -> None:
+        weight = self._weights.get(name)
+        if blocks is None:
+            add_gram(total, _projected(rows, weight))
+            return
+        width = rows.shape[1]  # groups of one block
+        if isinstance(blocks, int):
+            parts = [(blocks, rows)]
+        else:
+            blocks = blocks.repeat_interleave(len(rows) // max(1, len(blocks)))  # further positions of each row
+            order = blocks.argsort()
+            counts = torch.bincount(blocks, minlength=self._blocks // width).tolist()
+            parts = list(enumerate(torch.split(rows[order], counts)))
+        for block, part in parts:
+            if len(part):
+                at = slice(block * width, (block + 1) * width)
+                add_gram(total[at], _projected(part, None if weight is None else weight[at]))
 
     def add_weight_gradient(self, matrix: Tensor) -> None:
         """Add the gradient of the summed losses with respect to W, shape (blocks, k_out, k_in)."""
@@ -116,22 +138,23 @@ class BatchSums:
         Args:
             given: Precision of the gradients.
         """
-        own, of_gradients = torch.finfo(self.dtype), torch.finfo(torch.promote_types(given, torch.float32))
-        limit = max(own.tiny / own.eps, (100 * of_gradients.tiny) ** 2)
+        of_sums, of_gradients = torch.finfo(self.dtype), torch.finfo(torch.promote_types(given, torch.float32))
+        limit = max(of_sums.tiny / of_sums.eps, (100 * of_gradients.tiny) ** 2)
         sums = [value for name, value in self.sums.items() if name in ("K", "agop")]
         return any(float(value.diagonal(dim1=-2, dim2=-1).amax()) < limit for value in sums if value.numel())
 
-    def _project(self, name: str, rows: Tensor) -> Tensor:
-        weight = self._weights.get(name)
-        if weight is None:
-            return rows
-        with torch.autocast(rows.device.type, enabled=False):  # autocast would round the product to half precision
-            return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
+
+def _projected(rows: Tensor, weight: Tensor | None) -> Tensor:
+    """Return ``J W``, or J itself without a weight."""
+    if weight is None:
+        return rows
+    with torch.autocast(rows.device.type, enabled=False):  # autocast would round the product to half precision
+        return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
 
 
 CELLS = 4
 """Number of parts of a batch whose gradients in W are compared, and number of batches that are split."""
-_SETS = ("seen", "blocked", "outside", "shared", "lost")
+_SETS = ("seen", "blocked", "outside", "shared", "lost", "unpaired", "several", "random")
 _NONE = -(2**62)  # below every value that processes compare
 
 
@@ -150,6 +173,9 @@ class Totals:
         outside: Names of the layers whose weight is used without calling the module.
         shared: Names of the layers in which a row acts on several samples.
         lost: Names of the layers whose gradients left the range of their precision.
+        unpaired: Names of the layers that the initial model calls on other rows.
+        several: Names of the layers whose weight is computed more than once in a forward pass.
+        random: Names of the layers of passes that draw random numbers.
         cells: Number of parts of the data whose gradients in W are compared.
         spread: ``sum |s_i|^2 / n_i`` by layer name, over these parts of n_i samples with the summed gradient s_i.
     """
@@ -164,6 +190,9 @@ class Totals:
     outside: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    unpaired: set[str] = field(default_factory=set)
+    several: set[str] = field(default_factory=set)
+    random: set[str] = field(default_factory=set)
     cells: int = 0
     spread: dict[str, float] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ never a mixture.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import uuid
@@ -116,6 +117,17 @@ class Report(Mapping[str, LayerFeatures]):
             for p in self.parameters
         ]
         return pd.DataFrame(rows, columns=["parameter", "shape", "taken", "layers", "reason", "tied_to"])
+
+    @property
+    def covered(self) -> float:
+        """Share of the weights in products that the layers of this report hold.
+
+        Parameters of two or more dimensions count by their entries; embeddings, constants that are added to
+        activations, and parameters that the forward pass does not use do not count. NaN if there are none.
+        """
+        counted = [p for p in self.parameters if p.role in ("product", "")]
+        total = sum(math.prod(p.shape) for p in counted)
+        return sum(math.prod(p.shape) for p in counted if p.taken) / total if total else math.nan
 
     def table(
         self,

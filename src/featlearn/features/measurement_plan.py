@@ -61,10 +61,12 @@ class SumPlan:
     Attributes:
         outer: Whether the sums are ``k_out x k_out`` (of J) or ``k_in x k_in`` (of J W).
         sums: Shape of each sum by name, without the leading dimension of sketch groups.
+        at_inputs: Whether gradients are taken at the input of the layer, where they are ``J W``.
     """
 
     outer: bool
     sums: Mapping[str, tuple[int, int, int]]
+    at_inputs: bool = False
 
 
 def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool) -> frozenset[str]:
@@ -104,17 +106,22 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
     return wanted
 
 
-def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None) -> dict[str, SumPlan]:
+def plan_sums(
+    layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None, everything: bool = True
+) -> dict[str, SumPlan]:
     """Choose for each layer the side on which its sums are kept, within a memory limit.
 
     A correlation needs only the smaller side: with ``A = W W^T``, ``<F, G> = tr(A^2 K)`` and
-    ``|G|^2 = tr((A K)^2)``; if k_out is large, ``W^T K W`` is summed from the projected rows ``J W``.
+    ``|G|^2 = tr((A K)^2)``; if k_out is large, ``W^T K W`` is summed from the projected rows ``J W``. These are the
+    gradients at the input of a linear layer, which a backward pass computes anyway.
 
     Args:
         layers: Layers to measure.
         wanted: Sums to accumulate, from `resolve_measure`.
         groups: Number of sketch groups.
         memory: Limit in bytes. None is unlimited.
+        everything: Whether layers of moderate size keep ``k_out x k_out`` matrices even if k_in is smaller, so that
+            every quantity can be computed from the sums.
 
     Returns:
         The sums by layer name.
@@ -123,8 +130,12 @@ def plan_sums(layers: Sequence[Layer], wanted: frozenset[str], groups: int, memo
         InputError: The sums exceed the limit.
     """
     must_be_outer, limit = "outer" in wanted, math.inf if memory is None else memory
+    free = not everything and not wanted & {"centered", "double", "ptk"}
     for largest_outer in (_OUTER_UP_TO,) if must_be_outer else (_OUTER_UP_TO, 0):
-        plans = {x.name: _plan(x, wanted, must_be_outer or x.k_out <= max(x.k_in, largest_outer)) for x in layers}
+        plans = {}
+        for x in layers:
+            up_to = 0 if free and _has_input_gradients(x) else largest_outer
+            plans[x.name] = _plan(x, wanted, must_be_outer or x.k_out <= max(x.k_in, up_to))
         sizes = {name: sums_bytes(plan, groups) for name, plan in plans.items()}
         if sum(sizes.values()) <= limit:
             return plans
@@ -143,7 +154,14 @@ def _plan(layer: Layer, wanted: frozenset[str], outer: bool) -> SumPlan:
     else:
         kinds = {"K": "agop", "centered": "centered", "double": "double", "ptk": "ptk", "B": "enfa"}
     sums = {name: (layer.groups, side, side) for need, name in kinds.items() if need in wanted}
-    return SumPlan(outer, sums | ({"D": layer.shape} if "D" in wanted else {}))
+    at_inputs = not outer and sums.keys() <= {"agop", "enfa"} and _has_input_gradients(layer)
+    return SumPlan(outer, sums | ({"D": layer.shape} if "D" in wanted else {}), at_inputs)
+
+
+def _has_input_gradients(layer: Layer) -> bool:
+    if layer.operation is None or layer.is_complex:
+        return layer.input_gradients
+    return layer.operation.form.inputs is not None
 
 
 def sums_bytes(plan: SumPlan, groups: int) -> int:

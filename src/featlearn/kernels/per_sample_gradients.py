@@ -289,8 +289,8 @@ class PerSampleGradients:
 
     def _sort(self, trace: Trace) -> bool:
         """Find the parameters that belong to layers; return whether no gradient was zero."""
-        own = owned(self._subject.layers, trace, list(self._counted.values()))
-        self._weights, self._biases = set(own.weights), set(own.biases)
+        owned_tensors = owned(self._subject.layers, trace, list(self._counted.values()))
+        self._weights, self._biases = set(owned_tensors.weights), set(owned_tensors.biases)
         # A layer that is not called has no gradient; `_features` checks that it is not called later.
         self._called = set(trace.calls)
         idle = {
@@ -298,11 +298,11 @@ class PerSampleGradients:
             for layer in self._subject.layers
             if layer.name not in trace.calls
             for tensor in (layer.weight(), _bias_of(layer))
-            if id(tensor) in own.totals and not own.totals[id(tensor)].any()
+            if id(tensor) in owned_tensors.totals and not owned_tensors.totals[id(tensor)].any()
         }
-        known = own.parameters | idle
+        known = owned_tensors.parameters | idle
         self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
-        return own.telling
+        return owned_tensors.telling
 
 
 def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -> Owned:

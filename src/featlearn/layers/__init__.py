@@ -1,8 +1,19 @@
 """Layers of a model: every weight matrix, represented as ``h = W x``."""
 
 from featlearn.layers._attention import attention_in_parts
+from featlearn.layers._complex import real_rows
 from featlearn.layers._linear_conv import token_rows
-from featlearn.layers._registry import ParameterCoverage, coverage, find_layers, register_layer, select_layers, unwrap
+from featlearn.layers._registry import (
+    ParameterCoverage,
+    coverage,
+    find_layers,
+    in_parts,
+    register_layer,
+    select_layers,
+    skipped_parameters,
+    tensors_behind,
+    unwrap,
+)
 from featlearn.layers.base import Layer, stacked
 
 __all__ = [
@@ -11,9 +22,13 @@ __all__ = [
     "attention_in_parts",
     "coverage",
     "find_layers",
+    "in_parts",
+    "real_rows",
     "register_layer",
     "select_layers",
+    "skipped_parameters",
     "stacked",
+    "tensors_behind",
     "token_rows",
     "unwrap",
 ]

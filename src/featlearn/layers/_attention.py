@@ -17,10 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featlearn.layers._linear_conv import token_rows
-from featlearn.layers.base import Layer, child_name
-
-Record = Callable[[str, Tensor, Tensor], Tensor]
-"""Function of the part, the input x and the pre-activations h that returns the h to continue with."""
+from featlearn.layers.base import Layer, Record, child_name
 
 
 def attention_layers(name: str, module: nn.Module) -> list[Layer]:

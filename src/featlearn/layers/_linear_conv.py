@@ -23,21 +23,21 @@ def token_rows(t: Tensor) -> Tensor:
     """
     if t.ndim == 1:
         t = t.unsqueeze(0)
-    return t.reshape(t.shape[0], -1, 1, t.shape[-1])
+    return t.reshape(t.shape[0], math.prod(t.shape[1:-1]), 1, t.shape[-1])
 
 
 def linear_layers(name: str, module: nn.Module) -> list[Layer]:
     """Return the layer of an ``nn.Linear``, whose weight is (k_out, k_in)."""
     assert isinstance(module, nn.Linear)
     shape = (1, module.out_features, module.in_features)
-    rows = {"outputs": token_rows, "inputs": token_rows}
+    rows = {"outputs": token_rows, "inputs": token_rows, "input_gradients": True}
     return [module_layer(name, "linear", module, shape, matrix=lambda w: w.unsqueeze(0), **rows)]
 
 
 def transposed_layers(name: str, module: nn.Module) -> list[Layer]:
     """Return the layer of a ``Conv1D`` of transformers, whose weight is (k_in, k_out)."""
     k_in, k_out = module.weight.shape  # type: ignore[misc]
-    rows = {"outputs": token_rows, "inputs": token_rows}
+    rows = {"outputs": token_rows, "inputs": token_rows, "input_gradients": True}
     kind = "linear (transposed)"
     return [module_layer(name, kind, module, (1, k_out, k_in), matrix=lambda w: w.mT.unsqueeze(0), **rows)]
 
@@ -69,6 +69,7 @@ def conv_layers(name: str, module: nn.Module) -> list[Layer]:
             outputs=outputs,
             inputs=lambda x: _patches(module, x),
             ndim=dims + 2,
+            input_gradients=_pointwise(module),
             sample_gradients=lambda x, rows: _sample_gradients(module, x, rows),
         )
     ]
@@ -96,6 +97,12 @@ def _sample_gradients(module: Conv, x: Tensor, rows: Sequence[Tensor]) -> Tensor
         gradients, x, weight, None, stride, zeros, dilation, False, zeros, n * groups, mask
     )
     return result.reshape(n, groups, c, k_out, -1).transpose(1, 2)
+
+
+def _pointwise(module: Conv) -> bool:
+    """Return whether each output position sees one input position, so that input gradients are ``J W``."""
+    one = all(size == 1 for size in (*module.kernel_size, *module.stride))
+    return one and not any(module._reversed_padding_repeated_twice)
 
 
 def _padded(module: Conv, x: Tensor) -> Tensor:

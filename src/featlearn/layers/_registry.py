@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError
-from featlearn.layers._attention import attention_layers
+from featlearn.layers._adapters import adapter_layers, is_adapter
+from featlearn.layers._attention import attention_in_parts, attention_layers
+from featlearn.layers._complex import as_real
 from featlearn.layers._linear_conv import conv_layers, linear_layers, transposed_layers
 from featlearn.layers._norm_embedding import (
     batch_norm_layers,
@@ -19,7 +22,8 @@ from featlearn.layers._norm_embedding import (
     instance_norm_layers,
     last_norm_layers,
 )
-from featlearn.layers.base import Layer, child_name
+from featlearn.layers._recurrent import recurrent_in_parts, recurrent_layers
+from featlearn.layers.base import Layer, Record, child_name
 
 Factory = Callable[[str, nn.Module], list[Layer]]
 """Function of the name and the module that returns the layers of the module."""
@@ -29,6 +33,7 @@ _FACTORIES: dict[type[nn.Module], Factory] = {
     nn.Linear: linear_layers,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), conv_layers),
     nn.MultiheadAttention: attention_layers,
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell), recurrent_layers),
 }
 
 # Modules without a weight matrix that are linear in their parameters: for kernels, which include all parameters.
@@ -44,9 +49,6 @@ _VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
 _REGISTER = "register it with featlearn.layers.register_layer"
 _REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
     ((nn.Embedding, nn.EmbeddingBag), "embedding: a look-up by index, it has no vector input x"),
-    ((nn.RNNBase, nn.RNNCellBase), "recurrent: its steps run inside one fused call and show no pre-activations"),
-    (nn.modules.conv._ConvTransposeNd, f"transposed convolution: not supported; {_REGISTER}"),
-    (nn.Bilinear, "bilinear: it multiplies two inputs, it is not of the form W x"),
     (nn.LayerNorm, "normalization: an elementwise scale, not a matrix product"),
     (nn.MultiheadAttention, "attention: a constant key or value token, not a matrix product"),
 ]
@@ -62,6 +64,9 @@ class ParameterCoverage:
         layers: Names of the layers that are measured.
         reason: ``"taken"`` with remarks, or the reason why no layer is measured.
         tied_to: Other paths of the same parameter.
+        role: Use of the parameter: ``"product"`` (of a layer, or of a product that was not measured), ``"embedding"``,
+            ``"constant"`` (added to activations or multiplied with them entry by entry), ``"unused"``, or ``""`` if it
+            is not known.
     """
 
     parameter: str
@@ -69,6 +74,7 @@ class ParameterCoverage:
     layers: tuple[str, ...]
     reason: str
     tied_to: tuple[str, ...]
+    role: str = ""
 
     @property
     def taken(self) -> bool:
@@ -104,6 +110,22 @@ def register_layer(module_type: type[nn.Module], factory: Factory) -> None:
     _FACTORIES[module_type] = factory
 
 
+def in_parts(module: nn.Module, record: Record) -> Callable[..., Any]:
+    """Return a forward function equal to that of a module with several matrices, which passes each to a recorder.
+
+    Args:
+        module: Attention or recurrent module.
+        record: Function ``record(part, x, h)`` of tensors with the samples first, which returns the ``h`` to continue
+            with.
+
+    Returns:
+        Function with the arguments and results of the module's ``forward``.
+    """
+    if isinstance(module, nn.MultiheadAttention):
+        return attention_in_parts(module, record)
+    return recurrent_in_parts(module, record)
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside compile, DistributedDataParallel and DataParallel wrappers.
 
@@ -124,12 +146,14 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def find_layers(model: nn.Module, vectors: bool = False) -> list[Layer]:
+def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -> list[Layer]:
     """Find every weight matrix of a model that has the form ``h = W x``, in the order of its modules.
 
     Args:
         model: Module to search.
         vectors: Whether to include gains of normalization layers and embeddings.
+        merged: Whether low-rank adapters count as one layer with the merged weight ``W + B A``, beside A and B, and
+            complex weights as real ones of twice the size.
 
     Returns:
         The layers. A model that is a single layer gets the name ``"model"``.
@@ -145,9 +169,14 @@ def find_layers(model: nn.Module, vectors: bool = False) -> list[Layer]:
     owned: set[int] = set()  # modules whose matrix a parent has, such as out_proj of attention
     for name, module, skip in _walk(model):
         factory = None if skip or id(module) in owned else _factory(module, factories)
+        if merged and not skip and is_adapter(module):
+            factory = adapter_layers
         if factory is not None:
             for layer in factory(name, module):
-                layers.append(_with_note(layer))
+                layer = _with_note(layer)
+                if merged and any(p.is_complex() for p in tensors_behind(layer)):
+                    layer = as_real(layer)
+                layers.append(layer)
                 owned.add(id(_owner(layer)[0]))
     # A model that is one layer has the empty path.
     return [layer if layer.name else replace(layer, name="model") for layer in layers]
@@ -176,7 +205,10 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
 
 
 def coverage(
-    model: nn.Module, taken: Iterable[Layer], reasons: Mapping[str, str] | None = None
+    model: nn.Module,
+    taken: Iterable[Layer],
+    reasons: Mapping[str, str] | None = None,
+    uses: Mapping[str, Collection[str]] | None = None,
 ) -> list[ParameterCoverage]:
     """List each parameter of two or more dimensions with its layers, or the reason why it has none.
 
@@ -184,6 +216,7 @@ def coverage(
         model: Module with the parameters.
         taken: Layers that were measured.
         reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
+        uses: Names of the functions that used each parameter together with data, by path. None if not known.
 
     Returns:
         One row per parameter; tied parameters have one row.
@@ -202,20 +235,56 @@ def coverage(
                     others.setdefault(id(parameter), []).append(f"{name} ({type(module).__name__})")
     layers_of: dict[int, list[str]] = {}
     for layer in taken:
-        for tensor in _tensors_behind(layer):
+        for tensor in tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
-    known = {id(p): layer.name for layer in find_layers(model) for p in _tensors_behind(layer)}
+    known = {id(p): layer.name for layer in find_layers(model) for p in tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
+        module, skip = owner[key]
+        role = "product"
         if layers:
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
         elif key in known:
             reason = (reasons or {}).get(known[key], "left out by the layers argument")
+        elif skip or uses is None:
+            reason, role = _reason(module, skip), ""
         else:
-            reason = _reason(*owner[key])
-        rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:])))
+            reason, role = _use(module, set[str]().union(*(uses.get(name, ()) for name in names)))
+        rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:]), role))
     return rows
+
+
+# Functions that use a parameter together with activations, without a product.
+_USES = {
+    "embedding": ("embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take_along_dim"),
+    "constant": (
+        "add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "cat", "concat", "concatenate",
+        "stack", "where", "mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "layer_norm",
+        "rms_norm", "group_norm", "instance_norm", "batch_norm", "prelu", "pow", "__pow__", "__setitem__",
+        "masked_fill",
+    ),
+}  # fmt: skip
+
+
+def _use(module: nn.Module, names: set[str]) -> tuple[str, str]:
+    """Return the reason why a parameter is not a layer, and its role, from the functions that used it."""
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return _reason(module, ""), "embedding"
+    if not names:
+        return "not used in the forward pass", "unused"
+    reason = _reason(module, "")
+    if "forward of its own" in reason:
+        return reason, "product"
+    role = next((role for role, functions in _USES.items() if names <= {*functions}), "product")
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return reason, role
+    if role == "embedding":
+        return "embedding: a look-up by index, it has no vector input x", role
+    shown = ", ".join(sorted(names))
+    if role == "constant":
+        return f"a constant that is combined with activations entry by entry ({shown}), not a matrix product", role
+    return f"used by {shown}, in a form that is not W x; {_REGISTER}", role
 
 
 def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
@@ -226,6 +295,16 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         reason = str(getattr(module, "featlearn_skip", "")) or (skipped.get(parent, "") if path else "")
         skipped[path] = reason
         yield ".".join(part for part in path.split(".") if part != "_orig_mod"), module, reason
+
+
+def skipped_parameters(model: nn.Module) -> set[str]:
+    """Return the paths of the parameters in modules with the attribute ``featlearn_skip``.
+
+    Args:
+        model: Module to search.
+    """
+    skipped = {id(p) for _, module, skip in _walk(model) if skip for p in module.parameters(recurse=False)}
+    return {path for path, p in model.named_parameters() if id(p) in skipped}
 
 
 def _factory(module: nn.Module, factories: Mapping[type[nn.Module], Factory] = _FACTORIES) -> Factory | None:
@@ -245,8 +324,17 @@ def _owner(layer: Layer) -> tuple[nn.Module, str]:
     return layer.module.get_submodule(path), local
 
 
-def _tensors_behind(layer: Layer) -> list[Tensor]:
-    """Return the parameters of a layer's weight: the weight, or the parameters of its parametrization."""
+def tensors_behind(layer: Layer) -> list[Tensor]:
+    """Return the parameters that the weight of a layer is computed from.
+
+    Args:
+        layer: Layer of a model.
+
+    Returns:
+        The weight, or the parameters of its parametrization.
+    """
+    if layer.leaves:
+        return list(layer.leaves)
     module, local = _owner(layer)
     if parametrize.is_parametrized(module, local):
         return list(module.parametrizations[local].parameters())  # type: ignore[union-attr,index]
@@ -257,6 +345,8 @@ def _tensors_behind(layer: Layer) -> list[Tensor]:
 
 
 def _with_note(layer: Layer) -> Layer:
+    if layer.leaves:
+        return layer
     module, local = _owner(layer)
     # The weight is not read: a spectral norm in training mode would advance its power iteration.
     if local in dict(module.named_parameters(recurse=False)):

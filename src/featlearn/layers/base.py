@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from featlearn.layers.operations import Operation
+
+
+Record = Callable[[str, Tensor, Tensor], Tensor]
+"""Function of the part, the input x and the pre-activations h that returns the h to continue with."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,11 @@ class Layer:
             k_in)``, from the input of the module and c gradients as ``outputs`` returns them; None if the product of
             these and ``inputs`` is the fastest way.
         note: Remark on this layer for reports.
+        input_gradients: Whether ``inputs`` also reshapes the gradient at the input of the module, which is then
+            ``J W`` row by row.
+        is_complex: Whether the pre-activations are complex; sizes and matrices are those of the real form.
+        operation: Product that the layer stands for; None if the layer is a module, or a part of one.
+        leaves: Parameters that the weight is computed from; empty if it is the one named ``parameter``.
     """
 
     name: str
@@ -58,6 +70,10 @@ class Layer:
     one_hot: bool = False
     sample_gradients: Callable[[Tensor, Sequence[Tensor]], Tensor] | None = field(default=None, repr=False)
     note: str = ""
+    input_gradients: bool = False
+    is_complex: bool = False
+    operation: Operation | None = field(default=None, repr=False)
+    leaves: tuple[Tensor, ...] = field(default=(), repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,6 +62,17 @@ class Snapshot:
         matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
             ``"net.0/w.eigenvalues"``.
         seconds: Time that the measurement took, in seconds.
+
+    Example:
+        >>> import torch, featlearn as fl
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> monitor = fl.Monitor(model, (torch.randn(64, 5), torch.randn(64, 1)))
+        >>> snapshot = monitor.measure()
+        >>> snapshot.step, list(snapshot.layers), snapshot.readings["0"].word
+        (0, ['0', '2'], 'untrained')
+        >>> list(snapshot.table(["nfc"]).columns)
+        ['nfc', 'reading']
     """
 
     step: int
@@ -249,15 +260,21 @@ def kernel_numbers(
 
 
 def diagnose_layers(
-    layers: Mapping[str, Layer], numbers: Mapping[str, Numbers], phases: Mapping[Key, Phase], part: bool
+    single: Collection[str], numbers: Mapping[str, Numbers], phases: Mapping[Key, Phase], part: bool
 ) -> dict[str, Diagnosis]:
-    """Return the diagnosis of each layer whose change is measured; ``part`` as in `diagnose_layer`."""
+    """Return the diagnosis of each layer whose change is measured.
+
+    Args:
+        single: Names of the layers with one output, whose NFC is 1.
+        numbers: Numbers by layer name.
+        phases: Phases of the spectra.
+        part: Whether only a part of the training rows is measured, see `diagnose_layer`.
+    """
     result = {}
     for name, values in numbers.items():
         if "weight_change" in values:
             of = phases[name, "w"].name if (name, "w") in phases else None
-            trivial = layers[name].groups * layers[name].k_out == 1
-            result[name] = diagnose_layer(values, of, trivial=trivial, part=part)
+            result[name] = diagnose_layer(values, of, trivial=name in single, part=part)
     return result
 
 

@@ -347,6 +347,7 @@ class Monitor:
         whole: dict[str, float] = {}
         phases: dict[measuring.Key, Any] = {}
         matrices: dict[str, Tensor] = {}
+        single = {name for name, layer in layers.items() if layer.groups * layer.k_out == 1}
         if self._plan is None:  # once: later measurements must be of the same rows as the first
             self._plan = run_in_first(lambda: self._make_plan(layers))
             if self._plan.notes and self._writes:
@@ -357,7 +358,9 @@ class Monitor:
             total = FeatureAccumulator(self._model, initial=self._initial, **options)
             report, by_layer = measuring.feature_numbers(total, self._rows, plan)
             for name, values in by_layer.items():
-                numbers[name].update(values)
+                # Products outside of modules are known to the probe alone.
+                numbers.setdefault(name, {}).update(values)
+            single |= {name for name, features in report.items() if features.shape[:2] == (1, 1)}
             matrices |= measuring.feature_matrices(report, self._matrices)
         if self._writes:
             if self._start is None:
@@ -379,7 +382,7 @@ class Monitor:
             matrices |= stored
         numbers = {name: values for name, values in numbers.items() if values}
         part = self._rows.part or plan.feature_rows < self._rows.samples
-        readings = measuring.diagnose_layers(layers, numbers, phases, part)
+        readings = measuring.diagnose_layers(single, numbers, phases, part)
         return Snapshot(step, numbers, whole, readings, phases, matrices)
 
     def _make_plan(self, layers: Mapping[str, Layer]) -> MeasurementPlan:
@@ -391,4 +394,5 @@ class Monitor:
         return plan_measurement(unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory, sharing)
 
     def _layers(self, model: nn.Module) -> dict[str, Layer]:
-        return {layer.name: layer for layer in select_layers(find_layers(unwrap(model)), self._globs)}
+        layers = find_layers(unwrap(model))
+        return {layer.name: layer for layer in select_layers(layers, self._globs)} if layers else {}

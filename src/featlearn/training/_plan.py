@@ -75,7 +75,7 @@ class MeasurementPlan:
 
 def sizes_of(model: nn.Module, rows: ProbeRows, forward: Any) -> Sizes:
     """Return the sizes of one sample in all layers of a model, from a forward pass of two rows or of a batch."""
-    subject = ModelSession(model, forward=forward, train_mode="eval")
+    subject = ModelSession(model, forward=forward, train_mode="eval", operations=True)
     with subject.open(inputs=True):
         batch = subject.batch(rows.batches[0])
         few = few_rows(batch)
@@ -120,7 +120,7 @@ def sharing_of(
     Returns:
         The cost; None if there are no such layers, or if one batch does not fit into memory.
     """
-    subject = ModelSession(model, layers=layers, forward=forward, train_mode="eval")
+    subject = ModelSession(model, layers=layers, forward=forward, train_mode="eval", operations=True)
     at_a_time = max(2, min(_LOOKED_AT, int(memory / (2 * sizes.graph))))
     with subject.open():
         for raw in (first_of(rows.batches, at_a_time, at_a_time)[0], rows.batches[0]):
@@ -207,7 +207,7 @@ class _Work:
 
     def __post_init__(self) -> None:
         self._others = _others(self.model)
-        every = ModelSession(self.model).layers
+        every = ModelSession(self.model, operations=True).layers
         self._forward = sum(2.0 * self.sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
 
     def passes(self, rows: int, number: float) -> float:
@@ -231,6 +231,8 @@ class _Work:
         vectors = planned.sketches or planned.count
         loss, decay = (self.options[name] is not None for name in ("loss", "weight_decay"))
         positions = {name: int(self.sizes.positions.get(name, 0) * rows) + 1 for name in self.layers}
+        if not self.layers:  # products outside of modules, which the probe itself finds
+            return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss), 0.0
         cost = probe_cost(
             self.model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
             layers=self.options["layers"], initial=True, loss=loss, weight_decay=decay,

@@ -47,6 +47,14 @@ def evolution(source: Run | pd.DataFrame, names: Iterable[str] | None = None, ti
 
     Raises:
         InputError: If a metric was not recorded, or none was.
+
+    Example:
+        >>> import pandas as pd
+        >>> from featlearn.training import evolution
+        >>> rows = [(0, None, "loss", 1.0), (9, None, "loss", 0.2), (0, "net.0", "nfc", 0.3), (9, "net.0", "nfc", 0.9)]
+        >>> figure = evolution(pd.DataFrame(rows, columns=["step", "layer", "name", "value"]))
+        >>> [axes.get_title() for axes in figure.axes]
+        ['loss', 'NFC']
     """
     frame = source.metrics() if isinstance(source, Run) else source
     recorded = list(dict.fromkeys(frame["name"]))

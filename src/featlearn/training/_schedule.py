@@ -56,6 +56,18 @@ class Budget:
     Args:
         share: Maximum time of measurements over time of training, such as 0.05 for 5%. None sets no limit.
         clock: Function that returns a time in seconds.
+
+    Example:
+        >>> from featlearn.training import Budget
+        >>> now = 0.0
+        >>> budget = Budget(0.05, clock=lambda: now)
+        >>> budget.pay(1.0)  # a measurement of one second
+        >>> now = 11.0
+        >>> budget.used, budget.allows()  # ten seconds of training
+        (0.1, False)
+        >>> now = 100.0
+        >>> budget.allows()
+        True
     """
 
     def __init__(self, share: float | None, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -240,6 +240,18 @@ def relative_gradient(optimizer: Optimizer) -> float:
     Returns:
         The ratio; NaN if the weight decay or the weights are zero.
 
+    Example:
+        >>> import torch
+        >>> from featlearn.training import relative_gradient
+        >>> W = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+        >>> optimizer = torch.optim.SGD([W], lr=0.1, weight_decay=0.5)
+        >>> W.grad = torch.zeros(1, 2)
+        >>> relative_gradient(optimizer)
+        1.0
+        >>> W.grad = -0.5 * W.detach()  # a critical point: dL/dW = -lambda W
+        >>> relative_gradient(optimizer)
+        0.0
+
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, theorem 3.1.
     """

@@ -121,6 +121,14 @@ def chain_alignment(
     Returns:
         The reports before and after training, and the matrices of the first layer.
 
+    Example:
+        >>> from featlearn.training.chain_alignment import chain_alignment
+        >>> result = chain_alignment(n=64, d=8, width=16, lr=0.1, steps=50, rotations=2, generator=0)
+        >>> round(result.before["0"].nfc, 2), round(result.after["0"].nfc, 2)
+        (0.59, 0.93)
+        >>> result.egop.shape, len(result.corrupted_nfc)
+        (torch.Size([8, 8]), 2)
+
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
         appendix J.

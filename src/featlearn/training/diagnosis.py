@@ -80,11 +80,15 @@ def diagnose_layer(
     Returns:
         The diagnosis and its reason.
 
+    Example:
+        >>> from featlearn.training import diagnose_layer
+        >>> diagnose_layer({"nfc": 0.95, "centered_ratio": 0.9, "weight_change": 2.0}).word
+        'aligned'
+        >>> print(diagnose_layer({"nfc": 0.3, "centered_ratio": 0.01, "weight_change": 0.02}))
+        lazy: the weights have moved by 2% of their start; NFC 0.30, 1% of it due to the change
+
     References:
         Boix-Adsera, Mallinar, Simon & Belkin (2025), https://arxiv.org/abs/2507.05644, theorem 3.1.
-
-    >>> diagnose_layer({"nfc": 0.95, "centered_ratio": 0.9, "weight_change": 2.0}).word
-    'aligned'
     """
     moved, nfc, share = (numbers.get(name, math.nan) for name in ("weight_change", "nfc", "centered_ratio"))
     relgrad, noise, fact = (numbers.get(name, math.nan) for name in ("relgrad", "relgrad_noise", "fact"))

@@ -28,6 +28,13 @@ def machine_config(
     Returns:
         Config with ``kind`` (``"rfm"``), ``features``, ``target``, ``task`` (``"classification"`` or ``"regression"``),
         the parameters of the estimator, and the further settings.
+
+    Example:
+        >>> import featlearn as fl
+        >>> from featlearn.training.rfm_run import machine_config
+        >>> config = machine_config(fl.RFMRegressor(n_iter=3), ["age", "color"], "price", {"file": "cars.csv"})
+        >>> [config[name] for name in ("kind", "task", "target", "n_iter", "file")]
+        ['rfm', 'regression', 'price', 3, 'cars.csv']
     """
     parameters = machine.get_params(deep=False).items()
     plain = {name: value for name, value in parameters if value is None or isinstance(value, bool | int | float | str)}
@@ -48,6 +55,17 @@ def log_machine(run: Run, machine: Machine, features: Sequence[str]) -> None:
 
     Raises:
         InputError: If there is not one unique name per feature.
+
+    Example:
+        >>> import tempfile, numpy as np, featlearn as fl
+        >>> from featlearn.runs import Run
+        >>> from featlearn.training.rfm_run import log_machine, machine_config
+        >>> X = np.random.default_rng(0).standard_normal((100, 2))
+        >>> machine, names = fl.RFMRegressor(n_iter=2).fit(X, X[:, 0]), ["age", "color"]
+        >>> with Run.create(f"{tempfile.mkdtemp()}/fit", machine_config(machine, names, "price")) as run:
+        ...     log_machine(run, machine, names)
+        ...     print(run.series("importance", "age").round(2).to_dict())
+        {2: 0.84}
     """
     needed, names = len(machine.feature_importances_), len(set(features))
     if not len(features) == names == needed:

@@ -357,6 +357,14 @@ def spectral_case(
     Raises:
         InputError: If the case or the size is not valid.
 
+    Example:
+        >>> from featlearn.training.two_layer import spectral_case
+        >>> result = spectral_case(1, (60, 40, 20), steps=20, generator=0)
+        >>> result.history.loss[0] > result.history.final_loss
+        True
+        >>> result.weights.trained.shape, result.ck.trained.shape, sorted(result.phases())
+        (torch.Size([20]), torch.Size([60]), ['CK', 'NTK', 'W'])
+
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, table 1 and figure 2.
     """
