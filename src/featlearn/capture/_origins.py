@@ -178,7 +178,8 @@ class Origins:
         if isinstance(index, tuple) and len(index) == 1:
             index = index[0]
         if isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32):
-            return int(index) % count if index.ndim == 0 else index % count
+            whole: int | Tensor = int(index) % count if index.ndim == 0 else index % count
+            return whole
         return index % count if isinstance(index, int) and not isinstance(index, bool) else None
 
     def _derived(
