@@ -255,7 +255,7 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 def _hashable(value: Any) -> Any:
     if isinstance(value, Origin):
         return value.signature
-    if isinstance(value, Tensor):  # constants are told apart by their values
+    if isinstance(value, Tensor):  # constants differ by their values
         flat = value.detach().flatten()
         flat = (torch.view_as_real(flat).flatten() if flat.is_complex() else flat).double()
         marks = float(flat.sum()), float(flat @ torch.arange(1.0, len(flat) + 1, dtype=flat.dtype, device=flat.device))
