@@ -497,3 +497,28 @@ def test_a_layer_on_samples_and_on_a_query() -> None:
     assert result is not None
     assert "ck.top" in result.layers["out"]
     assert "nfc" in result.layers["lin"]
+
+
+@pytest.mark.parametrize("query", [False, True])
+def test_single_precision_between_the_layers_is_not_shared_rows(query: bool) -> None:
+    """Norms that compute in float32, as in language models, round gradients of a float64 model."""
+
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.q = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.randn(1, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(self.q).sigmoid() * x.repeat(1, 2)[:, :8] if query else self.first(x)
+            h = h.to(torch.float32)
+            h = (h * torch.rsqrt(h.square().mean(-1, keepdim=True))).to(torch.float64)
+            return self.second(h.tanh())
+
+    torch.manual_seed(0)
+    model, x = Rounding().double(), torch.randn(16, 6, dtype=torch.float64)
+    report = fl.probe(model, x)
+    shared = {name for name in report if any("shared" in flag for flag in report[name].flags)}
+    assert shared == ({"first"} if query else set())
+    alone = fl.probe(model, x, batch_size=1)
+    for name in report:
+        assert report[name].nfc == pytest.approx(alone[name].nfc, rel=1e-6)

@@ -569,3 +569,20 @@ def test_no_case_is_taken_for_one_that_mixes_samples_in_single_precision(case: A
     assert fl.probe(model, [batch], outputs=1, forward=case.forward).samples == len(
         batch["labels"] if isinstance(batch, dict) else batch[1]
     )
+
+
+def test_a_transposed_gradient_reaches_a_batch_norm_of_one_sample() -> None:
+    """PyTorch 2.13 computes wrong gradients there: strides (3, 1, 6, 3) for the shape (1, 3, 2, 2)."""
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.head = nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.conv(x)).flatten(2).transpose(1, 2)).tanh().mean(1)
+
+    torch.manual_seed(0)
+    model, x = Patches().double().eval(), torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    whole, alone = (fl.probe(model, x, batch_size=size)["conv"] for size in (4, 1))
+    torch.testing.assert_close(alone.agop, whole.agop, rtol=1e-10, atol=1e-14)

@@ -245,7 +245,7 @@ def test_measure_picks_the_columns() -> None:
 
 def test_coverage() -> None:
     table = report().coverage
-    assert list(table.columns) == ["parameter", "shape", "taken", "layers", "reason", "tied_to"]
+    assert list(table.columns) == ["parameter", "shape", "taken", "layers", "role", "reason", "tied_to"]
     assert table.set_index("parameter").loc["0.weight", "shape"] == "4x1x3"
     assert table.taken.all()
     partial = report(layers="3").coverage.set_index("parameter")

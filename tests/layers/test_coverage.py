@@ -263,25 +263,35 @@ def test_attention_in_parts_is_the_attention(
         assert expected_attention is None
 
 
-def test_a_subclass_of_attention_with_its_own_forward() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_subclass_of_attention_with_its_own_forward(frozen: bool) -> None:
+    """Its products are found inside of F.multi_head_attention_forward; those of one input are packed."""
+
     class Scaled(nn.MultiheadAttention):
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             out, weights = super().forward(*args, **kwargs)
             return 2 * out, weights
 
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, kind: type[nn.MultiheadAttention]) -> None:
             super().__init__()
-            self.attn, self.head = Scaled(4, 2, batch_first=True), nn.Linear(4, 2)
+            self.attn, self.head = kind(4, 2, batch_first=True), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.attn(x, x, x)[0])
 
-    report = fl.probe(Model(), torch.randn(4, 3, 4))
-    assert list(report) == ["head"]
-    rows = report.coverage.set_index("parameter")
-    assert "Scaled is a MultiheadAttention with a forward of its own" in rows.loc["attn.in_proj_weight", "reason"]
-    assert "without calling the module" in rows.loc["attn.out_proj.weight", "reason"]
+    model, plain = Model(Scaled).double().eval(), Model(nn.MultiheadAttention).double().eval()
+    plain.load_state_dict(model.state_dict())
+    model.requires_grad_(not frozen)
+    x = torch.randn(4, 3, 4, dtype=torch.float64)
+    report, expected = fl.probe(model, x), fl.probe(plain, x)
+    assert list(report) == ["attn.in_proj", "attn.out_proj", "head"]
+    assert report.covered == 1
+    packed = report["attn.in_proj"].ptk_covariance
+    for i, part in enumerate("qkv"):
+        block = packed[4 * i : 4 * i + 4, 4 * i : 4 * i + 4]
+        torch.testing.assert_close(block, 4 * expected[f"attn.{part}"].ptk_covariance, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(report["attn.out_proj"].agop, 4 * expected["attn.out"].agop, rtol=1e-9, atol=1e-12)
 
 
 def test_weights_used_as_functions_beside_a_call() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import numpy as np
@@ -194,26 +195,58 @@ def run_forward(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
         model: Module to call.
         batch: Batch to call it on.
         forward: Function ``forward(model, batch)``. None passes a tensor as the argument, a tuple of tensors as the
-            arguments, a dict as the keyword arguments, and takes from a structured result the ``logits``, else
-            ``last_hidden_state``, else the first tensor.
+            arguments, a dict as the keyword arguments, and takes the output from the result by `find_output`.
     """
+    return find_output(call_model(model, batch, forward))[0]
+
+
+def call_model(model: nn.Module, batch: Batch, forward: Forward | None) -> Any:
+    """Call the model on a batch and return what it returns, see `run_forward`."""
     # Copies, because a model may write into its input, and the batch is the data of the caller.
     if forward is not None:
         return forward(model, map_tensors(batch.raw, Tensor.clone))
     inputs = map_tensors(batch.inputs, Tensor.clone)
     if isinstance(inputs, Mapping):
-        result = model(**inputs)
-    elif isinstance(inputs, tuple | list):
-        result = model(*inputs)
-    else:
-        result = model(inputs)
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def find_output(result: Any) -> tuple[Any, str]:
+    """Return the tensor to differentiate from the result of a model, and its name in the result.
+
+    A tensor is itself the output. From a dict, a dataclass or a tuple it is ``logits``, else ``last_hidden_state``,
+    else the first floating-point tensor of one or more dimensions, in the order of the fields.
+
+    Args:
+        result: Result of a model.
+
+    Returns:
+        The tensor with its name, which is empty for a tensor; the result itself if it has no such tensor.
+    """
+    if isinstance(result, Tensor):
+        return result, ""
+    fields: dict[str, Any] = {}
+    if isinstance(result, Mapping):
+        fields = dict(result)
+    elif is_dataclass(result) and not isinstance(result, type):
+        fields = {field.name: getattr(result, field.name, None) for field in dataclass_fields(result)}
+    elif isinstance(result, tuple | list):
+        names = getattr(result, "_fields", None) or [str(i) for i in range(len(result))]
+        fields = dict(zip(names, result, strict=True))
     for name in ("logits", "last_hidden_state"):
-        named = result.get(name) if isinstance(result, Mapping) else getattr(result, name, None)
+        named = fields[name] if name in fields else getattr(result, name, None)
         if isinstance(named, Tensor):
-            return named
-    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
-        return result[0]
-    return result
+            return named, name
+    for name, value in fields.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+            return value, str(name)
+    for name, value in fields.items():
+        output, inner = (
+            find_output(value) if isinstance(value, Mapping | tuple | list) or is_dataclass(value) else (0, "")
+        )
+        if isinstance(output, Tensor):
+            return output, f"{name}.{inner}"
+    return result, ""
 
 
 def pick_rows(t: Tensor, which: list[int]) -> Tensor:

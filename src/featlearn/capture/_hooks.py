@@ -16,8 +16,8 @@ from featlearn.capture._model_state import check_model, eager, parametrizations_
 from featlearn.capture._operations import Operations
 from featlearn.capture._trace import Call, Trace, has_reentrant_checkpoint
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.layers import Layer, in_parts, real_rows
-from featlearn.layers.products import Form
+from featlearn.layers import Layer, in_parts, real_form, real_rows
+from featlearn.layers.forms import Form
 
 
 class Capture:
@@ -58,6 +58,7 @@ class Capture:
         self._model, self._layers, self._others = model, list(layers), list(others)
         self._at_inputs, self._aliases = frozenset(at_inputs), dict[str, Tensor]()
         self._operations: Operations | None = None
+        self._parameters: dict[str, Tensor | None] = {}
         self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
         self._weight_gradients = weight_gradients
         self._stack = ExitStack()
@@ -180,7 +181,7 @@ class Capture:
         return trace, moved
 
     def _in_operations(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._operations is None else self._operations
+        return nullcontext() if self._operations is None else self._operations.restart()
 
     def _check_output(self, trace: Trace) -> None:
         if trace.blocked and has_reentrant_checkpoint(trace.output):
@@ -203,6 +204,9 @@ class Capture:
 
     def _attach(self, stack: ExitStack) -> None:
         parts: dict[int, tuple[nn.Module, dict[str, Layer]]] = {}
+        for module in self._model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                stack.enter_context(module.register_forward_hook(_with_contiguous_gradient))
         for module in {id(x.module): x.module for x in self._others if x.operation is None}.values():
             stack.enter_context(module.register_forward_pre_hook(self._step_inside))
             stack.enter_context(module.register_forward_hook(self._step_outside, always_call=True))
@@ -210,6 +214,7 @@ class Capture:
             if layer.operation is not None:
                 continue
             if layer.part is None:
+                self._parameters[layer.name] = layer.module._parameters.get(layer.parameter)
                 before, after = partial(self._before, layer), partial(self._after, layer)
                 stack.enter_context(layer.module.register_forward_pre_hook(before, with_kwargs=True))
                 stack.enter_context(layer.module.register_forward_hook(after, with_kwargs=True, prepend=True))
@@ -218,8 +223,9 @@ class Capture:
         for module, by_part in parts.values():
             stack.enter_context(self._in_parts(module, by_part))
 
-    def _step_inside(self, *_: Any) -> None:
+    def _step_inside(self, _: nn.Module, inputs: Any) -> None:
         if self._operations is not None:
+            self._operations.mark_inputs(inputs)
             self._operations.inside += 1
 
     def _step_outside(self, *_: Any) -> None:
@@ -227,7 +233,9 @@ class Capture:
             self._operations.inside -= 1
 
     def _before(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self._step_inside()
+        if self._has_other_weight(layer):
+            return None  # its product is one of the other weight
+        self._step_inside(module, (args, kwargs))
         changed = layer.name in self._cloned
         if changed:
             args, kwargs = _cloned(args, kwargs)
@@ -247,7 +255,15 @@ class Capture:
         self._aliases[layer.name] = alias
         return alias
 
+    def _has_other_weight(self, layer: Layer) -> bool:
+        """Return whether a module runs with another tensor in place of its weight, as in ``functional_call``."""
+        at_start, now = self._parameters.get(layer.name), layer.module._parameters.get(layer.parameter)
+        # A sharded weight (FSDP2) is replaced by the gathered one.
+        return at_start is not None and now is not at_start and not hasattr(at_start, "full_tensor")
+
     def _after(self, layer: Layer, module: nn.Module, args: Any, kwargs: Any, h: Tensor) -> Tensor:
+        if self._has_other_weight(layer):
+            return h
         if self._trace is not None and "forward" in module.__dict__ and id(module) not in self._checked:
             # forward was replaced on the instance, by a wrapper that moves tensors or by another function.
             with torch.no_grad():
@@ -275,7 +291,7 @@ class Capture:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if any(layer.name in self._cloned for layer in by_part.values()):
                 args, kwargs = _cloned(args, kwargs)
-            self._step_inside()
+            self._step_inside(module, (args, kwargs))
             result = separate(*args, **kwargs)
             if id(module) not in self._checked:
                 with torch.no_grad():
@@ -317,8 +333,14 @@ class Capture:
         if self._weight_gradients and layer.leaves:
             self._trace.several.add(layer.name)
         elif self._weight_gradients:
-            self._trace.weights[layer.name] = layer.weight()
+            self._use_weight(layer.name, layer.weight(), layer.matrix)
         return h
+
+    def _use_weight(self, name: str, weight: Tensor, matrix: Callable[[Tensor], Tensor]) -> None:
+        assert self._trace is not None
+        uses = self._trace.weights.setdefault(name, [])
+        if all(used is not weight for used, _ in uses):
+            uses.append((weight, matrix))
 
     def _record_operation(self, layer: Layer, weight: Tensor, h: Tensor, form: Form, blocks: Any) -> Tensor:
         """Record a product outside of module layers; its input is not kept."""
@@ -329,21 +351,21 @@ class Capture:
             trace.blocked.add(layer.name)
             return h
         h = _with_graph(h)
+        edge, shape = h, h.shape
+        rows: Callable[[Tensor], Tensor] = form.outputs
         if layer.is_complex:
-            call = Call(get_gradient_edge(h), h.shape, None, 0, lambda g: real_rows(form.outputs(g)), h.shape, blocks)
-        elif alias is None or form.inputs is None:
-            call = Call(get_gradient_edge(h), h.shape, None, 0, form.outputs, h.shape, blocks)
-        else:
-            call = Call(get_gradient_edge(alias), h.shape, None, 0, form.inputs, alias.shape, blocks)
+            rows = partial(_complex_rows, form)
+        elif alias is not None and form.inputs is not None:
+            edge, rows, shape = alias, form.inputs, alias.shape
+        elif layer.name in self._at_inputs:  # another call of this layer: J W has to be computed
+            rows = partial(_projected_rows, form, layer, blocks)
+        call = Call(get_gradient_edge(edge), h.shape, None, 0, rows, shape, blocks)
         trace.calls.setdefault(layer.name, []).append(call)
         assert layer.operation is not None
-        if self._weight_gradients:
-            if layer.operation.view:
-                trace.weights[layer.name] = layer.weight()
-            elif layer.name in trace.weights or layer.operation.blocks is not None:
-                trace.several.add(layer.name)
-            elif weight.requires_grad:
-                trace.weights[layer.name] = weight
+        if self._weight_gradients and layer.operation.view:
+            self._use_weight(layer.name, layer.weight(), layer.matrix)
+        elif self._weight_gradients and weight.requires_grad:
+            self._use_weight(layer.name, weight, partial(_gradient_in_block, form, layer, blocks))
         return h
 
     def _is_shared(self, layer: Layer, ids: Tensor) -> bool:
@@ -352,6 +374,43 @@ class Capture:
             once = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
             self._shared[layer.name] = once and ids.shape[0] != self._samples
         return self._shared[layer.name]
+
+
+def _complex_rows(form: Form, gradient: Tensor) -> Tensor:
+    return real_rows(form.outputs(gradient))
+
+
+def _projected_rows(form: Form, layer: Layer, blocks: int | Tensor | None, gradient: Tensor) -> Tensor:
+    """Return rows ``J W`` of a call whose gradient is taken at the pre-activations."""
+    rows, matrices = form.outputs(gradient), layer.matrix(layer.weight()).detach().to(gradient.dtype)
+    if blocks is None:
+        return torch.einsum("npgo,goi->npgi", rows, matrices)
+    of_blocks = matrices.reshape(-1, *form.shape)
+    if isinstance(blocks, int):
+        return torch.einsum("npgo,goi->npgi", rows, of_blocks[blocks])
+    return torch.einsum("npgo,npgoi->npgi", rows, of_blocks[blocks].reshape(*rows.shape[:2], *form.shape))
+
+
+def _gradient_in_block(form: Form, layer: Layer, block: int | Tensor | None, gradient: Tensor) -> Tensor:
+    """Return the gradient in all blocks from that in the weight of one call."""
+    matrix = form.gradient(gradient)
+    if layer.is_complex:
+        matrix = real_form(matrix)
+    if not isinstance(block, int):
+        return matrix
+    total = matrix.new_zeros(layer.shape)
+    total[block * len(matrix) : (block + 1) * len(matrix)] = matrix
+    return total
+
+
+def _with_contiguous_gradient(module: nn.Module, args: Any, h: Tensor) -> None:
+    """Let the gradient of a BatchNorm arrive in the usual order.
+
+    PyTorch 2.13 returns wrong gradients for a single sample in evaluation mode if the gradient is transposed (strides
+    (3, 1, 6, 3) for the shape (1, 3, 2, 2)).
+    """
+    if isinstance(h, Tensor) and h.requires_grad:
+        h.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
 
 
 def _first(result: Any) -> Tensor:

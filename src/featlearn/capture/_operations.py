@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Size, Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from featlearn.capture._origins import NEUTRAL, Origin, Origins
-from featlearn.layers import Layer
+from featlearn.layers import LAYER_INPUT, Layer
+from featlearn.layers.forms import Form
 from featlearn.layers.operations import Operation, operation_layer, tensor_at
-from featlearn.layers.products import Form, read_product
+from featlearn.layers.products import Candidate, ProductCall, read_product, weights_multiplied_first
 
 Record = Callable[[Layer, Tensor, Tensor, Form, "int | Tensor | None"], Tensor]
 """Function of the layer, its weight, pre-activations h, form and blocks of rows that returns the h to go on with."""
+HIDDEN = "code in which no function call is observed"
+"""Use of a parameter in a scripted or compiled function."""
+VECTORIZED = "a function under vmap"
+"""Use of a parameter in a product of vectorized tensors, whose rows cannot be recorded."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +35,10 @@ class Product:
         form: Dimensions of the product.
         weight: Place of the weight among the arguments.
         activation: Place of the activation; None if there are several.
-        blocks: Block of the rows, see `Origin`; None if the form has all blocks.
+        blocks: Block of all rows, or of each row; None if the form has all blocks.
         key: Hashable mark, the same in each forward pass.
+        view: Whether the weight holds entries of one parameter, each once.
+        at_inputs: Whether gradients at the activation are ``J W`` row by row, in all calls.
     """
 
     origin: Origin
@@ -37,6 +47,8 @@ class Product:
     activation: Any
     blocks: int | Tensor | None
     key: Any
+    view: bool
+    at_inputs: bool
 
 
 class Operations(TorchFunctionMode):
@@ -47,6 +59,12 @@ class Operations(TorchFunctionMode):
         layers: Layers to record, made by `operation_layer`.
         record: Function that records a call of one of these layers.
         alias: Function of the layer and the activation that returns the activation to go on with.
+
+    Attributes:
+        inside: Number of module layers that are being called; their products are theirs.
+        found: Products of the forward passes, by key.
+        complex_keys: Keys of the products with complex results.
+        lowered: Whether a function returned numbers of a lower precision than that of the parameters.
     """
 
     def __init__(
@@ -57,18 +75,39 @@ class Operations(TorchFunctionMode):
         alias: Callable[[Layer, Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._origins = Origins(model)
+        self._model, self._origins = model, Origins(model)
         self._layers = {layer.operation.key: layer for layer in layers if layer.operation is not None}
         self._record, self._alias = record, alias
         self.inside = 0
         self.found: dict[Any, Product] = {}
         self.complex_keys: set[Any] = set()
+        self.lowered = False
+        self._itemsize = max((p.dtype.itemsize for p in model.parameters() if p.is_floating_point()), default=4)
+        self._entries: dict[Any, tuple[str, bool]] = {}
 
-    def __enter__(self) -> Operations:
+    def restart(self) -> Operations:
+        """Forget the tensors of the last forward pass."""
         self._origins.restart()
         self.inside = 0
-        super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def mark_inputs(self, inputs: Any) -> None:
+        """Record the parameters that are inputs of a module layer, such as learned queries.
+
+        Args:
+            inputs: Arguments of the module.
+        """
+        if not self.inside:
+            self._origins.mark_use(inputs, LAYER_INPUT)
+
+    def mark_hidden(self, paths: Iterable[str]) -> None:
+        """Record parameters that are used where no function call is observed.
+
+        Args:
+            paths: Paths of the parameters.
+        """
+        for path in paths:
+            self._origins.uses.setdefault(path, set()).add(HIDDEN)
 
     @property
     def uses(self) -> Mapping[str, set[str]]:
@@ -82,17 +121,32 @@ class Operations(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.inside:
             return func(*args, **kwargs)
+        body = _python_body(func)
+        # Checkpointed regions run again inside of torch.autograd.grad.
+        if body is not None and (func is torch.autograd.grad or self._may_hide_products(args, kwargs)):
+            with self:
+                return body(*args, **kwargs)
         call = read_product(func, args, kwargs)
         if call is not None:
-            product = self._read(func, call)
+            product, call = self._read(call)
             if product is not None:
                 return self._run(func, call, product)
-        result = func(*args, **kwargs)
-        self._origins.follow(func, args, kwargs, result)
+        result = self._origins.call(func, args, kwargs)
+        if isinstance(result, Tensor) and result.is_floating_point() and result.dtype.itemsize < self._itemsize:
+            self.lowered = True
         return result
 
-    def _read(self, func: Any, call: Any) -> Product | None:
-        """Return the product of an activation with a weight, if the call is one."""
+    def _may_hide_products(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        tensors = (t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim > 1)
+        return any(origin is not None and origin.leaves for origin in map(self._origins.of, tensors))
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        origin = self._origins.of(tensor)
+        return origin is not None and origin is not NEUTRAL and not origin.soft
+
+    def _read(self, call: ProductCall) -> tuple[Product | None, ProductCall]:
+        """Return the product of an activation with a weight, if the call is one, and the call to make."""
+        call = weights_multiplied_first(call, self._is_weight, self._origins.call)
         for candidate in call.candidates:
             weight = call.at(candidate.weight)
             origin = self._origins.of(weight)
@@ -101,25 +155,87 @@ class Operations(TorchFunctionMode):
             x = None if candidate.activation is None else call.at(candidate.activation)
             if x is not None:
                 other = self._origins.of(x)
-                if other is not None and (other is not NEUTRAL or x.ndim < 2):
-                    return None  # a product of parameters, or with a constant vector, computes a weight
-            gathered = origin.block.ndim if isinstance(origin.block, Tensor) else 0
-            if gathered and not origin.selects:
-                continue  # rows of a gathered stack that is rearranged cannot be assigned to their blocks
-            form = candidate.form(weight, x, gathered, _copied(weight, origin, gathered))
-            if form is None or form.shape[1] * form.shape[2] == 1:
+                if other is not None and other.soft and origin.soft:
+                    continue  # a product of two look-ups
+                if other is not None and not other.soft and (other is not NEUTRAL or x.ndim < 2):
+                    return None, call  # a product of parameters, or with a constant vector, computes a weight
+            product = self._product(call, candidate, origin, weight, x)
+            if product is None:
                 continue
-            blocks = origin.block
-            if isinstance(blocks, Tensor):
-                blocks = blocks.flatten()
-            elif blocks is None:
-                blocks = form.members(call.args, call.kwargs)
-            key = (origin.signature, type(form).__name__, form.shape, form.layout)
-            return Product(origin, form, candidate.weight, candidate.activation, blocks, key)
-        return None
+            if torch._C._functorch.is_functorch_wrapped_tensor(weight if x is None else x):
+                self._origins.mark_use(weight, VECTORIZED)
+                return None, call
+            return product, call
+        return None, call
 
-    def _run(self, func: Any, call: Any, product: Product) -> Any:
-        self.found.setdefault(product.key, product)
+    def _product(
+        self, call: ProductCall, candidate: Candidate, origin: Origin, weight: Tensor, x: Tensor | None
+    ) -> Product | None:
+        selection = origin.selection
+        ids = None if selection is None else selection.ids
+        slots = origin.slots() if isinstance(ids, Tensor) else None
+        chosen = frozenset[int]() if slots is None else _varying(slots)
+        form = candidate.form(weight, x, chosen, self._copied(weight, origin, chosen))
+        if form is None or form.shape[1] * form.shape[2] == 1:
+            return None
+        if origin.soft and 1 in form.shape[1:]:
+            return None  # a look-up of vectors, such as tokens
+        blocks: int | Tensor | None = ids if isinstance(ids, int) else None
+        if slots is not None:
+            assert isinstance(ids, Tensor)
+            at = tuple(slice(None) if i in chosen else 0 for i in range(slots.ndim))
+            of_slots = ids.flatten()[slots[at].to(ids.device)]
+            if not _constant(slots, slots[tuple(s if isinstance(s, slice) else slice(0, 1) for s in at)]):
+                return None
+            blocks = form.blocks_of_rows(of_slots) if of_slots.ndim else int(of_slots)
+        elif blocks is None:
+            blocks = form.members(call.args, call.kwargs)
+        key, unique = self._key(origin, form)
+        at_inputs = candidate.activation is not None and form.inputs is not None
+        view = origin.view and unique
+        return Product(origin, form, candidate.weight, candidate.activation, blocks, key, view, at_inputs)
+
+    def _copied(self, weight: Tensor, origin: Origin, chosen: Collection[int]) -> frozenset[int]:
+        """Return the dimensions along which a weight holds equal copies, such as one per sample."""
+        if not origin.copies:
+            return frozenset()
+        if origin.view:
+            value = origin.entries(self._size)
+        else:  # values of the parameters may be equal by chance, those of random numbers are not
+            value = origin.value(self._random)
+        return frozenset(
+            dim
+            for dim in range(value.ndim)
+            if dim not in chosen and value.shape[dim] > 1 and _constant(value, value.narrow(dim, 0, 1))
+        )
+
+    def _key(self, origin: Origin, form: Form) -> tuple[Any, bool]:
+        """Return the mark of a matrix, and whether each entry of the parameter stands in it at most once.
+
+        Rearranged entries of a parameter are marked by their numbers, computed weights by their computation.
+        """
+        place = (origin.signature, type(form).__name__, form.shape, form.layout)
+        if not origin.view:
+            return place, False
+        if place not in self._entries:
+            matrix = form.matrix(origin.entries(self._size, None if origin.selection is None else 0)).contiguous()
+            unique = bool((torch.bincount(matrix.flatten()) < 2).all())
+            self._entries[place] = (hashlib.blake2b(matrix.numpy().tobytes(), digest_size=16).hexdigest(), unique)
+        mark, unique = self._entries[place]
+        return (*sorted(origin.leaves), type(form).__name__, form.shape, mark), unique
+
+    def _size(self, path: str) -> Size:
+        return tensor_at(self._model, path).shape
+
+    def _random(self, path: str) -> Tensor:
+        tensor = tensor_at(self._model, path)
+        seed = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
+        return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
+
+    def _run(self, func: Any, call: ProductCall, product: Product) -> Any:
+        earlier = self.found.get(product.key)
+        if earlier is None or (earlier.at_inputs and not product.at_inputs):
+            self.found[product.key] = product if earlier is None else replace(earlier, at_inputs=False)
         layer = self._layers.get(product.key)
         if layer is None or self._record is None:
             h = func(*call.args, **call.kwargs)
@@ -127,22 +243,39 @@ class Operations(TorchFunctionMode):
                 self.complex_keys.add(product.key)
             return h
         args, kwargs = call.args, call.kwargs
-        if self._alias is not None and product.activation is not None and product.form.inputs is not None:
+        if self._alias is not None and product.at_inputs:
             args, kwargs = call.replaced(product.activation, self._alias(layer, call.at(product.activation)))
         h = func(*args, **kwargs)
         return self._record(layer, call.at(product.weight), h, product.form, product.blocks)
 
 
-def _copied(weight: Tensor, origin: Origin, gathered: int) -> frozenset[int]:
-    """Return the dimensions along which a weight holds equal copies, such as one per sample."""
-    if not origin.copies:
-        return frozenset()
-    copied = set()
-    for dim in range(gathered, weight.ndim):
-        size, stride = weight.shape[dim], weight.stride(dim)
-        if size > 1 and (stride == 0 or bool((weight.detach() == weight.detach().narrow(dim, 0, 1)).all())):
-            copied.add(dim)
-    return frozenset(copied)
+def _varying(slots: Tensor) -> frozenset[int]:
+    """Return the dimensions along which the numbers of slots change."""
+    return frozenset(
+        dim for dim in range(slots.ndim) if slots.shape[dim] > 1 and not _constant(slots, slots.narrow(dim, 0, 1))
+    )
+
+
+def _constant(value: Tensor, part: Tensor) -> bool:
+    return bool((value == part).all())
+
+
+_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _python_body(func: Any) -> Callable[..., Any] | None:
+    """Return a function of PyTorch that is written in Python, without its call of modes.
+
+    A mode is off while it handles a call, so that the functions which a composite one calls would not be observed.
+    """
+    if not isinstance(func, FunctionType) or not set(_CHECKS) & {*func.__code__.co_names}:
+        return None
+    if func.__module__ not in ("torch.nn.functional", "torch.autograd"):
+        return None
+    names = func.__globals__ | dict.fromkeys(_CHECKS, lambda *_: False)
+    body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
 
 
 def operation_layers(
@@ -177,11 +310,17 @@ def operation_layers(
                 head, _, last = name.rpartition(".")
                 name = f"{head}.{int(last) + 1}" if head and last.isdigit() and name != plain else f"{name}.2"
             taken.add(name)
-            blocks = None
-            if product.origin.block is not None:
-                blocks = tensor_at(model, path).shape[0]
             origin = product.origin
-            fixed = (product.key, path, origin.leaves, origin.view, origin.value, product.form)
-            operation = Operation(*fixed, product.key in complex_keys, blocks)
+            operation = Operation(
+                key=product.key,
+                path=path,
+                leaves=origin.leaves,
+                view=product.view,
+                value=origin.value,
+                form=product.form,
+                is_complex=product.key in complex_keys,
+                blocks=None if origin.selection is None else origin.selection.count,
+                at_inputs=product.at_inputs,
+            )
             layers.append(operation_layer(model, name, operation))
     return layers

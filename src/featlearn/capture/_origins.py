@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from featlearn.capture._model_state import COMPUTED
+from featlearn.capture._selections import Selection, read_index
 
 # Functions that only rearrange the entries of a tensor: a gradient can be rearranged in the same way.
 _VIEWS = frozenset(
@@ -17,12 +20,18 @@ _VIEWS = frozenset(
         "t", "T", "mT", "H", "mH", "transpose", "swapaxes", "swapdims", "movedim", "permute", "reshape", "view",
         "unsqueeze", "squeeze", "select", "narrow", "chunk", "split", "unbind", "tensor_split", "flatten", "unflatten",
         "__getitem__", "contiguous", "clone", "detach", "alias", "view_as", "expand", "expand_as", "broadcast_to",
-        "to", "type_as", "float", "double", "half", "bfloat16", "data", "requires_grad_",
+        "to", "type", "type_as", "float", "double", "half", "bfloat16", "data", "requires_grad_", "flip", "roll",
     }
 )  # fmt: skip
 # Functions that copy a tensor along new dimensions, often as many times as there are samples.
 _COPIES = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"})
-_CASTS = frozenset({"to", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
+_CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
+WRITTEN = "writing into another tensor"
+"""Use of a parameter that is written into a tensor whose origin is not followed."""
+SUMMED = "a sum of entrywise products"
+"""Use of a parameter in ``(x[:, None] * W).sum(-1)``."""
+
+Parameters = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,58 +40,116 @@ class Origin:
 
     Attributes:
         leaves: Paths of the parameters.
-        signature: Hashable description of the computation, the same in each forward pass.
-        function: Function that was called; None for a parameter itself.
+        name: Name of the function that was called; the path of a parameter itself.
+        function: Function that was called; None for a parameter, and for a selection.
         args: Arguments of the call, with origins in place of tensors that have one.
         kwargs: Keyword arguments of the call.
         item: Position in the tuple that the call returned; None if it returned a tensor.
         view: Whether the entries of one parameter were only rearranged.
         copies: Whether the computation copies a tensor along new dimensions.
-        block: Index into the first dimension of a stack of matrices, such as an expert; a tensor selects a block for
-            each row. None without such an index.
+        selection: Selection from a stack of matrices, made by this step or an earlier one. None without one.
     """
 
     leaves: frozenset[str]
-    signature: Any
+    name: str
     function: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
     item: int | None = None
     view: bool = True
     copies: bool = False
-    block: int | Tensor | None = None
+    selection: Selection | None = None
 
-    def value(self, parameters: Callable[[str], Tensor], block: int | None = None) -> Tensor:
+    @property
+    def soft(self) -> bool:
+        """True if the data select among the parameters, as in a look-up."""
+        return self.selection is not None and self.selection.soft
+
+    @property
+    def selects(self) -> bool:
+        """True if this step, not an earlier one, is a selection."""
+        return self.selection is not None and self.function is None
+
+    def value(self, parameters: Parameters, block: int | None = None) -> Tensor:
         """Compute the tensor again.
 
         Args:
             parameters: Function that returns the parameter of a path.
-            block: Index in place of that of `block`. None takes the one of the call.
+            block: Block in place of the selected ones. None takes those of the call.
         """
-        if self.function is None:
-            (path,) = self.leaves
-            return parameters(path)
+        return self._replayed(parameters, lambda s, stack: s.of(stack(), block), True, {})
+
+    def entries(self, sizes: Callable[[str], Size], block: int | None = None) -> Tensor:
+        """Return the number of each entry in its parameter; for views only.
+
+        Args:
+            sizes: Function that returns the shape of the parameter of a path.
+            block: Block in place of the selected ones. None takes those of the call.
+        """
+
+        def numbers(path: str) -> Tensor:
+            return torch.arange(sizes(path).numel()).reshape(sizes(path))
+
+        return self._replayed(numbers, lambda s, stack: s.of(stack(), block), False, {})
+
+    def slots(self) -> Tensor:
+        """Return the position of each entry in the ids of the selection; for views only."""
+        return self._replayed(lambda _: torch.empty(0), lambda s, _: s.slots(), False, {})
+
+    def _replayed(
+        self,
+        parameters: Parameters,
+        select: Callable[[Selection, Callable[[], Tensor]], Tensor],
+        casts: bool,
+        known: dict[int, Tensor],
+    ) -> Tensor:
+        """Repeat the computation with other parameters and selections."""
+        if id(self) in known:
+            return known[id(self)]
 
         def computed(part: Any) -> Any:
             if isinstance(part, Origin):
-                return part.value(parameters, block)
-            if isinstance(part, list | tuple):
-                return type(part)(map(computed, part)) if type(part) in (list, tuple) else part
-            return part
+                return part._replayed(parameters, select, casts, known)
+            if isinstance(part, Tensor) and not casts and part.device.type != "cpu":
+                return part.cpu()  # whole numbers are replayed on the host
+            return type(part)(map(computed, part)) if type(part) in (list, tuple) else part
 
-        args = tuple(map(computed, self.args))
-        if self.block is not None and block is not None and self.selects:
-            selected: Tensor = args[0].select(0, block)
-            return selected
-        kwargs = {key: computed(part) for key, part in (self.kwargs or {}).items()}
-        result = self.function(*args, **kwargs)
-        value: Tensor = result if self.item is None else result[self.item]
+        if self.selects:
+            assert self.selection is not None
+            value = select(self.selection, lambda: computed(self.args[0]))
+        elif self.function is None:
+            value = parameters(self.name)
+        elif self.name in _CASTS and not casts:
+            value = computed(self.args[0])
+        else:
+            kwargs = {key: computed(part) for key, part in (self.kwargs or {}).items()}
+            result = self.function(*map(computed, self.args), **kwargs)
+            value = result if self.item is None else result[self.item]
+        known[id(self)] = value
         return value
 
-    @property
-    def selects(self) -> bool:
-        """True if this step, not an earlier one, selects the block."""
-        return not any(isinstance(part, Origin) and part.block is not None for part in self.args)
+    @cached_property
+    def signature(self) -> str:
+        """Mark of the computation, the same in each forward pass and for each selected block."""
+        if self.function is None and not self.selects:
+            return self.name
+        if self.selects:
+            assert self.selection is not None
+            return _digest(("selection", self.args[0].signature, _marked(self.selection.rest)))
+        if self.name in _CASTS and isinstance(self.args[0], Origin):
+            return self.args[0].signature
+        if self.copies and self.name in (*_COPIES, "stack"):  # the number of copies is that of the samples
+            return _digest((self.name, next(iter(_origins(self.args))).signature))
+        # Blocks that differ are parts of the computation, a selection that is kept is not.
+        mark = _marked if self.selection is not None else _exactly_marked
+        kwargs = sorted((self.kwargs or {}).items())
+        return _digest((self.name, mark(self.args), mark(kwargs), self.item))
+
+    @cached_property
+    def exact_signature(self) -> str:
+        """Mark of the computation including the selected blocks."""
+        ids = _marked(self.selection.ids) if self.selection is not None else None
+        return _digest((self.signature, ids))
 
 
 NEUTRAL = Origin(frozenset(), "constant")
@@ -97,134 +164,200 @@ class Origins:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._start: dict[int, tuple[Tensor, Origin]] = {}
+        self._start: dict[int, tuple[Tensor, Origin, int]] = {}
         for module in model.modules():
             # Tensors that are plain attributes, such as masks, are constants as buffers are.
             plain = (value for value in vars(module).values() if isinstance(value, Tensor))
             for tensor in (*plain, *module._buffers.values()):
                 if tensor is not None:
-                    self._start[id(tensor)] = (tensor, NEUTRAL)
+                    self._start[id(tensor)] = (tensor, NEUTRAL, 0)
         for path, parameter in model.named_parameters():
-            self._start[id(parameter)] = (parameter, Origin(frozenset({path}), path))
+            self._start[id(parameter)] = (parameter, Origin(frozenset({path}), path), 0)
         for prefix, module in model.named_modules():
             # Parametrized weights are computed before the forward pass.
             for local, tensor in vars(module).get(COMPUTED, {}).items():
                 path = f"{prefix}.{local}" if prefix else local
-                self._start[id(tensor)] = (tensor, Origin(frozenset({path}), path))
-        # Tensors are kept: the id of a freed one would be used again.
-        self._known = dict(self._start)
+                self._start[id(tensor)] = (tensor, Origin(frozenset({path}), path), 0)
         self.uses: dict[str, set[str]] = {}
+        self.restart()
 
     def restart(self) -> None:
         """Forget the tensors of the last forward pass."""
+        # Tensors are kept: the id of a freed one would be used again.
         self._known = dict(self._start)
+        # Entrywise products in which activations are repeated along a dimension of the weight.
+        self._outer: dict[int, tuple[Tensor, frozenset[str]]] = {}
 
     def of(self, tensor: Any) -> Origin | None:
         """Return the origin of a tensor; None if it depends on the data."""
         entry = self._known.get(id(tensor))
-        return None if entry is None else entry[1]
+        if entry is None:
+            return None
+        _, origin, version = entry
+        if origin.args and _version(tensor) != version:  # written through another view of it
+            del self._known[id(tensor)]
+            self._use(origin, WRITTEN)
+            return None
+        return origin
 
-    def follow(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Record the origin of the result of a call.
+    def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function, and record the origin of its result.
 
         Args:
-            func: Function that was called.
+            func: Function to call.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            result: Its result.
+
+        Returns:
+            Its result.
         """
         name = function_name(func)
-        if name == "__setitem__" or (args and result is args[0] and isinstance(result, Tensor)):
-            # In place: the tensor is a constant only if all that was written into it is.
-            if _writes(name) and any(self.of(t) is not NEUTRAL for t in _tensors((args, kwargs.values()))):
-                self._known.pop(id(args[0]), None)
-            return
-        many = isinstance(result, tuple | list)
-        if not many and not isinstance(result, Tensor):
+        if args and isinstance(args[0], Tensor) and _writes(name):
+            return self._call_in_place(name, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor | tuple | list):
+            self._follow(name, func, args, kwargs, result)
+        return result
+
+    def mark_use(self, tensors: Any, name: str) -> None:
+        """Record that a function used the parameters behind some tensors.
+
+        Args:
+            tensors: Tensors, in any nesting.
+            name: Name of the function.
+        """
+        for tensor in _tensors(tensors):
+            self._use(self.of(tensor), name)
+
+    def _use(self, origin: Origin | None, name: str) -> None:
+        for leaf in origin.leaves if origin is not None else ():
+            self.uses.setdefault(leaf, set()).add(name)
+
+    def _keep(self, tensor: Tensor, origin: Origin) -> None:
+        self._known[id(tensor)] = (tensor, origin, _version(tensor))
+
+    def _call_in_place(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function that writes into its first argument."""
+        target, origins = args[0], [self.of(t) for t in _tensors((args, kwargs.values()))]
+        before, leaves = self.of(target), _leaves(origins)
+        followed = None not in origins and not any(o.soft for o in origins if o is not None)
+        if followed and not leaves:
+            result = func(*args, **kwargs)
+            self._keep(target, NEUTRAL)
+            return result
+        computed = before is NEUTRAL or (before is not None and before.function is not None)
+        if followed and computed and not target._is_view():
+            base = target.detach().clone() if before is NEUTRAL else before
+            steps = (base, *map(self._traced, args[1:]))
+            options = {key: self._traced(part) for key, part in kwargs.items()}
+            result = func(*args, **kwargs)
+            self._keep(target, Origin(leaves, name, _out_of_place(func), steps, options, view=False))
+            return result
+        for origin in origins:
+            self._use(origin, name if before is None else WRITTEN)
+        self._known.pop(id(target), None)
+        if target._is_view():
+            self._known.pop(id(target._base), None)
+        return func(*args, **kwargs)
+
+    def _follow(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        selected = self._selected(name, args, kwargs, result)
+        if selected is not None:
+            source, parts = selected
+            for tensor, selection in parts:
+                if selection.soft:
+                    self._use(source, "embedding" if name == "embedding" else "__getitem__")
+                view, copies = source.view, source.copies
+                self._keep(tensor, Origin(source.leaves, name, None, (source,), None, None, view, copies, selection))
             return
         tensors = list(_tensors((args, kwargs.values())))
         origins = [self.of(t) for t in tensors]
-        block: int | Tensor | None = None
-        if name in ("__getitem__", "select", "unbind") and origins and origins[0] not in (None, NEUTRAL):
-            block = self._block(name, args, kwargs, origins[0])
-            if block is not None:
-                tensors, origins = tensors[:1], origins[:1]
-        if any(origin is None for origin in origins):
-            for origin in origins:
-                for leaf in origin.leaves if origin is not None else ():
-                    self.uses.setdefault(leaf, set()).add(name)
+        known = [o for o in origins if o is not None and o is not NEUTRAL]
+        if not known and None not in origins:
+            for part in _tensors(result):
+                self._keep(part, NEUTRAL)
             return
-        leaves = frozenset[str]().union(*(o.leaves for o in origins if o is not None))
-        parts = result if many else [result]
-        for i, part in enumerate(parts):
+        view = name in _VIEWS and len(known) == 1 and known[0].view
+        if None in origins or (any(o.soft for o in known) and not view):
+            for tensor, origin in zip(tensors, origins, strict=True):
+                if origin is not None and not origin.soft:  # a look-up is data once it is computed with
+                    self._use(origin, "attn_mask" if _is_mask(name, args, kwargs, tensor) else name)
+            self._check_sums(name, tensors, origins, result)
+            return
+        leaves = _leaves(known)
+        same = [o for o in known if o.signature == known[0].signature]
+        copies = name in _COPIES or (name == "stack" and len(same) == len(known) == len(tensors))
+        common = _common_selection(known)
+        if not view and common is not None and isinstance(common.ids, Tensor):
+            common = None
+        steps = tuple(map(self._traced, args))
+        options = {key: self._traced(part) for key, part in kwargs.items()}
+        copied = copies or any(o.copies for o in known)
+        many = not isinstance(result, Tensor)
+        for i, part in enumerate(result if many else [result]):
             if isinstance(part, Tensor):
                 item = i if many else None
-                self._known[id(part)] = (part, self._derived(name, func, args, kwargs, item, leaves, origins, block))
+                self._keep(part, Origin(leaves, name, func, steps, options, item, view, copied, common))
 
-    def _block(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], origin: Origin | None
-    ) -> int | Tensor | None:
-        """Return the index of one matrix in a stack of matrices, if the call selects one."""
-        if origin is None or origin.block is not None or args[0].ndim < 3:
+    def _selected(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> tuple[Origin, list[tuple[Tensor, Selection]]] | None:
+        """Return the origin of a stack and its selected parts, if the call selects along the first dimension."""
+        index = read_index(name, args, kwargs)
+        origin = None if index is None else self.of(index.stack)
+        if index is None or origin is None or origin is NEUTRAL or origin.selection is not None:
             return None
-        if kwargs:
+        soft = isinstance(index.ids, Tensor) and self.of(index.ids) is not NEUTRAL
+        # A row of a matrix is not a block, unless it is looked up and used as a matrix.
+        if index.stack.ndim < (2 if soft else 3):
             return None
-        count = args[0].shape[0]
-        if name == "unbind":
-            return 0 if len(args) == 1 or args[1] == 0 else None
-        if name == "select":
-            return int(args[2]) % count if len(args) == 3 and args[1] == 0 else None
-        index = args[1]
-        if isinstance(index, tuple) and len(index) == 1:
-            index = index[0]
-        if isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32):
-            whole: int | Tensor = int(index) % count if index.ndim == 0 else index % count
-            return whole
-        return index % count if isinstance(index, int) and not isinstance(index, bool) else None
+        if index.ids is None:
+            return origin, [(part, index.selection(part, i, False)) for i, part in enumerate(result)]
+        return origin, [(result, index.selection(result, index.ids, soft))]
 
-    def _derived(
-        self,
-        name: str,
-        func: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        item: int | None,
-        leaves: frozenset[str],
-        origins: Sequence[Origin | None],
-        block: int | Tensor | None,
-    ) -> Origin:
-        if not leaves:
-            return NEUTRAL
+    def _check_sums(self, name: str, tensors: Sequence[Tensor], origins: Sequence[Origin | None], result: Any) -> None:
+        """Find products that are written as a sum of entrywise products."""
+        if name in ("mul", "__mul__", "__rmul__", "multiply") and isinstance(result, Tensor) and len(tensors) == 2:
+            data = next((t for t, o in zip(tensors, origins, strict=True) if o is None), None)
+            if data is not None and data.numel() < result.numel():
+                self._outer[id(result)] = (result, _leaves(origins))
+        elif name in ("sum", "mean") and tensors and id(tensors[0]) in self._outer:
+            for leaf in self._outer[id(tensors[0])][1]:
+                self.uses.setdefault(leaf, set()).add(SUMMED)
 
-        def traced(part: Any) -> Any:
-            if isinstance(part, Tensor):
-                origin = self.of(part)
-                return part.detach() if origin is None or origin is NEUTRAL else origin
-            return type(part)(map(traced, part)) if type(part) in (list, tuple) else part
+    def _traced(self, part: Any) -> Any:
+        if isinstance(part, Tensor):
+            origin = self.of(part)
+            return part.detach() if origin is None or origin is NEUTRAL else origin
+        return type(part)(map(self._traced, part)) if type(part) in (list, tuple) else part
 
-        selected = block is not None
-        if selected and name == "unbind":
-            block = item
-        steps = tuple(map(traced, args))
-        options = {key: traced(part) for key, part in kwargs.items()}
-        known = [o for o in origins if o is not None and o is not NEUTRAL]
-        view = name in _VIEWS and len(known) == 1 and len(leaves) == 1 and known[0].view
-        shown = (steps[0],) if selected or name in _COPIES else (*steps, *sorted(options.items(), key=lambda x: x[0]))
-        signature = ("block" if selected else name, tuple(map(_hashable, shown)), None if selected else item)
-        if name in _CASTS and isinstance(steps[0], Origin):
-            signature = steps[0].signature
-        earlier = next((o.block for o in known if o.block is not None), None)
-        return Origin(
-            leaves,
-            signature,
-            func,
-            steps,
-            options,
-            item,
-            view,
-            name in _COPIES or any(o.copies for o in known),
-            block if selected else earlier,
-        )
+
+def _common_selection(known: Sequence[Origin]) -> Selection | None:
+    """Return the selection of all origins that have one, if it is the same."""
+    selections = [o.selection for o in known if o.selection is not None]
+    return selections[0] if selections and all(s.same_block(selections[0]) for s in selections) else None
+
+
+def _is_mask(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> bool:
+    """Return whether a tensor is added to the scores of ``scaled_dot_product_attention``."""
+    if name != "scaled_dot_product_attention":
+        return False
+    return kwargs.get("attn_mask", args[3] if len(args) > 3 else None) is tensor
+
+
+def _leaves(origins: Iterable[Origin | None]) -> frozenset[str]:
+    return frozenset[str]().union(*(o.leaves for o in origins if o is not None))
+
+
+def _out_of_place(func: Any) -> Callable[..., Tensor]:
+    """Return a function that writes into a copy of its first argument."""
+
+    def written(target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        copy = target.clone()
+        func(copy, *args, **kwargs)
+        return copy
+
+    return written
 
 
 def function_name(func: Any) -> str:
@@ -242,6 +375,10 @@ def _writes(name: str) -> bool:
     return name.endswith("_") and name not in ("requires_grad_", "retain_grad_")
 
 
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def _tensors(value: Any) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -252,16 +389,32 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(part)
 
 
-def _hashable(value: Any) -> Any:
+def _origins(value: Any) -> Iterable[Origin]:
     if isinstance(value, Origin):
-        return value.signature
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _origins(part)
+
+
+def _marked(value: Any, exact: bool = False) -> Any:
+    """Return a text or number that marks an argument, nested as the argument."""
+    if isinstance(value, Origin):
+        return value.exact_signature if exact else value.signature
     if isinstance(value, Tensor):  # constants differ by their values
-        flat = value.detach().flatten()
-        flat = (torch.view_as_real(flat).flatten() if flat.is_complex() else flat).double()
-        marks = float(flat.sum()), float(flat @ torch.arange(1.0, len(flat) + 1, dtype=flat.dtype, device=flat.device))
-        return ("tensor", tuple(value.shape), *marks)
+        data = value.detach().cpu().contiguous().flatten()
+        data = torch.view_as_real(data) if data.is_complex() else data
+        return ("tensor", str(value.dtype), tuple(value.shape), _digest(data.view(torch.uint8).numpy().tobytes()))
     if isinstance(value, list | tuple):
-        return tuple(map(_hashable, value))
+        return tuple(_marked(part, exact) for part in value)
     if isinstance(value, slice):
         return ("slice", value.start, value.stop, value.step)
     return value if isinstance(value, int | float | str | bool | type(None)) else str(value)
+
+
+def _exactly_marked(value: Any) -> Any:
+    return _marked(value, exact=True)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(value if isinstance(value, bytes) else repr(value).encode(), digest_size=16).hexdigest()

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from featlearn._utils.patterns import parse_patterns
 from featlearn._utils.validation import check_option
-from featlearn.capture._data import Batch, Forward, as_batch, pick_rows, run_forward
+from featlearn.capture._data import Batch, Forward, as_batch, call_model, find_output, pick_rows
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import initial_model, matching_layers, placed, weight_mark, whole_weight
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
-from featlearn.capture._operations import operation_layers
+from featlearn.capture._operations import Operations, operation_layers
 from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
@@ -56,9 +56,11 @@ class ModelSession:
         uses: Names of the functions that used each parameter together with data, by path; empty before `prepare`.
         prepared: Whether all layers are known.
         mixed: Whether layers compute in another precision than that of their inputs, as under autocast.
+        lowered: Whether functions between the layers compute in a lower precision than that of the parameters.
         at_inputs: Names of the layers whose gradients are taken at the input, where they are ``J W``. May be set while
             the session is closed.
         unscaled: Names of the layers whose number of rows is known not to depend on the number of samples.
+        output_name: Name of the output in a structured result, such as ``"logits"``; empty for a tensor.
 
     Raises:
         InputError: An argument is invalid, or the parameters are not finite or on several devices.
@@ -101,7 +103,7 @@ class ModelSession:
         self._operations = operations and not self.sharded
         self.layers = self._known_layers()
         self.uses: Mapping[str, set[str]] = {}
-        self.prepared, self.mixed = not self._operations, False
+        self.prepared, self.mixed, self.lowered = not self._operations, False, False
         self.at_inputs: frozenset[str] = frozenset()
         self._forward, self._train_mode, self._dtype, self._what = forward, train_mode, dtype, what
         # A copy does not follow changes of the original.
@@ -109,6 +111,7 @@ class ModelSession:
         self._capture: Capture | None = None
         self.unscaled: set[str] = set()
         self._known = False
+        self.output_name = ""
 
     def for_initial_model(self, initial: nn.Module | Mapping[str, Tensor]) -> ModelSession:
         """Return a session of the same model before training, with the same layers.
@@ -124,7 +127,8 @@ class ModelSession:
         """
         model = initial_model(initial, self.model, self.original)
         # A copy from before training is usually in training mode.
-        start = ModelSession(model, forward=self._forward, train_mode="eval", what="the initial model")
+        options: dict[str, Any] = {"train_mode": "eval", "what": "the initial model", "operations": self._operations}
+        start = ModelSession(model, forward=self._forward, **options)
         start._dtype = self._dtype
         start.layers = matching_layers(self.layers, start.layers)
         return start
@@ -152,8 +156,9 @@ class ModelSession:
         except Exception:
             self.layers = self._known_layers()
             raise
-        self.uses, self.mixed, self.prepared = seen.uses, trace.mixed, True
+        self.uses, self.mixed, self.lowered, self.prepared = seen.uses, trace.mixed, seen.lowered, True
         called = trace.calls.keys() | trace.blocked
+        seen.mark_hidden(self._hidden_uses(seen, trace))
         found = operation_layers(self.model, seen.found, called, skipped_parameters(self.model), seen.complex_keys)
         # A module that is not called, but whose weight is multiplied, is the layer of that product.
         replaced = {layer.name for layer in found}
@@ -164,6 +169,21 @@ class ModelSession:
             return trace.sizes()
         with self.open():
             return self.sizes(batch)
+
+    def _hidden_uses(self, seen: Operations, trace: Trace) -> list[str]:
+        """Return the matrices that the output depends on, although no function call and no layer used them."""
+        followed = {path for product in seen.found.values() for path in product.origin.leaves} | seen.uses.keys()
+        inside = {id(p) for layer in self._all_layers if layer.name in trace.calls for p in layer.module.parameters()}
+        rest = {
+            path: p
+            for path, p in self.model.named_parameters()
+            if p.ndim > 1 and p.requires_grad and path not in followed and id(p) not in inside
+        }
+        output = trace.output
+        if not rest or not output.requires_grad or not output.is_floating_point():
+            return []
+        grads = torch.autograd.grad(output.sum(), list(rest.values()), retain_graph=True, allow_unused=True)
+        return [path for path, grad in zip(rest, grads, strict=True) if grad is not None]
 
     def _known_layers(self) -> list[Layer]:
         """Return the selected module layers; without operations there must be some."""
@@ -185,7 +205,7 @@ class ModelSession:
         ]
         chosen = {layer.name for layer in other.layers}
         self.layers = [layer for layer in self._all_layers if layer.name in chosen]
-        self.uses, self.prepared = other.uses, other.prepared
+        self.uses, self.lowered, self.prepared = other.uses, other.lowered, other.prepared
 
     def layers_of_original(self) -> list[Layer]:
         """Return the layers in the model of the caller, whose parameters an optimizer holds."""
@@ -271,6 +291,7 @@ class ModelSession:
         """
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
+        trace.lowered = self.lowered
         self._check_samples(trace, batch)
         if not self._known and trace.output.shape[0] > 1 and not self.sharded:
             self._check_apart(trace, batch)
@@ -395,7 +416,8 @@ class ModelSession:
 
     def _call(self, batch: Batch) -> Any:
         try:
-            return run_forward(self.model, batch, self._forward)
+            output, self.output_name = find_output(call_model(self.model, batch, self._forward))
+            return output
         except Exception as error:
             dtypes, given = self._dtypes(), batch.dtypes()
             if isinstance(error, RuntimeError) and "dtype" in str(error) and len(dtypes | given) > 1:

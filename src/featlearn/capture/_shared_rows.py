@@ -90,19 +90,24 @@ def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | No
     for name, calls in plain.items():
         pairs = list(zip(calls, scaled[name], strict=True))
         largest = max((float(j.abs().amax()) for pair in pairs for j in pair if j.numel()), default=0.0)
-        if largest > tiny and not all(_of_one_sample(a, b, factors, largest) for a, b in pairs):
+        single = trace.lowered and output.dtype == torch.float64
+        if largest > tiny and not all(_of_one_sample(a, b, factors, largest, single) for a, b in pairs):
             shared.add(name)
     return shared
 
 
-def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: float) -> bool:
-    """Return whether each row of (samples, positions, groups, k) was scaled by a single factor."""
+def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: float, single: bool) -> bool:
+    """Return whether each row of (samples, positions, groups, k) was scaled by a single factor.
+
+    With `single`, numbers in double precision are known to single precision only.
+    """
     if plain.numel() == 0:
         return True
-    tolerance = _TOLERANCE.get(plain.dtype, _COARSE)
+    known_to = torch.float32 if single else plain.dtype
+    tolerance = _TOLERANCE.get(known_to, _COARSE)
     precision = torch.promote_types(plain.dtype, torch.float32)
     a, b = (j.to(precision).flatten(2) for j in (plain, scaled))
-    rounding = _ROUNDING * torch.finfo(plain.dtype).eps * float(a.abs().amax())
+    rounding = _ROUNDING * torch.finfo(known_to).eps * float(a.abs().amax())
     # The sum over samples of either may vanish, so a row is small only if both are.
     decisive = torch.maximum(a.abs().amax(2), b.abs().amax(2)) > _SMALL * largest
     if a.shape[0] == len(factors):  # rows in the order of the samples, as usual

@@ -18,6 +18,8 @@ from torch.autograd.graph import GradientEdge
 from featlearn.errors import UnsupportedModelError
 from featlearn.layers import Layer
 
+WeightUse = tuple[Tensor, Callable[[Tensor], Tensor]]
+
 
 @dataclass
 class Call:
@@ -76,27 +78,30 @@ class Trace:
         layers: Layers that are traced.
         output: Output of the model, as the forward function returned it.
         calls: Calls that gradients can reach, by layer name.
-        weights: Weight tensor that each called layer used (the computed one of a parametrized weight), by layer name.
+        weights: Weight tensors that each called layer used (the computed ones of a parametrized weight), each with the
+            function that arranges its gradient as (groups, k_out, k_in), by layer name.
         blocked: Names of the layers that were called with autograd off.
         complex: Names of the layers with complex pre-activations, which are not supported.
         shared: Names of the layers in which a row acts on several samples. `gradients` leaves them out,
             `gradients_by_sample` gives them sample by sample.
         alone: One trace per sample, run separately; empty if the model accepts whole batches only.
         mixed: Whether a layer has pre-activations of another precision than its input, as under autocast.
+        lowered: Whether functions between the layers compute in a lower precision than that of the parameters.
         random: Whether the forward pass drew random numbers.
-        several: Names of the layers whose weight was computed more than once, so that it has no single gradient.
+        several: Names of the layers whose weight is merged from several parameters, so that it has no gradient.
         context: Function that returns the context of backward passes, in which checkpointed regions run again.
     """
 
     layers: Sequence[Layer]
     output: Tensor
     calls: dict[str, list[Call]]
-    weights: dict[str, Tensor]
+    weights: dict[str, list[WeightUse]]
     blocked: set[str] = field(default_factory=set)
     complex: set[str] = field(default_factory=set)
     shared: frozenset[str] = frozenset()
     alone: Sequence[Trace] = ()
     mixed: bool = False
+    lowered: bool = False
     random: bool = False
     several: set[str] = field(default_factory=set)
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -181,7 +186,7 @@ class Trace:
             yield trace._pull(trace.output, v, {}, layers)[0]
 
     def gradients_and_weight_gradients(self, of: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-        """Compute the gradients of a scalar, as in `gradients`, and its *total* gradient in each weight tensor.
+        """Compute the gradients of a scalar, as in `gradients`, and its *total* gradient in each weight.
 
         The total includes every use of a tied weight, as for an optimizer.
 
@@ -189,13 +194,14 @@ class Trace:
             of: Scalar to differentiate, computed from the output.
 
         Returns:
-            Gradients in the pre-activations as in `gradients`, and gradients in the weights, both by layer name.
+            Gradients in the pre-activations as in `gradients`, and gradients in the weights, shape (groups, k_out,
+            k_in), both by layer name.
         """
         rows, totals = self._pull(of, None, self._trained, self._separable)
         return rows, self._by_layer(totals)
 
     def weight_gradients(self, cotangent: Tensor) -> dict[str, Tensor]:
-        """Return the total gradient of ``<output, cotangent>`` with respect to each layer's weight tensor.
+        """Return the total gradient of ``<output, cotangent>`` in each layer's weight, shape (groups, k_out, k_in).
 
         Args:
             cotangent: Tensor shaped like the output.
@@ -227,10 +233,15 @@ class Trace:
     @property
     def _trained(self) -> dict[int, Tensor]:
         # Tied layers share a tensor, for which autograd returns the total.
-        return {id(w): w for w in self.weights.values() if w.requires_grad}
+        return {id(w): w for uses in self.weights.values() for w, _ in uses if w.requires_grad}
 
     def _by_layer(self, totals: Mapping[int, Tensor | None]) -> dict[str, Tensor]:
-        return {name: total for name, w in self.weights.items() if (total := totals.get(id(w))) is not None}
+        results = {}
+        for name, uses in self.weights.items():
+            parts = [matrix(total) for w, matrix in uses if (total := totals.get(id(w))) is not None]
+            if parts:
+                results[name] = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        return results
 
     def _pull(
         self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor], layers: Sequence[Layer]

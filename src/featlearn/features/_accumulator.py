@@ -282,10 +282,15 @@ class FeatureAccumulator:
         outside = totals.outside - totals.seen
         measured = [layer for layer in self._subject.layers if layer.name not in outside]
         features = {layer.name: self._features(layer, totals.outputs) for layer in measured}
-        reason = "its weight is used without calling the module, where no pre-activation can be seen"
+        reasons = dict.fromkeys(outside, "its weight is used without calling the module")
+        off = totals.blocked - totals.seen
+        reasons |= dict.fromkeys(off, "called with autograd off")
         uses = None if self._subject.sharded else self._subject.uses
-        rows = coverage(self._subject.model, measured, dict.fromkeys(outside, reason), uses)
-        return Report(features, rows, samples=totals.samples, outputs=totals.outputs)
+        taken = [layer for layer in measured if layer.name not in off]
+        left = [layer for layer in measured if layer.name in off]
+        rows = coverage(self._subject.model, taken, reasons, uses, left)
+        name = self._subject.output_name
+        return Report(features, rows, samples=totals.samples, outputs=totals.outputs, output_name=name)
 
     # --- one batch -------------------------------------------------------------------------------
 

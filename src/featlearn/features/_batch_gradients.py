@@ -85,7 +85,7 @@ class BatchGradients:
             mask, gradients = cell == i, rest
             if v is not None and i < parts - 1:  # the last part is the rest
                 weights = mask.to(v.device, v.dtype).reshape(-1, *[1] * (v.ndim - 1))
-                matrices = self._matrices(self.trace.weight_gradients(v * weights))
+                matrices = self.trace.weight_gradients(v * weights)
                 gradients = {name: matrix.double() for name, matrix in matrices.items() if name in rest}
                 rest = rest | {name: rest[name] - value for name, value in gradients.items()}
             for name, value in gradients.items():
@@ -127,7 +127,7 @@ class BatchGradients:
     def _add_loss_gradients(self, total: Tensor, new: Mapping[str, BatchSums]) -> None:
         if "D" in self.wanted:
             rows, gradients = self.trace.gradients_and_weight_gradients(total)
-            for name, matrix in self._matrices(gradients).items():
+            for name, matrix in gradients.items():
                 if name in new:
                     new[name].add_weight_gradient(matrix)
         else:
@@ -164,9 +164,6 @@ class BatchGradients:
             self.subject_before.separate(initial, self.batch, shared)
         for rows in (now, before or {}):
             rows |= {name: [] for name in shared & rows.keys()}
-
-    def _matrices(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {x.name: x.matrix(gradients[x.name]) for x in self.subject.layers if x.name in gradients}
 
     def _output_gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of the summed losses in the output."""

@@ -115,7 +115,6 @@ class BatchSums:
         if isinstance(blocks, int):
             parts = [(blocks, rows)]
         else:
-            blocks = blocks.repeat_interleave(len(rows) // max(1, len(blocks)))  # further positions of each row
             order = blocks.argsort()
             counts = torch.bincount(blocks, minlength=self._blocks // width).tolist()
             parts = list(enumerate(torch.split(rows[order], counts)))

@@ -64,6 +64,7 @@ class Report(Mapping[str, LayerFeatures]):
         parameters: Layers of each parameter of two or more dimensions, or the reason why it has none.
         samples: Number of samples measured.
         outputs: Outputs or random output vectors that were differentiated.
+        output_name: Name of the output in the structured result of the model; empty if it returns a tensor.
 
     Example:
         >>> import torch, featlearn as fl
@@ -79,10 +80,11 @@ class Report(Mapping[str, LayerFeatures]):
         *,
         samples: int,
         outputs: Outputs,
+        output_name: str = "",
     ) -> None:
         self._features = dict(features)
         self.parameters = list(parameters)
-        self.samples, self.outputs = samples, outputs
+        self.samples, self.outputs, self.output_name = samples, outputs, output_name
 
     def __getitem__(self, name: str) -> LayerFeatures:
         try:
@@ -100,6 +102,8 @@ class Report(Mapping[str, LayerFeatures]):
         outputs = _count(self.outputs.count, "output")
         if self.outputs.sketches:
             outputs = f"{_count(self.outputs.sketches, 'random vector')} for {outputs}"
+        if self.output_name:
+            outputs += f" ({self.output_name})"
         shown = self.table(_SHOWN, strict=False).drop(columns=["kind", "flags"], errors="ignore")
         shown.index = pd.Index([name if len(name) <= 32 else f"...{name[-29:]}" for name in shown.index], name="layer")
         table = "no layer was measured"
@@ -113,10 +117,18 @@ class Report(Mapping[str, LayerFeatures]):
     def coverage(self) -> pd.DataFrame:
         """Table with one row per parameter of two or more dimensions: its layers, or the reason why it has none."""
         rows = [
-            (p.parameter, "x".join(map(str, p.shape)), p.taken, ", ".join(p.layers), p.reason, ", ".join(p.tied_to))
+            (
+                p.parameter,
+                "x".join(map(str, p.shape)),
+                p.taken,
+                ", ".join(p.layers),
+                p.role,
+                p.reason,
+                ", ".join(p.tied_to),
+            )
             for p in self.parameters
         ]
-        return pd.DataFrame(rows, columns=["parameter", "shape", "taken", "layers", "reason", "tied_to"])
+        return pd.DataFrame(rows, columns=["parameter", "shape", "taken", "layers", "role", "reason", "tied_to"])
 
     @property
     def covered(self) -> float:
@@ -222,6 +234,7 @@ class Report(Mapping[str, LayerFeatures]):
             "schema_version": SCHEMA_VERSION,
             "samples": self.samples,
             "outputs": asdict(self.outputs),
+            "output_name": self.output_name,
             "tensors": tensor_file,
             "layers": [
                 {"name": name, **{key: getattr(features, key) for key in _LAYER_FIELDS}}
@@ -272,7 +285,8 @@ class Report(Mapping[str, LayerFeatures]):
                 layers[int(index)][part][name] = tensor
             features = {layer["name"]: LayerFeatures(**layer) for layer in layers}
             rows = [ParameterCoverage(**_with_tuples(row)) for row in content["coverage"]]
-            return cls(features, rows, samples=content["samples"], outputs=Outputs(**content["outputs"]))
+            outputs, name = Outputs(**content["outputs"]), str(content.get("output_name", ""))
+            return cls(features, rows, samples=content["samples"], outputs=outputs, output_name=name)
 
     def _row(
         self, features: LayerFeatures, wanted: Sequence[str], kind: str, power: float, diagonal: bool

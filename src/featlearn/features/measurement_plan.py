@@ -161,7 +161,7 @@ def _plan(layer: Layer, wanted: frozenset[str], outer: bool) -> SumPlan:
 def _has_input_gradients(layer: Layer) -> bool:
     if layer.operation is None or layer.is_complex:
         return layer.input_gradients
-    return layer.operation.form.inputs is not None
+    return layer.operation.at_inputs
 
 
 def sums_bytes(plan: SumPlan, groups: int) -> int:

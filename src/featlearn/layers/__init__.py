@@ -1,9 +1,10 @@
 """Layers of a model: every weight matrix, represented as ``h = W x``."""
 
 from featlearn.layers._attention import attention_in_parts
-from featlearn.layers._complex import real_rows
+from featlearn.layers._complex import real_form, real_rows
 from featlearn.layers._linear_conv import token_rows
 from featlearn.layers._registry import (
+    LAYER_INPUT,
     ParameterCoverage,
     coverage,
     find_layers,
@@ -17,12 +18,14 @@ from featlearn.layers._registry import (
 from featlearn.layers.base import Layer, stacked
 
 __all__ = [
+    "LAYER_INPUT",
     "Layer",
     "ParameterCoverage",
     "attention_in_parts",
     "coverage",
     "find_layers",
     "in_parts",
+    "real_form",
     "real_rows",
     "register_layer",
     "select_layers",

@@ -209,6 +209,7 @@ def coverage(
     taken: Iterable[Layer],
     reasons: Mapping[str, str] | None = None,
     uses: Mapping[str, Collection[str]] | None = None,
+    left_out: Iterable[Layer] = (),
 ) -> list[ParameterCoverage]:
     """List each parameter of two or more dimensions with its layers, or the reason why it has none.
 
@@ -217,6 +218,7 @@ def coverage(
         taken: Layers that were measured.
         reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
         uses: Names of the functions that used each parameter together with data, by path. None if not known.
+        left_out: Further layers of the model that were not measured, beside those of its modules.
 
     Returns:
         One row per parameter; tied parameters have one row.
@@ -237,7 +239,8 @@ def coverage(
     for layer in taken:
         for tensor in tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
-    known = {id(p): layer.name for layer in find_layers(model) for p in tensors_behind(layer)}
+    others_known = (*find_layers(model), *left_out)
+    known = {id(p): layer.name for layer in others_known for p in tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
@@ -255,6 +258,8 @@ def coverage(
     return rows
 
 
+LAYER_INPUT = "a layer that takes it as its input"
+"""Use of a parameter, such as a learned query, as the input of a layer."""
 # Functions that use a parameter together with activations, without a product.
 _USES = {
     "embedding": ("embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take_along_dim"),
@@ -262,7 +267,7 @@ _USES = {
         "add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "cat", "concat", "concatenate",
         "stack", "where", "mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "layer_norm",
         "rms_norm", "group_norm", "instance_norm", "batch_norm", "prelu", "pow", "__pow__", "__setitem__",
-        "masked_fill",
+        "masked_fill", "attn_mask", LAYER_INPUT,
     ),
 }  # fmt: skip
 

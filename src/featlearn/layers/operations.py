@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from featlearn.layers._complex import as_real
 from featlearn.layers._linear_conv import token_rows
 from featlearn.layers.base import Layer
-from featlearn.layers.products import Form
+from featlearn.layers.forms import Form
 
 Lookup = Callable[[str], Tensor]
 
@@ -31,6 +31,7 @@ class Operation:
         form: Dimensions of the product.
         is_complex: Whether the result is complex.
         blocks: Number of matrices in the stack from which each call selects one, such as experts; None without a stack.
+        at_inputs: Whether gradients at the activation are ``J W`` row by row.
     """
 
     key: Any
@@ -41,6 +42,7 @@ class Operation:
     form: Form
     is_complex: bool
     blocks: int | None
+    at_inputs: bool
 
 
 def tensor_at(model: nn.Module, path: str) -> Tensor:
@@ -72,19 +74,16 @@ def operation_layer(model: nn.Module, name: str, operation: Operation) -> Layer:
 
     form, blocks = operation.form, operation.blocks
 
-    def computed(find: Lookup) -> Tensor:
-        """Return the weight, or the stack of all blocks."""
+    def matrices(find: Lookup) -> Tensor:
+        """Return the matrices of the weight, or of all blocks."""
         if blocks is None:
-            return operation.value(find, None)
-        return torch.stack([operation.value(find, i) for i in range(blocks)])
-
-    def arranged(w: Tensor) -> Tensor:
-        return form.matrix(w) if blocks is None else torch.cat([form.matrix(part) for part in w])
+            return form.matrix(operation.value(find, None))
+        return torch.cat([form.matrix(operation.value(find, i)) for i in range(blocks)])
 
     if operation.view:
-        weight, matrix, note = (lambda: lookup(operation.path)), (lambda w: arranged(computed(lambda _: w))), ""
+        weight, matrix, note = (lambda: lookup(operation.path)), (lambda w: matrices(lambda _: w)), ""
     else:
-        weight, matrix = (lambda: computed(lookup)), arranged
+        weight, matrix = (lambda: matrices(lookup)), (lambda w: w)
         note = "computed weight: decay acts on its parameters, so FACT = NFM need not hold"
     layer = Layer(
         name=name,

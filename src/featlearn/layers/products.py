@@ -1,13 +1,7 @@
-"""Products of activations with weights: which dimensions of a call are rows, inputs and outputs of ``h = W x``.
-
-`read_product` knows the functions of PyTorch that multiply two tensors. A `Form` then says how the weight becomes
-matrices ``(groups, k_out, k_in)``, and how the result (or its gradient) becomes rows ``(samples, positions, groups,
-k_out)``.
-"""
+"""Calls of PyTorch's functions that are products of activations with weights."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,265 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featlearn.layers.forms import (
+    BilinearForm,
+    Contraction,
+    Convolution,
+    Form,
+    GroupedProduct,
+    Labels,
+    TransposedConvolution,
+)
+
 Slot = int | str
-Labels = tuple[str, ...]
 
-
-class Form:
-    """Dimensions of one product ``h = W x``.
-
-    Attributes:
-        kind: Kind of the layer, for tables.
-        shape: Shape ``(groups, k_out, k_in)`` of the weight matrices.
-        layout: Dimensions of the weight that are groups, outputs and inputs, where they may differ.
-    """
-
-    kind: str
-    shape: tuple[int, int, int]
-    layout: tuple[tuple[int, ...], ...] = ()
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        raise NotImplementedError
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Reshape the result, or its gradient, to ``(samples, positions, groups, k_out)``."""
-        raise NotImplementedError
-
-    @property
-    def inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Function that reshapes the activation, or its gradient, to ``(samples, positions, groups, k_in)``.
-
-        None if the gradient at the activation is not ``J W`` row by row.
-        """
-        return None
-
-    def members(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the block of each row, shape (rows,); None if every row has all blocks."""
-        return None
-
-
-class Contraction(Form):
-    """Product given by labels of dimensions, as in ``einsum``.
-
-    A label of the weight is an output if the activation lacks it, an input if the result lacks it, and a block
-    ("group") if all three have it.
-
-    Args:
-        kind: Kind of the layer.
-        weight: Labels of the weight. Dimensions that are broadcast have the label ``""``.
-        activation: Labels of the activation.
-        result: Labels of the result.
-        sizes: Size of each label.
-        gathered: Number of leading dimensions of the weight that select a block for each row.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        weight: Labels,
-        activation: Labels,
-        result: Labels,
-        sizes: Mapping[str, int],
-        gathered: int = 0,
-    ) -> None:
-        self.kind = kind
-        chosen = weight[:gathered]
-        self._weight, self._activation, self._result = weight, activation, result
-        self._rows = [x for x in result if x not in weight or x in chosen]
-        self._groups = [x for x in weight if x and x in activation and x in result and x not in chosen]
-        self._out = [x for x in weight if x and x in result and x not in activation]
-        self._in = [x for x in weight if x and x not in result and x in activation]
-        self._gathered = gathered
-        # The blocks of the rows are known if the rows begin with the dimensions that select them.
-        self.valid = all(x in activation for x in chosen) and list(chosen) == self._rows[:gathered]
-        groups, k_out, k_in = (math.prod(sizes[x] for x in part) for part in (self._groups, self._out, self._in))
-        self.shape = (groups, k_out, k_in)
-        # Dimensions of size 1, such as a single sample, may be missing in another call.
-        parts = ([x for x in part if sizes[x] > 1] for part in (self._groups, self._out, self._in))
-        self.layout = tuple(tuple(map(weight.index, part)) for part in parts)
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        labels = self._weight[self._gathered :]
-        index = tuple(slice(None) if label else 0 for label in labels)
-        weight, kept = weight[index], [label for label in labels if label]
-        wanted = [*self._groups, *self._out, *self._in]
-        for label in [x for x in kept if x not in wanted]:  # a dimension of the weight alone is summed
-            weight = weight.sum(kept.index(label))
-            kept.remove(label)
-        return weight.permute([kept.index(x) for x in wanted]).reshape(self.shape)
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Reshape the result, or its gradient, to ``(samples, positions, groups, k_out)``."""
-        return self._arranged(h, self._result, self._out, self.shape[1])
-
-    @property
-    def inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Function that reshapes the activation, or its gradient, to ``(samples, positions, groups, k_in)``."""
-        if set(self._activation) != {*self._rows, *self._groups, *self._in}:
-            return None
-        return lambda x: self._arranged(x, self._activation, self._in, self.shape[2])
-
-    def _arranged(self, t: Tensor, labels: Labels, last: list[str], size: int) -> Tensor:
-        t = t.permute([labels.index(x) for x in (*self._rows, *self._groups, *last)])
-        rows = t.shape[: len(self._rows)] or (1,)
-        return t.reshape(rows[0], math.prod(rows[1:]), self.shape[0], size)
-
-
-class Convolution(Form):
-    """Convolution, whose matrix acts on the patches of the input.
-
-    Args:
-        weight: Weight of shape (channels out, channels in / groups, *kernel).
-        groups: Number of groups.
-        padded: Whether the input is padded.
-        stride: Stride of each side.
-    """
-
-    def __init__(self, weight: Tensor, groups: int, padded: bool, stride: Sequence[int]) -> None:
-        self.kind = f"conv{weight.ndim - 2}d"
-        self.shape = (groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
-        self._dims = weight.ndim - 2
-        self._pointwise = math.prod(weight.shape[2:]) == 1 and not padded and all(s == 1 for s in stride)
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        return weight.reshape(self.shape)
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Reshape the result, or its gradient, to ``(samples, positions, groups, k_out)``."""
-        if h.ndim == self._dims + 1:
-            h = h.unsqueeze(0)
-        return h.reshape(h.shape[0], self.shape[0], h.shape[1] // self.shape[0], -1).permute(0, 3, 1, 2)
-
-    @property
-    def inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Function that reshapes the activation, or its gradient, to ``(samples, positions, groups, k_in)``."""
-        return self.outputs if self._pointwise else None
-
-
-class TransposedConvolution(Form):
-    """Transposed convolution: a matrix from the channels of an input position to a patch of the output.
-
-    With ``y_q = W x_q`` in ``(channels out) x kernel`` at each position q of the input, the output is the sum of all
-    patches y_q at their places. The gradient in y_q is therefore the patch of the output's gradient.
-
-    Args:
-        weight: Weight of shape (channels in, channels out / groups, *kernel).
-        sides: Sizes of the input.
-        groups: Number of groups.
-        stride: Stride of each side.
-        padding: Padding of each side.
-        dilation: Dilation of each side.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor,
-        sides: Sequence[int],
-        groups: int,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-    ) -> None:
-        self._kernel = tuple(weight.shape[2:])
-        self.kind = f"conv_transpose{len(self._kernel)}d"
-        self.shape = (groups, math.prod(weight.shape[1:]), weight.shape[0] // groups)
-        self._sides, self._stride, self._padding, self._dilation = tuple(sides), stride, padding, dilation
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        groups, k_out, k_in = self.shape
-        return weight.reshape(groups, k_in, k_out).mT
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Return the patch of each input position, shape ``(samples, positions, groups, k_out)``."""
-        dims = len(self._kernel)
-        if h.ndim == dims + 1:
-            h = h.unsqueeze(0)
-        pads: list[int] = []
-        spans = [d * (k - 1) + 1 for d, k in zip(self._dilation, self._kernel, strict=True)]
-        for size, side, s, p, span in zip(h.shape[2:], self._sides, self._stride, self._padding, spans, strict=True):
-            # The whole result, of which the call returns a part; output_padding adds positions that no patch reaches.
-            pads = [p, (side - 1) * s + span - p - size, *pads]
-        h = F.pad(h, pads)
-        for axis, (span, s, d) in enumerate(zip(spans, self._stride, self._dilation, strict=True)):
-            h = h.unfold(2 + axis, span, s)[..., ::d]
-        n, channels = h.shape[:2]
-        h = h.permute(0, *range(2, 2 + dims), 1, *range(2 + dims, 2 + 2 * dims))
-        groups = self.shape[0]
-        return h.reshape(n, math.prod(self._sides), groups, channels // groups * math.prod(self._kernel))
-
-    @property
-    def inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Function that reshapes the activation, or its gradient, to ``(samples, positions, groups, k_in)``."""
-
-        def channels(x: Tensor) -> Tensor:
-            if x.ndim == len(self._kernel) + 1:
-                x = x.unsqueeze(0)
-            return x.reshape(x.shape[0], self.shape[0], self.shape[2], -1).permute(0, 3, 1, 2)
-
-        return channels
-
-
-class BilinearForm(Form):
-    """Bilinear layer, whose matrix acts on the products of the entries of two inputs.
-
-    Args:
-        weight: Weight of shape (k_out, first inputs, second inputs).
-    """
-
-    kind = "bilinear"
-
-    def __init__(self, weight: Tensor) -> None:
-        self.shape = (1, weight.shape[0], weight.shape[1] * weight.shape[2])
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        return weight.reshape(self.shape)
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Reshape the result, or its gradient, to ``(samples, positions, groups, k_out)``."""
-        return h.reshape(h.shape[0] if h.ndim > 1 else 1, -1, 1, h.shape[-1])
-
-
-class GroupedProduct(Form):
-    """Product of sorted rows with one matrix per expert, as ``grouped_mm``.
-
-    Args:
-        weight: Weight of shape (experts, k_in, k_out).
-    """
-
-    kind = "experts"
-
-    def __init__(self, weight: Tensor) -> None:
-        experts, k_in, k_out = weight.shape
-        self.shape = (experts, k_out, k_in)
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
-        return weight.mT
-
-    def outputs(self, h: Tensor) -> Tensor:
-        """Reshape the result, or its gradient, to ``(samples, positions, 1, k_out)``."""
-        return h.reshape(h.shape[0], 1, 1, h.shape[-1])
-
-    @property
-    def inputs(self) -> Callable[[Tensor], Tensor] | None:
-        """Function that reshapes the activation, or its gradient, to ``(samples, positions, 1, k_in)``."""
-        return self.outputs
-
-    def members(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Return the expert of each row, shape (rows,)."""
-        ends = kwargs["offs"] if "offs" in kwargs else args[2]
-        return torch.searchsorted(ends.long(), torch.arange(len(args[0]), device=ends.device), right=True)
-
-
-# --- functions of PyTorch ---------------------------------------------------------------------------------------------
-
-FormOf = Callable[[Tensor, Tensor | None, int, frozenset[int]], Form | None]
-"""Function of the weight, the activation, the number of gathered dimensions and the copied dimensions of the weight."""
+FormOf = Callable[[Tensor, Tensor | None, frozenset[int], frozenset[int]], Form | None]
+"""Function of the weight, the activation, and the dimensions of the weight that select blocks or hold copies."""
 
 
 @dataclass(frozen=True)
@@ -300,11 +49,13 @@ class ProductCall:
         args: Positional arguments.
         kwargs: Keyword arguments.
         candidates: Readings, one per operand that may be the weight.
+        labels: Labels of the operands and of the result, in an ``einsum`` of three or more; otherwise None.
     """
 
     args: list[Any]
     kwargs: dict[str, Any]
     candidates: tuple[Candidate, ...]
+    labels: tuple[list[Labels], Labels] | None = None
 
     def at(self, slot: Slot) -> Any:
         """Return the argument at a place."""
@@ -337,6 +88,35 @@ def read_product(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> P
     return None if reader is None else reader(args, kwargs)
 
 
+def weights_multiplied_first(
+    call: ProductCall, is_weight: Callable[[Tensor], bool], run: Callable[..., Tensor]
+) -> ProductCall:
+    """Return an ``einsum`` of several weights as that of their product; other calls as they are.
+
+    Args:
+        call: Call of a product.
+        is_weight: Function that returns whether an operand is a weight.
+        run: Function ``run(func, args, kwargs)`` that multiplies the weights.
+    """
+    if call.labels is None:
+        return call
+    (parts, result), operands = call.labels, call.args[1:]
+    weights = [i for i, operand in enumerate(operands) if is_weight(operand)]
+    others = [i for i in range(len(operands)) if i not in weights]
+    if len(weights) < 2 or not others:
+        return call
+    letters = {x: chr(ord("a") + i) for i, x in enumerate(dict.fromkeys(x for part in parts for x in part))}
+
+    def equation(terms: Sequence[Labels], of: Labels) -> str:
+        return ",".join("".join(letters[x] for x in term) for term in terms) + "->" + "".join(letters[x] for x in of)
+
+    needed = {*result}.union(*(parts[i] for i in others))
+    merged = tuple(dict.fromkeys(x for i in weights for x in parts[i] if x in needed))
+    first = [equation([parts[i] for i in weights], merged), *(operands[i] for i in weights)]
+    second = [equation([*(parts[i] for i in others), merged], result), *(operands[i] for i in others)]
+    return _einsum([*second, run(torch.einsum, first, {})], call.kwargs) or call
+
+
 def _slot(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, *names: str) -> Slot | None:
     if index < len(args):
         return index
@@ -350,6 +130,7 @@ def _pair(
     first: Slot | None,
     second: Slot | None,
     labels: Callable[[Tensor, Tensor], tuple[Labels, Labels, Labels] | None],
+    scale: float = 1.0,
 ) -> ProductCall | None:
     """Return both readings of a product of two operands with labeled dimensions."""
     if first is None or second is None:
@@ -368,7 +149,7 @@ def _pair(
             sizes[name] = max(sizes.get(name, 1), size)
 
     def candidate(weight: Slot, own: Labels, activation: Slot, other: Labels) -> Candidate:
-        def form(w: Tensor, x: Tensor | None, gathered: int, copied: frozenset[int]) -> Form | None:
+        def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
             assert x is not None
             # A dimension of size 1 that is broadcast, or of equal copies, is not one of the weight.
             mine = tuple(
@@ -381,8 +162,8 @@ def _pair(
             )
             if len(set(its)) < len(its) or len({m for m in mine if m}) < sum(map(bool, mine)):
                 return None  # a diagonal
-            result_form = Contraction(kind, mine, its, result, sizes | {n: 1 for n in its if n not in sizes}, gathered)
-            return result_form if result_form.valid else None
+            every = sizes | {n: 1 for n in its if n not in sizes}
+            return Contraction(kind, mine, its, result, every, {mine[i] for i in chosen}, scale)
 
         return Candidate(weight, activation, form)
 
@@ -411,7 +192,8 @@ def _reversed_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductC
 def _added_matmul(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | None:
     first = _slot(args, kwargs, 1, "mat1", "batch1")
     second = _slot(args, kwargs, 2, "mat2", "batch2", "vec")
-    return _pair(args, kwargs, "matmul", first, second, _matmul_labels)
+    alpha = kwargs.get("alpha", 1)
+    return _pair(args, kwargs, "matmul", first, second, _matmul_labels, float(alpha))
 
 
 def _linear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | None:
@@ -439,22 +221,22 @@ def _einsum(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | Non
         return _pair(flat, kwargs, "einsum", 1, 2, lambda a, b: (parts[0], parts[1], result))
     if len(operands) < 3:
         return None
-    sizes = {
-        name: size for names, t in zip(parts, operands, strict=True) for name, size in zip(names, t.shape, strict=True)
-    }
+    sizes: dict[str, int] = {}
+    for names, t in zip(parts, operands, strict=True):
+        for name, size in zip(names, t.shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), size)
 
     def candidate(index: int) -> Candidate:
         # The other operands together are the activation: their product has all of their labels.
         others = tuple(dict.fromkeys(x for i, names in enumerate(parts) if i != index for x in names))
 
-        def form(w: Tensor, x: Tensor | None, gathered: int, copied: frozenset[int]) -> Form | None:
+        def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
             mine = tuple("" if i in copied else name for i, name in enumerate(parts[index]))
-            made = Contraction("einsum", mine, others, result, sizes, gathered)
-            return made if made.valid else None
+            return Contraction("einsum", mine, others, result, sizes, {mine[i] for i in chosen})
 
         return Candidate(1 + index, None, form)
 
-    return ProductCall(flat, dict(kwargs), tuple(candidate(i) for i in range(len(operands))))
+    return ProductCall(flat, dict(kwargs), tuple(candidate(i) for i in range(len(operands))), labels)
 
 
 def _einsum_labels(equation: str, dims: Sequence[int]) -> tuple[list[Labels], Labels] | None:
@@ -507,8 +289,8 @@ def _bilinear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | N
     if slot is None:
         return None
 
-    def form(w: Tensor, x: Tensor | None, gathered: int, copied: frozenset[int]) -> Form | None:
-        return None if gathered or copied else BilinearForm(w)
+    def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
+        return None if chosen or copied else BilinearForm(w)
 
     return ProductCall(list(args), dict(kwargs), (Candidate(slot, None, form),))
 
@@ -517,8 +299,8 @@ def _grouped(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | No
     if len(args) < 2 or not isinstance(args[1], Tensor) or args[1].ndim != 3 or args[0].ndim != 2:
         return None
 
-    def form(w: Tensor, x: Tensor | None, gathered: int, copied: frozenset[int]) -> Form | None:
-        return None if gathered or copied else GroupedProduct(w)
+    def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
+        return None if chosen or copied else GroupedProduct(w)
 
     return ProductCall(list(args), dict(kwargs), (Candidate(1, 0, form),))
 
@@ -541,10 +323,10 @@ def _convolution(transposed: bool) -> Callable[[Sequence[Any], Mapping[str, Any]
     def read(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | None:
         given = dict(zip(order, args, strict=False)) | dict(kwargs)
 
-        def form(w: Tensor, x: Tensor | None, gathered: int, copied: frozenset[int]) -> Form | None:
+        def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
             assert x is not None
             dims = w.ndim - 2
-            if gathered or copied:
+            if chosen or copied:
                 return None
             stride, padding, groups = given.get("stride", 1), given.get("padding", 0), given.get("groups", 1)
             if not transposed:
