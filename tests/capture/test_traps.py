@@ -577,7 +577,7 @@ def test_a_transposed_gradient_reaches_a_batch_norm_of_one_sample() -> None:
     class Patches(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.norm, self.head = nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Linear(3, 2)
+            self.conv, self.norm, self.head = nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.LayerNorm(3)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.head(self.norm(self.conv(x)).flatten(2).transpose(1, 2)).tanh().mean(1)
