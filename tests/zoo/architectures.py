@@ -77,7 +77,9 @@ ZOO: dict[str, Architecture] = {}
 # Known failures, see `Architecture.known`.
 STRUCTURED = {"coverage": "an output without logits or last_hidden_state is refused (run_forward in capture/_data.py)"}
 BIAS_TABLE = {"coverage": "a bias table in attn_mask of attention counts as a product (_USES in layers/_registry.py)"}
-REVERSIBLE = {"coverage": "reversible blocks run with autograd off, inside of an autograd function of their own"}
+NO_BACKWARD = "reversible blocks run with autograd off, and refuse a backward pass in evaluation mode"
+REVERSIBLE = {"coverage": NO_BACKWARD, "unused": NO_BACKWARD}
+QUERY = {"unused": "a learned query of nn.MultiheadAttention counts as not used (Operations.inside in capture)"}
 BATCH_NORM = {
     "batches": "PyTorch 2.13: wrong gradient of BatchNorm in evaluation mode for one sample and a transposed gradient"
 }
@@ -705,7 +707,7 @@ def embeddings(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 TOWERS = {"text_config": TEXT_TOWER, "vision_config": IMAGE_TOWER}
 hf("CLIP", "CLIPModel", "CLIPConfig", paired, TOWERS | {"projection_dim": 6}, options={"forward": embeddings})
-hf("SigLIP", "SiglipModel", "SiglipConfig", paired, TOWERS, options={"forward": embeddings})
+hf("SigLIP", "SiglipModel", "SiglipConfig", paired, TOWERS, options={"forward": embeddings}, known=QUERY)
 hf(
     "Perceiver",
     "PerceiverForSequenceClassification",

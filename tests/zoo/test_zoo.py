@@ -53,6 +53,19 @@ def test_nearly_all_weights_are_measured(architecture: Architecture) -> None:
     assert not unmeasured
 
 
+@architectures("unused")
+def test_parameters_that_are_not_used_have_no_gradient(architecture: Architecture) -> None:
+    model, data = architecture.make()
+    report = exact(architecture, model, data)
+    unused = {row.parameter for row in report.parameters if row.role == "unused"}
+    model.requires_grad_(True)
+    parameters = dict(model.named_parameters())
+    output = forward_of(architecture)(model, data).sum()
+    grads = torch.autograd.grad(output, list(parameters.values()), allow_unused=True)
+    used = {name for name, grad in zip(parameters, grads, strict=True) if grad is not None and bool((grad != 0).any())}
+    assert not used & unused
+
+
 @pytest.mark.xfail(strict=True, reason="layers that are called with autograd off count as covered")
 def test_layers_without_gradients_are_not_covered() -> None:
     model, data = ZOO["Reformer"].make()
