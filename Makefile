@@ -30,6 +30,7 @@ $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test,lint]'
 	$(PIP) --no-deps nngeometry  # a peer in the tests; it asks for torchvision, which it does not need here
 	$(PIP) xrfm==0.4.5  # another one
+	$(PIP) --no-deps timm  # architectures for the tests; torchvision is not needed
 	touch $@ $(VENV)/run.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python

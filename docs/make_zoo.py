@@ -6,7 +6,6 @@ is not needed (``pip install --no-deps timm``).
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections import Counter
@@ -22,7 +21,6 @@ PAGE = DOCS / "development" / "zoo.md"
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
 from zoo.architectures import ZOO, Architecture  # noqa: E402
-from zoo.reference import plain_output  # noqa: E402
 
 TITLES = {"torch": "Plain PyTorch", "peft": "peft", "transformers": "transformers", "timm": "timm"}
 HEADER = "| Architecture | Weights | Covered | Layers | Left out |\n|---|---:|---:|---:|---|"
@@ -63,29 +61,14 @@ def row(architecture: Architecture) -> str:
         architecture: Entry of the zoo.
     """
     model, data = architecture.make()
-    weights, note = sum(p.numel() for p in model.parameters() if p.ndim > 1), ""
+    weights = sum(p.numel() for p in model.parameters() if p.ndim > 1)
     try:
         report = fl.probe(model, data, **architecture.options)
     except fl.UnsupportedModelError:
         return f"| {architecture.name} | {weights:,} | refused | | its samples act on each other |"
-    except fl.InputError:  # an output that has no logits
-        report, note = fl.probe(model, data, forward=plain_output), "measured with `forward=`"
     blocked = {name for name, features in report.items() if AUTOGRAD_OFF in features.flags}
-    covered = f"{share(report, blocked):.1%}".replace(".0%", "%")
-    remarks = "; ".join(part for part in (left_out(report, blocked), note) if part)
-    return f"| {architecture.name} | {weights:,} | {covered} | {len(report)} | {remarks} |"
-
-
-def share(report: Report, blocked: set[str]) -> float:
-    """Return the share of the weights in products that was measured.
-
-    Args:
-        report: Report of the architecture.
-        blocked: Names of the layers that were called with autograd off.
-    """
-    counted = [p for p in report.parameters if p.role == "product"]
-    taken = [p for p in counted if p.taken and not blocked.issuperset(p.layers)]
-    return sum(math.prod(p.shape) for p in taken) / sum(math.prod(p.shape) for p in counted)
+    covered = f"{report.covered:.1%}".replace(".0%", "%")
+    return f"| {architecture.name} | {weights:,} | {covered} | {len(report)} | {left_out(report, blocked)} |"
 
 
 def left_out(report: Report, blocked: set[str]) -> str:

@@ -75,14 +75,8 @@ def cast(data: Any, dtype: torch.dtype) -> Any:
 ZOO: dict[str, Architecture] = {}
 
 # Known failures, see `Architecture.known`.
-STRUCTURED = {"coverage": "an output without logits or last_hidden_state is refused (run_forward in capture/_data.py)"}
-BIAS_TABLE = {"coverage": "a bias table in attn_mask of attention counts as a product (_USES in layers/_registry.py)"}
 NO_BACKWARD = "reversible blocks run with autograd off, and refuse a backward pass in evaluation mode"
 REVERSIBLE = {"coverage": NO_BACKWARD, "unused": NO_BACKWARD}
-QUERY = {"unused": "a learned query of nn.MultiheadAttention counts as not used (Operations.inside in capture)"}
-BATCH_NORM = {
-    "batches": "PyTorch 2.13: wrong gradient of BatchNorm in evaluation mode for one sample and a transposed gradient"
-}
 
 
 def entry(name: str, library: str, build: Callable[[], tuple[nn.Module, Any]], **options: Any) -> None:
@@ -150,7 +144,7 @@ torch_entry("Siamese", plain.Siamese, lambda: numbers(2, 5))
 torch_entry("MLP-Mixer", plain.Mixer, lambda: numbers(2, 6, 6))
 torch_entry("Separable convolutions", plain.separable_convnet, lambda: numbers(2, 6, 6))
 torch_entry("EmbeddingBag", plain.BagClassifier, lambda: ids(5, 20, 0))
-torch_entry("Dict of outputs", plain.NamedOutputs, lambda: numbers(5), known=STRUCTURED)
+torch_entry("Dict of outputs", plain.NamedOutputs, lambda: numbers(5))
 
 
 # --- peft -------------------------------------------------------------------------------------------------------------
@@ -269,7 +263,7 @@ hf(
     tokens(),
     BERT | {"max_2d_position_embeddings": 16},
 )
-hf("DPR", "DPRQuestionEncoder", "DPRConfig", tokens(), BERT | {"projection_dim": 5}, known=STRUCTURED)
+hf("DPR", "DPRQuestionEncoder", "DPRConfig", tokens(), BERT | {"projection_dim": 5})
 hf("FNet", "FNetForSequenceClassification", "FNetConfig", tokens(), BERT | {"type_vocab_size": 4})
 hf(
     "MobileBERT",
@@ -540,7 +534,7 @@ SWIN = {
     "window_size": 4,
     "num_labels": 3,
 }
-hf("Swin", "SwinForImageClassification", "SwinConfig", images(), SWIN, known=BIAS_TABLE)
+hf("Swin", "SwinForImageClassification", "SwinConfig", images(), SWIN)
 hf("Swin V2", "Swinv2ForImageClassification", "Swinv2Config", images(), SWIN)
 CONVNEXT = {"num_channels": 3, "hidden_sizes": [4, 6], "depths": [1, 1], "num_stages": 2, "num_labels": 3}
 hf("ConvNeXt", "ConvNextForImageClassification", "ConvNextConfig", images(), CONVNEXT)
@@ -592,7 +586,6 @@ hf(
         "mlp_ratio": [2, 2, 2],
         "num_labels": 3,
     },
-    known=BATCH_NORM,
 )
 hf(
     "MobileViT",
@@ -638,7 +631,6 @@ hf(
         "drop_path_rate": [0.0, 0.0, 0.0],
         "num_labels": 3,
     },
-    known=BATCH_NORM,
 )
 hf("DINOv2", "Dinov2ForImageClassification", "Dinov2Config", images(), VISION | {"mlp_ratio": 2})
 hf(
@@ -707,7 +699,7 @@ def embeddings(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 TOWERS = {"text_config": TEXT_TOWER, "vision_config": IMAGE_TOWER}
 hf("CLIP", "CLIPModel", "CLIPConfig", paired, TOWERS | {"projection_dim": 6}, options={"forward": embeddings})
-hf("SigLIP", "SiglipModel", "SiglipConfig", paired, TOWERS, options={"forward": embeddings}, known=QUERY)
+hf("SigLIP", "SiglipModel", "SiglipConfig", paired, TOWERS, options={"forward": embeddings})
 hf(
     "Perceiver",
     "PerceiverForSequenceClassification",
@@ -804,7 +796,6 @@ hf(
         "prediction_length": 3,
         "loss": "mse",
     },
-    known=STRUCTURED,
 )
 SERIES = {
     "prediction_length": 4,
@@ -861,7 +852,7 @@ def timm_entry(name: str, model: str, size: int, settings: dict[str, Any], **opt
 
 PATCHES = {"img_size": 16, "patch_size": 8, "embed_dim": 8}
 timm_entry("CaiT", "Cait", 16, PATCHES | {"depth": 2, "num_heads": 2, "depth_token_only": 1})
-timm_entry("XCiT", "Xcit", 16, PATCHES | {"depth": 1, "num_heads": 2, "cls_attn_layers": 1}, known=BATCH_NORM)
+timm_entry("XCiT", "Xcit", 16, PATCHES | {"depth": 1, "num_heads": 2, "cls_attn_layers": 1})
 timm_entry("TNT", "TNT", 16, PATCHES | {"inner_dim": 4, "depth": 1, "num_heads_inner": 2, "num_heads_outer": 2})
 timm_entry("EVA", "Eva", 16, PATCHES | {"depth": 2, "num_heads": 2, "use_rot_pos_emb": True})
 timm_entry(

@@ -66,7 +66,6 @@ def test_parameters_that_are_not_used_have_no_gradient(architecture: Architectur
     assert not used & unused
 
 
-@pytest.mark.xfail(strict=True, reason="layers that are called with autograd off count as covered")
 def test_layers_without_gradients_are_not_covered() -> None:
     model, data = ZOO["Reformer"].make()
     report = fl.probe(model, data)

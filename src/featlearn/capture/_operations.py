@@ -238,6 +238,9 @@ class Operations(TorchFunctionMode):
             self.found[product.key] = product if earlier is None else replace(earlier, at_inputs=False)
         layer = self._layers.get(product.key)
         if layer is None or self._record is None:
+            operands = {id(call.at(slot)) for slot in (product.weight, product.activation) if slot is not None}
+            added = [t for t in (*call.args, *call.kwargs.values()) if isinstance(t, Tensor) and id(t) not in operands]
+            self._origins.mark_use(added, "add")  # a bias
             h = func(*call.args, **call.kwargs)
             if isinstance(h, Tensor) and h.is_complex():
                 self.complex_keys.add(product.key)
