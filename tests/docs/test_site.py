@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
-from inline_code import keep_short_code  # noqa: E402
 from mathml import to_mathml  # noqa: E402
+from narrow_pages import keep_short_code, mark_wide_figures  # noqa: E402
 
 ARXIV = ("2507.05644", "2308.15478", "2211.06506")
 LINKS = ("openreview.net/forum?id=JXCe2ZcUXr", *(f"arxiv.org/abs/{number}" for number in ARXIV))
@@ -41,6 +41,12 @@ def test_a_formula_keeps_the_punctuation_mark_that_follows_it() -> None:
 def test_short_inline_code_is_marked() -> None:
     made = keep_short_code("<code>--json</code> <code>a b</code> <pre><code><span>x</span></code></pre>")
     assert made == '<code class="short">--json</code> <code>a b</code> <pre><code><span>x</span></code></pre>'
+
+
+def test_wide_figures_are_marked() -> None:
+    figures = '<img alt="a" src="../img/flow.png" /> <img alt="b" src="../img/tail.png" />'
+    made = mark_wide_figures(figures, DOCS / "guides")
+    assert made == figures.replace('<img alt="a"', '<img class="wide" alt="a"')
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
