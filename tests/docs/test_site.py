@@ -16,7 +16,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
 
 from mathml import to_mathml  # noqa: E402
-from narrow_pages import keep_short_code, mark_wide_figures  # noqa: E402
+from narrow_pages import keep_short_code, mark_wide_figures, wrap_sentences  # noqa: E402
 
 ARXIV = ("2507.05644", "2308.15478", "2211.06506")
 LINKS = ("openreview.net/forum?id=JXCe2ZcUXr", *(f"arxiv.org/abs/{number}" for number in ARXIV))
@@ -41,6 +41,13 @@ def test_a_formula_keeps_the_punctuation_mark_that_follows_it() -> None:
 def test_short_inline_code_is_marked() -> None:
     made = keep_short_code("<code>--json</code> <code>a b</code> <pre><code><span>x</span></code></pre>")
     assert made == '<code class="short">--json</code> <code>a b</code> <pre><code><span>x</span></code></pre>'
+
+
+def test_printed_sentences_are_wrapped_and_tables_are_not() -> None:
+    block = '<div class="highlight"><pre><span></span><code>{}\n</code></pre></div>'
+    table, sentence = block.format("a  b\n" * 50), block.format("word " * 20)
+    made = wrap_sentences(table + sentence)
+    assert made == table + sentence.replace("highlight", "highlight sentences")
 
 
 def test_wide_figures_are_marked() -> None:
