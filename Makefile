@@ -106,7 +106,7 @@ reproduce-full: $(VENV)/reproduce.stamp
 	$(ONE_THREAD) $(BIN)/featlearn reproduce $(FULL) --scale full --jobs 2 --out reproductions-full
 
 docs: $(VENV)/docs.stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) $(WATCHER) $(WHEEL) $(OLDEST) build dist site demo reproductions reproductions-full benchmarks/results

@@ -321,7 +321,7 @@ def packages() -> None:
     rows = [
         (("_utils, errors", "files, JSON, validation, exceptions"),),
         (("linalg", "matrices, operators"), ("plots", "figures from arrays")),
-        (("layers", "what counts as a layer"),),
+        (("layers", "weights as matrices, inputs and outputs as rows"),),
         (("capture", "the only package that runs a model"),),
         (("features", "NFM, AGOP, FACT, NFC"),),
         (("kernels", "NTK, CK, PTK"),),

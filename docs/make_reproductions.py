@@ -71,6 +71,7 @@ def page_of(paper: str, records: Sequence[Record], pictures: Mapping[str, Sequen
         pictures: Captions and addresses of pictures, by the experiment's name.
     """
     summary, _, body = markdown_ledger(records, pictures).partition("\n")
+    summary = re.sub(r"\bdiffers\b", "differ", summary).replace("of work.", "of computing time.")
     body = re.sub(r"^## .*\n", "", body, count=1, flags=re.MULTILINE)
     body = re.sub(r"^### ", "## ", body, flags=re.MULTILINE).strip()
     return f"{HEADS[paper]}\n{summary} [How to read this page](index.md#how-to-read-the-pages).\n\n{body}\n"

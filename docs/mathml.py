@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 _TOKEN = re.compile(
     r"(?P<code>^(?P<fence>```+|~~~+)[^\n]*\n.*?^(?P=fence)[ ]*$|`+[^`\n]+`+)"
     r"|\$\$(?P<block>.+?)\$\$"
-    r"|(?<![\\$\w])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])",
+    r"|(?<![\\$\w])\$(?P<inline>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?![\w$])(?P<mark>[.,;:!?)]*)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -26,7 +26,8 @@ def _convert(match: re.Match[str]) -> str:
         return f'<div class="formula">{convert(match["block"].strip(), display="block")}</div>'
     if match["inline"] is not None:
         # Within a span, since Markdown takes a line that starts with <math> for a block of HTML.
-        return f'<span class="formula">{convert(match["inline"])}</span>'
+        # The punctuation mark is in the span too, or a narrow page would break the line before it.
+        return f'<span class="formula">{convert(match["inline"])}{match["mark"]}</span>'
     return match[0]
 
 

@@ -207,7 +207,7 @@ class Teacher:
 
         With the coefficients c_q of sigma* in normalized Hermite polynomials h_q, and ``u = sqrt(2) tau / d``,
 
-            ``f* = const + 1/k sum_i sum_{q>0} c_q h_q(beta_i . x) + u sum_j h_2(x_j)``,
+            f* = const + 1/k sum_i sum_{q>0} c_q h_q(beta_i . x) + u sum_j h_2(x_j),
 
         since ``|x|^2 - d = sqrt(2) sum_j h_2(x_j)`` in any orthonormal basis, also one that contains the beta_i. So
         degree q > 0 has the squared norm ``c_q^2 / k``, and degree 2 has ``c_2^2 / k + 2 c_2 u + d u^2``.

@@ -62,7 +62,7 @@ def average_ntk(
     ``K(a, b) = <g(a), g(b)>`` with ``g(x) = int_0^1 df/dtheta(x) dt`` at ``theta_t = (1 - t) theta_0 + t theta``. With
     these features the network is exactly linear,
 
-        ``f_theta(x) - f_theta0(x) = <g(x), theta - theta_0>``,
+        f_theta(x) - f_theta0(x) = <g(x), theta - theta_0>,
 
     and the error of the quadrature in this identity is measured on X and returned. The integral is over gradients, not
     over kernels: ``K`` is not the mean of the kernels along the path. Buffers, such as the running statistics of batch

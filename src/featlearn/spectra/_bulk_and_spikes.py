@@ -45,7 +45,7 @@ def empirical_edge(eigenvalues: Any, *, margin: float = MARGIN) -> EmpiricalEdge
 
     If the density ends like a square root, the k-th largest eigenvalue of a real matrix is near
 
-        ``lambda_k = edge - scale t_k + curvature t_k^2``,  ``t_k = (3 pi (k - 3/4) / 2)^(2/3)``.
+        lambda_k = edge - scale t_k + curvature t_k^2,  t_k = (3 pi (k - 3/4) / 2)^(2/3).
 
     These are the mean positions of the Airy process, ``scale`` is that of `edge_scale`, and the last term is the first
     correction to the square root. The three coefficients are fitted by least squares to the upper 40% of the bulk, and
@@ -244,7 +244,7 @@ def bbp_threshold(rows: float, columns: float, *, variance: float = 1.0) -> floa
     W (rows x columns) has independent entries of the given variance. The threshold of Baik, Ben Arous and Péché is
     ``sqrt(variance) (rows columns)^(1/4)``. A signal with a singular value ``theta`` above it appears as the eigenvalue
 
-        ``(theta^2 + variance rows)(theta^2 + variance columns) / theta^2``
+        (theta^2 + variance rows)(theta^2 + variance columns) / theta^2
 
     of ``(W + S)^T (W + S)`` (Benaych-Georges and Nadakuditi 2012); at the threshold this is the edge of the bulk. In
     the equivalent form, rows drawn with one covariance eigenvalue ``variance (1 + t)``, the threshold is

@@ -37,12 +37,12 @@ def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float
     ``b = E[sigma'(z)]``. The population law is that of ``t = (1 - b^2) + b^2 x``, where x is Marchenko-Pastur of ratio
     n/d (with the atom ``1 - d/n`` if n > d), and with ``g = n / width`` the companion transform v solves
 
-        ``z = -1/v + g int t / (1 + t v) dmu(t)``.
+        z = -1/v + g int t / (1 + t v) dmu(t).
 
     The Stieltjes transform of x is algebraic, and therefore that of the kernel is, too. With ``u = b^2 n/d``,
     ``Q(y) = (1 - b^2) u y^2 + (1 - u) y - 1`` and ``v = -y (1 + u y) / Q``,
 
-        ``z y (1 + u y)^2 = (1 - g) Q (1 + u y) - g Q^2``
+        z y (1 + u y)^2 = (1 - g) Q (1 + u y) - g Q^2
 
     is a quartic in y. Its root in the upper half plane gives the density, and the critical points of z(y) are the
     edges. If d < n and the layer is wide, the law can have two bulks: one of the linear part of sigma, and one of the

@@ -279,7 +279,7 @@ def early_phase(
     W is at most b. A step moves W by at most ``rate b |y - f| / n``, and the loss grows by at most ``1 + rate b^2 /
     n``:
 
-        ``|W_t - W_0|_F <= |y - f_0| / b ((1 + rate b^2 / n)^t - 1)  =: m``
+        |W_t - W_0|_F <= |y - f_0| / b ((1 + rate b^2 / n)^t - 1)  =: m
 
     Features change by ``D = s S m``, the conjugate kernel by ``(2 |Phi_0| + D) D / h``, J by
     ``c |v|_inf S max |x_i| / sqrt d m / sqrt h =: e``, the tangent kernel by ``(2 |J_0| + e) e``, and an output by
