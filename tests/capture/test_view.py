@@ -77,7 +77,7 @@ def test_the_gradient_of_the_weight_is_the_sum_of_g_times_x(case: Case) -> None:
     with Capture(model, layers, inputs=True, weight_gradients=True) as capture:
         trace = capture.forward(lambda: call(case, model, case.batch()))
         loss = case.loss(trace.output, target(case.batch())).sum()
-        rows, totals = trace.gradients_and_weight_gradients(loss)
+        rows, totals = trace.gradients(loss), trace.stream_with_weights(loss, lambda *_: None)
     for layer in layers:
         if not rows[layer.name]:  # the output does not depend on it
             assert layer.name not in totals or not totals[layer.name].any()
@@ -141,7 +141,8 @@ def test_an_input_changed_after_the_layer_is_kept_as_the_layer_saw_it(attention:
     with Capture(model, layers, inputs=True, weight_gradients=True) as capture:
         for _ in range(2):  # the second batch knows that copies are needed
             trace = capture.forward(lambda: model(x.clone()))
-            rows, totals = trace.gradients_and_weight_gradients(trace.output.sum())
+            total = trace.output.sum()
+            rows, totals = trace.gradients(total), trace.stream_with_weights(total, lambda *_: None)
             seen = model.inp(x).detach()
             for layer in layers:
                 if layer.name in ("fc", "attn.q", "attn.k", "attn.v"):

@@ -21,7 +21,7 @@ from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import copied, initial_model, matching_layers
 from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng
 from featlearn.capture._session import ModelSession
-from featlearn.capture._shared_rows import output_signs, shared_layers
+from featlearn.capture._shared_rows import Profile, output_signs, row_profiles, shared_layers
 from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.errors import VectorizationError
 
@@ -31,6 +31,7 @@ __all__ = [
     "Capture",
     "Forward",
     "ModelSession",
+    "Profile",
     "Sizes",
     "Trace",
     "VectorizationError",
@@ -48,6 +49,7 @@ __all__ = [
     "output_signs",
     "preserved_loader",
     "preserved_rng",
+    "row_profiles",
     "rows_of",
     "shared_layers",
     "sliceable",

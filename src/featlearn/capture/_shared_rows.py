@@ -7,15 +7,18 @@ is the sum over samples, and its outer product is not the sum of the outer produ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from featlearn.capture._trace import Trace
 
-Rows = Mapping[str, Sequence[Tensor]]
-"""Gradients of each call, shape (samples, positions, groups, k_out), by layer name."""
+Profile = tuple[Tensor, torch.dtype]
+Profiles = Mapping[str, Mapping[int, Profile]]
+"""Profiles of the gradients of each call, by layer name and index of the call, see `row_profiles`."""
+
+_DIRECTIONS = 4  # random directions of a profile
 
 # Factors are plus or minus a power of 8, so that the mean of a few factors is not another factor, times 1 + m/64, so
 # that many samples have different factors.
@@ -60,17 +63,44 @@ def output_signs(output: Tensor, seed: int = 0) -> Tensor:
     return bits.to(output.device, output.dtype).mul_(2).sub_(1)
 
 
-def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | None = None, seed: int = 0) -> set[str]:
+def row_profiles(rows: Tensor) -> Profile:
+    """Return the products of each row with a few random directions, and the precision of the rows.
+
+    Rows that are multiples of each other have profiles that are multiples of each other by the same factor, and other
+    rows have not. A profile takes little memory, and no copy of the rows.
+
+    Args:
+        rows: Gradients of shape (samples, positions, groups, k).
+
+    Returns:
+        Products of shape (samples, positions, 4), and the dtype of `rows`.
+    """
+    n, positions, groups, k = rows.shape
+    generator = torch.Generator().manual_seed(groups * k)
+    signs = torch.randint(0, 2, (groups * k, _DIRECTIONS), generator=generator, dtype=torch.int8)
+    precision = torch.promote_types(rows.dtype, torch.float32)
+    directions = signs.to(rows.device, precision).mul_(2).sub_(1)
+    given, rows = rows.dtype, rows.to(precision)
+    with torch.autocast(rows.device.type, enabled=False):
+        if rows.stride(1) == 1 and positions > 1:  # channels first, as in convolutions
+            by_channel = rows.permute(0, 2, 3, 1).reshape(n, groups * k, positions)
+            return (directions.mT @ by_channel).mT, given
+        return rows.reshape(n, positions, groups * k) @ directions, given
+
+
+def shared_layers(
+    trace: Trace, cotangent: Tensor | None = None, known: Profiles | None = None, seed: int = 0
+) -> set[str]:
     """Find the layers in which a row acts on several samples.
 
     The cotangent of each sample is scaled by a different factor. The gradient at a row that acts on one sample is then
     scaled by the factor of that sample; at a row that acts on several samples it is scaled by none of the factors.
-    Time: one backward pass, and another one without ``rows``.
+    Time: one backward pass, and another one without ``known``.
 
     Args:
         trace: Trace of the batch.
         cotangent: Tensor shaped like the output. None takes random signs.
-        rows: Gradients for this cotangent, if they are known. None computes them.
+        known: Profiles of the gradients for this cotangent. None computes them.
         seed: Seed of the factors. A different seed per batch avoids repeated coincidences.
 
     Returns:
@@ -81,32 +111,38 @@ def shared_layers(trace: Trace, cotangent: Tensor | None = None, rows: Rows | No
     if n < 2:
         return set()
     v = output_signs(output, seed) if cotangent is None else cotangent
-    plain = trace.gradients(output, v) if rows is None else rows
+    plain = _profiles(trace, v) if known is None else known
     factors = sample_factors(n, output.dtype, seed).to(output.device)
-    scaled = trace.gradients(output, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))
+    scaled = _profiles(trace, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))
     # Scaled by a factor, small gradients of half precision would lose digits.
     tiny = 0.0 if output.dtype == torch.float16 else 1e6 * torch.finfo(output.dtype).tiny
     shared = set()
     for name, calls in plain.items():
-        pairs = list(zip(calls, scaled[name], strict=True))
-        largest = max((float(j.abs().amax()) for pair in pairs for j in pair if j.numel()), default=0.0)
-        single = trace.lowered and output.dtype == torch.float64
-        if largest > tiny and not all(_of_one_sample(a, b, factors, largest, single) for a, b in pairs):
+        others = scaled.get(name, {})
+        pairs = [(calls[i], others[i]) for i in calls if i in others]
+        largest = max((float(j.abs().amax()) for pair in pairs for j, _ in pair if j.numel()), default=0.0)
+        if largest > tiny and not all(_of_one_sample(a, b, factors, largest, trace.lowered) for a, b in pairs):
             shared.add(name)
     return shared
 
 
-def _of_one_sample(plain: Tensor, scaled: Tensor, factors: Tensor, largest: float, single: bool) -> bool:
-    """Return whether each row of (samples, positions, groups, k) was scaled by a single factor.
+def _profiles(trace: Trace, cotangent: Tensor) -> Profiles:
+    profiles: dict[str, dict[int, Profile]] = {}
 
-    With `single`, numbers in double precision are known to single precision only.
-    """
-    if plain.numel() == 0:
+    def keep(name: str, index: int, rows: Tensor) -> None:
+        profiles.setdefault(name, {})[index] = row_profiles(rows)
+
+    trace.stream(trace.output, cotangent, keep)
+    return profiles
+
+
+def _of_one_sample(plain: Profile, scaled: Profile, factors: Tensor, largest: float, lowered: bool) -> bool:
+    """Return whether each row, given by its profile, was scaled by a single factor."""
+    (a, dtype), (b, _) = plain, scaled
+    if a.numel() == 0:
         return True
-    known_to = torch.float32 if single else plain.dtype
-    tolerance = _TOLERANCE.get(known_to, _COARSE)
-    precision = torch.promote_types(plain.dtype, torch.float32)
-    a, b = (j.to(precision).flatten(2) for j in (plain, scaled))
+    known_to = torch.float32 if lowered and dtype == torch.float64 else dtype
+    tolerance, precision = _TOLERANCE.get(known_to, _COARSE), a.dtype
     rounding = _ROUNDING * torch.finfo(known_to).eps * float(a.abs().amax())
     # The sum over samples of either may vanish, so a row is small only if both are.
     decisive = torch.maximum(a.abs().amax(2), b.abs().amax(2)) > _SMALL * largest

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from featlearn.errors import UnsupportedModelError
 from featlearn.layers import Layer
 
 WeightUse = tuple[Tensor, Callable[[Tensor], Tensor]]
+Place = tuple[str, int]
+"""Name of a layer, and index of one of its calls."""
+Consumer = Callable[[str, int, Tensor], None]
 
 
 @dataclass
@@ -105,6 +109,7 @@ class Trace:
     random: bool = False
     several: set[str] = field(default_factory=set)
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    _divided: dict[frozenset[Place], tuple[list[Place], list[Place]]] = field(default_factory=dict, repr=False)
 
     def inputs(self, layer: Layer) -> Tensor:
         """Return the inputs x of a layer; its calls are concatenated along the positions.
@@ -185,20 +190,19 @@ class Trace:
                 v[a] = cotangent[a]
             yield trace._pull(trace.output, v, {}, layers)[0]
 
-    def gradients_and_weight_gradients(self, of: Tensor) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-        """Compute the gradients of a scalar, as in `gradients`, and its *total* gradient in each weight.
+    def stream_with_weights(self, of: Tensor, consume: Consumer) -> dict[str, Tensor]:
+        """Pass the gradients of a scalar on as `stream` does, and return its *total* gradient in each weight.
 
         The total includes every use of a tied weight, as for an optimizer.
 
         Args:
             of: Scalar to differentiate, computed from the output.
+            consume: Function of the name of the layer, the index of the call, and its gradient.
 
         Returns:
-            Gradients in the pre-activations as in `gradients`, and gradients in the weights, shape (groups, k_out,
-            k_in), both by layer name.
+            Gradients in the weights, shape (groups, k_out, k_in), by layer name.
         """
-        rows, totals = self._pull(of, None, self._trained, self._separable)
-        return rows, self._by_layer(totals)
+        return self._by_layer(self._stream(of, None, self._trained, self._separable, consume))
 
     def weight_gradients(self, cotangent: Tensor) -> dict[str, Tensor]:
         """Return the total gradient of ``<output, cotangent>`` in each layer's weight, shape (groups, k_out, k_in).
@@ -243,14 +247,68 @@ class Trace:
                 results[name] = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         return results
 
+    def stream(self, of: Tensor, cotangent: Tensor | None, consume: Consumer) -> None:
+        """Pass the gradients of ``<of, cotangent>`` in each call of each layer to a function, as soon as they exist.
+
+        The memory of a gradient is free again after its call, unlike in `gradients`. Layers with shared rows are left
+        out, and so are calls that `of` does not depend on.
+
+        Args:
+            of: Tensor to differentiate, computed from the output.
+            cotangent: Tensor shaped like `of`. None is for a scalar.
+            consume: Function of the name of the layer, the index of the call, and its gradient of shape (samples,
+                positions, groups, k_out).
+        """
+        self._stream(of, cotangent, {}, self._separable, consume)
+
     def _pull(
         self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor], layers: Sequence[Layer]
     ) -> tuple[dict[str, list[Tensor]], dict[int, Tensor | None]]:
-        places = [(layer, call) for layer in layers for call in self.calls.get(layer.name, ())]
-        wanted: list[Any] = [call.edge for _, call in places] + list(leaves.values())
-        rows: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
-        if not of.requires_grad or not wanted:
-            return rows, {}
+        parts: dict[str, dict[int, Tensor]] = {}
+
+        def collect(name: str, index: int, rows: Tensor) -> None:
+            parts.setdefault(name, {})[index] = rows
+
+        totals = self._stream(of, cotangent, leaves, layers, collect)
+        results: dict[str, list[Tensor]] = {layer.name: [] for layer in self.layers}
+        for name, reached in parts.items():
+            # A call without a gradient keeps its place among others: calls are compared with those of J0.
+            results[name] = [
+                reached[i] if i in reached else call.rows(of.new_zeros(call.at))
+                for i, call in enumerate(self.calls[name])
+            ]
+        return results, totals
+
+    def _stream(
+        self,
+        of: Tensor,
+        cotangent: Tensor | None,
+        leaves: dict[int, Tensor],
+        layers: Sequence[Layer],
+        consume: Consumer,
+    ) -> dict[int, Tensor | None]:
+        """Pass gradients on as `stream` does, and return those in some tensors of the graph."""
+        places = [(layer.name, i) for layer in layers for i in range(len(self.calls.get(layer.name, ())))]
+        if not of.requires_grad or not (places or leaves):
+            return {}
+        last, inside = self._ends(places)
+        wanted: list[Any] = [self.calls[name][i].edge for name, i in last] + list(leaves.values())
+        if not wanted:
+            return {}
+        waiting = {place: self.calls[place[0]][place[1]] for place in inside}
+        by_node: dict[Any, list[Place]] = {}
+        for place, call in waiting.items():
+            by_node.setdefault(call.edge.node, []).append(place)
+
+        def arrived(several: list[Place], grads: Sequence[Tensor | None]) -> None:
+            for place in several:
+                call = waiting[place]
+                grad = grads[call.edge.output_nr]
+                if grad is not None:
+                    with torch._C.DisableTorchFunction():  # the mode of the context is for the functions of the model
+                        consume(*place, call.rows(grad))
+
+        hooks = [node.register_prehook(partial(arrived, several)) for node, several in by_node.items()]
         try:
             with self.context():
                 grads = torch.autograd.grad(of, wanted, cotangent, retain_graph=True, allow_unused=True)
@@ -261,12 +319,46 @@ class Trace:
                     "checkpoint(..., use_reentrant=False)."
                 ) from error
             raise
-        reached = {layer.name for (layer, _), grad in zip(places, grads, strict=False) if grad is not None}
-        for (layer, call), grad in zip(places, grads, strict=False):
-            if layer.name in reached:
-                # A call without a gradient keeps its place among others: calls are compared with those of J0.
-                rows[layer.name].append(call.rows(of.new_zeros(call.at) if grad is None else grad))
-        return rows, dict(zip(leaves, grads[len(places) :], strict=True))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for (name, i), grad in zip(last, grads, strict=False):
+            if grad is not None:
+                consume(name, i, self.calls[name][i].rows(grad))
+        return dict(zip(leaves, grads[len(last) :], strict=True))
+
+    def _ends(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
+        """Divide calls into those where a backward pass ends, and those that it passes."""
+        key = frozenset(places)
+        if key not in self._divided:
+            nodes = {self.calls[name][i].edge.node for name, i in places}
+            before_others = _nodes_before(self.output, nodes)
+            inside = [place for place in places if self.calls[place[0]][place[1]].edge.node in before_others]
+            self._divided[key] = ([place for place in places if place not in set(inside)], inside)
+        return self._divided[key]
+
+
+def _nodes_before(output: Tensor, marked: set[Any]) -> set[Any]:
+    """Return the marked nodes of a graph from which another marked node can be reached."""
+    # The nodes in the order in which a walk leaves them: all that a node leads to come before it.
+    order: list[Any] = []
+    seen: set[Any] = set()
+    todo: list[tuple[Any, bool]] = [(output.grad_fn, False)]
+    while todo:
+        node, left = todo.pop()
+        if node is None or (node in seen and not left):
+            continue
+        if left:
+            order.append(node)
+            continue
+        seen.add(node)
+        todo.append((node, True))
+        todo += [(following, False) for following, _ in node.next_functions]
+    leads: set[Any] = set()
+    for node in order:
+        if any(following in leads or following in marked for following, _ in node.next_functions):
+            leads.add(node)
+    return leads & marked
 
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 import torch
 from torch import Tensor
 
-from featlearn.capture import Batch, ModelSession, Trace, output_signs, shared_layers
+from featlearn.capture import Batch, ModelSession, Profile, Trace, output_signs, row_profiles, shared_layers
 from featlearn.features._batch_sums import BatchSums
 from featlearn.features.measurement_plan import Outputs, cotangents
 
@@ -94,76 +94,123 @@ class BatchGradients:
 
     def _add_output_gradients(self, new: Mapping[str, BatchSums], plan: Outputs, generator: torch.Generator) -> None:
         trace, initial = self.trace, self.initial
-        whole = bool(plan.sketches) or plan.count == 1  # each vector then covers all outputs
-        for i, (group, v) in enumerate(cotangents(plan, trace.output, generator)):
-            now, before = trace.gradients(trace.output, v), None
-            before_by_sample: Iterable[Rows | None] = repeat(None)
+        for i, (group, v) in enumerate(cotangents(plan, trace.output, generator, self.seed)):
             v0 = v if initial is None else v.to(initial.output.dtype)
-            if initial is not None:
-                before = initial.gradients(initial.output, v0)
-            if i == 0:
-                self._separate(v if whole else None, now, before)
+            before = None if initial is None else initial.gradients(initial.output, v0)
+            if i == 0 and not (trace.shared or self.subject.sharded):
+                self._add_first(new, plan, group, v, v0, before)
+            else:
+                self._add_streamed(group, v, before, new)
+            before_by_sample: Iterable[Rows | None] = repeat(None)
             if initial is not None:
                 before_by_sample = initial.gradients_by_sample(v0)
-            self._add_rows(group, now, before, new, trace)
             for a, (rows, rows_before) in enumerate(zip(trace.gradients_by_sample(v), before_by_sample, strict=False)):
                 self._add_rows(group, rows, rows_before, new, trace.of_sample(a))
 
+    def _add_first(
+        self, new: Mapping[str, BatchSums], plan: Outputs, group: int, v: Tensor, v0: Tensor, before: Rows | None
+    ) -> None:
+        """Add the gradients of the first vector, and find the layers whose rows are shared by samples."""
+        known: dict[str, dict[int, Profile]] = {}
+        self._add_streamed(group, v, before, new, known)
+        covers_all = plan.covers_all(v.dtype)
+        shared = shared_layers(self.trace, v if covers_all else None, known if covers_all else None, self.seed)
+        initial = self.initial if before is not None else None
+        if initial is not None and before is not None:
+            known_before = {name: dict(enumerate(map(row_profiles, rows))) for name, rows in before.items()}
+            vector = v0 if covers_all else None
+            shared |= shared_layers(initial, vector, known_before if covers_all else None, self.seed)
+        self._separate(shared, before)
+        for name in shared & new.keys():
+            new[name].clear()
+
+    def _add_streamed(
+        self,
+        group: int,
+        v: Tensor,
+        before: Rows | None,
+        new: Mapping[str, BatchSums],
+        profiles: dict[str, dict[int, Profile]] | None = None,
+    ) -> None:
+        """Add the gradients of one vector while the backward pass makes them; fill their profiles if given."""
+        trace = self.trace
+        left = {name: self._paired_calls(name, before[name]) for name in new} if before is not None else {}
+
+        def consume(name: str, index: int, rows: Tensor) -> None:
+            if profiles is not None:
+                profiles.setdefault(name, {})[index] = row_profiles(rows)
+            if name in new:
+                initial = left[name].pop(index, None) if name in left else None
+                new[name].add_output_gradients(group, rows, initial, trace.calls[name][index].blocks)
+
+        trace.stream(trace.output, v, consume)
+        for name, rows_of in left.items():  # calls that the output no longer depends on: J = 0
+            for index, initial in rows_of.items():
+                blocks = trace.calls[name][index].blocks
+                new[name].add_output_gradients(group, torch.zeros_like(initial), initial, blocks)
+
+    def _paired_calls(self, name: str, initial: list[Tensor]) -> dict[int, Tensor]:
+        """Return the gradients J0 of a layer by call; none if the initial model calls it on other rows."""
+        calls = self.trace.calls.get(name, ())
+        if not initial or not calls:
+            return {}
+        assert self.initial is not None
+        # Which rows an expert gets is a choice of the model: those of the initial model are others.
+        same = [call.at for call in calls] == [call.at for call in self.initial.calls[name]]
+        if not same or any(call.blocks is not None for call in calls):
+            self.unpaired.add(name)
+            return {}
+        return dict(enumerate(initial))
+
     def _add_rows(self, group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums], trace: Trace) -> None:
+        """Add the gradients of one sample in the layers with shared rows."""
         for name, sums in new.items():
             rows = now.pop(name)
             initial: list[Tensor | None] = [None] * len(rows)
             blocks_of_calls = trace.blocks(name)
             if before is not None:
                 pair = _paired(rows, before.pop(name))
-                # Which rows an expert gets is a choice of the model: those of the initial model are others.
                 if pair is None or any(blocks is not None for blocks in blocks_of_calls):
                     self.unpaired.add(name)
                 else:
                     rows, initial = pair
             for j, j0, blocks in zip(rows, initial, blocks_of_calls or [None] * len(rows), strict=False):
-                sums.add_output_gradients(group, j.flatten(0, 1), None if j0 is None else j0.flatten(0, 1), blocks)
+                sums.add_output_gradients(group, j, j0, blocks)
 
     def _add_loss_gradients(self, total: Tensor, new: Mapping[str, BatchSums]) -> None:
+        trace = self.trace
+        if "B" in self.wanted and not self.wanted & {"K", "Kb"} and not (trace.shared or self.subject.sharded):
+            self._separate(shared_layers(trace, None, None, self.seed), None)
         if "D" in self.wanted:
-            rows, gradients = self.trace.gradients_and_weight_gradients(total)
-            for name, matrix in gradients.items():
+            for name, matrix in trace.stream_with_weights(total, self._add_loss_rows(new)).items():
                 if name in new:
                     new[name].add_weight_gradient(matrix)
         else:
-            rows = self.trace.gradients(total)
-        by_sample: Iterable[Rows] = ()
-        if "B" in self.wanted:
-            if not self.wanted & {"K", "Kb"}:
-                self._separate(None, rows, None)
-            if self.trace.shared:
-                by_sample = self.trace.gradients_by_sample(self._output_gradient(total))
-        for a, part in enumerate(chain([rows], by_sample), start=-1):
-            trace = self.trace if a < 0 else self.trace.of_sample(a)
-            for name, sums in new.items():
-                for g, blocks in zip(part.pop(name), trace.blocks(name), strict=False):
-                    sums.add_loss_gradients(g.flatten(0, 1), blocks)
+            trace.stream(total, None, self._add_loss_rows(new))
+        if "B" in self.wanted and trace.shared:
+            for a, rows in enumerate(trace.gradients_by_sample(self._output_gradient(total))):
+                for name, sums in new.items():
+                    for g, blocks in zip(rows.pop(name), trace.of_sample(a).blocks(name), strict=False):
+                        sums.add_loss_gradients(g, blocks)
 
-    def _separate(self, v: Tensor | None, now: Rows, before: Rows | None) -> None:
-        """Find the layers whose rows are shared by samples, and switch their traces to sample-by-sample gradients.
+    def _add_loss_rows(self, new: Mapping[str, BatchSums]) -> Callable[[str, int, Tensor], None]:
+        def consume(name: str, index: int, rows: Tensor) -> None:
+            if name in new:
+                new[name].add_loss_gradients(rows, self.trace.calls[name][index].blocks)
+
+        return consume
+
+    def _separate(self, shared: set[str], before: Rows | None) -> None:
+        """Switch the traces to sample-by-sample gradients for layers whose rows are shared by samples.
 
         Args:
-            v: Cotangent that covers all outputs. None draws one.
-            now: Gradients for this cotangent; those of layers with shared rows are removed.
-            before: The same gradients in the initial model; None if they are not needed.
+            shared: Names of the layers.
+            before: Gradients in the initial model; those of these layers are removed. None if they are not needed.
         """
-        if self.trace.shared or self.subject.sharded:
-            return
-        initial = self.initial if before is not None else None
-        shared = shared_layers(self.trace, v, None if v is None else now, self.seed)
-        if initial is not None:
-            shared |= shared_layers(initial, v, None if v is None else before, self.seed)
         # Layers that share rows in one of the two models are measured sample by sample in both.
         self.subject.separate(self.trace, self.batch, shared)
-        if initial is not None and self.subject_before is not None:
-            self.subject_before.separate(initial, self.batch, shared)
-        for rows in (now, before or {}):
-            rows |= {name: [] for name in shared & rows.keys()}
+        if before is not None and self.initial is not None and self.subject_before is not None:
+            self.subject_before.separate(self.initial, self.batch, shared)
 
     def _output_gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of the summed losses in the output."""

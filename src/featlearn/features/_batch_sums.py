@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from scipy.linalg.blas import dsyrk, ssyrk
 from torch import Tensor
 
 from featlearn.errors import InputError
@@ -15,28 +16,45 @@ from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
 
 Blocks = int | Tensor | None
 
-# Number of columns per block in `add_gram`: 64 saves 28% of the time at k = 256, and costs nothing below.
-_BLOCK = 64
+_BLOCK = 64  # columns: below, a symmetric product takes no less time than a general one
+_NARROW = 64  # channels: above, a copy of the rows is worth its time
+_SYRK = {torch.float32: ssyrk, torch.float64: dsyrk}
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
     """Add ``rows^T rows`` to ``total``; only its upper triangle is valid, see `mirrored`.
 
-    Half of a symmetric product is not computed: each block of columns is multiplied with itself and the later columns.
+    Half of a symmetric product is not computed.
 
     Args:
         total: Sum to add to, shape (blocks, k, k).
-        rows: Rows to add, shape (r, blocks, k).
+        rows: Rows to add, shape (samples, positions, blocks, k).
     """
-    if total.shape[0] > 1:
-        by_block = rows.permute(1, 2, 0)
+    n, positions, blocks, k = rows.shape
+    if k == 1:  # depthwise convolutions
+        total += rows.square().sum((0, 1)).unsqueeze(-1)
+    elif blocks > 1:
+        by_block = rows.flatten(0, 1).permute(1, 2, 0)
         total.baddbmm_(by_block, by_block.mT)
+    elif rows.stride(1) == 1 and positions >= k and k <= _NARROW:  # channels first, as in convolutions: no copy
+        channels = rows.squeeze(2).mT
+        total[0].addbmm_(channels, channels.mT)
+    else:
+        _add_square(total[0], rows.reshape(n * positions, k))
+
+
+def _add_square(total: Tensor, rows: Tensor) -> None:
+    """Add ``rows^T rows`` to a matrix: by BLAS on the host, by blocks of columns elsewhere."""
+    k = rows.shape[1]
+    syrk = _SYRK.get(rows.dtype) if rows.device.type == "cpu" and k >= _BLOCK else None
+    if syrk is not None and total.is_contiguous() and rows.is_contiguous():
+        # BLAS reads matrices by columns: the transposed sum has a lower triangle.
+        syrk(1.0, rows.numpy().T, beta=1.0, c=total.numpy().T, lower=1, overwrite_c=1)
         return
-    flat, square = rows.squeeze(1), total[0]
-    step = max(_BLOCK, flat.shape[1] // 8)
-    for start in range(0, flat.shape[1], step):
+    step = max(_BLOCK, k // 8)
+    for start in range(0, k, step):
         stop = start + step
-        square[start:stop, start:].addmm_(flat[:, start:stop].mT, flat[:, start:])
+        total[start:stop, start:].addmm_(rows[:, start:stop].mT, rows[:, start:])
 
 
 def mirrored(total: Tensor) -> Tensor:
@@ -88,7 +106,7 @@ class BatchSums:
 
         Args:
             group: Index of the sketch group.
-            rows: Gradients J, shape (r, blocks, k_out); J W, shape (r, blocks, k_in), if the plan is at the inputs.
+            rows: Gradients J, shape (samples, positions, blocks, k_out); J W, with k_in, if the plan is at the inputs.
             initial: Gradients J0 of the same inputs in the initial model, or None.
             blocks: Block of all rows, or block of each row, shape (r,). None if each row has all blocks.
         """
@@ -101,7 +119,7 @@ class BatchSums:
                 self._add(name, self.sums[name][group], change, blocks)
 
     def add_loss_gradients(self, rows: Tensor, blocks: Blocks = None) -> None:
-        """Add the rows g = dl/dh of per-sample losses, shape (r, blocks, k_out); see `add_output_gradients`."""
+        """Add the rows g = dl/dh of per-sample losses; see `add_output_gradients`."""
         for name in ("B", "enfa"):
             if name in self.sums:
                 self._add(name, self.sums[name], rows.to(self.dtype), blocks)
@@ -111,13 +129,14 @@ class BatchSums:
         if blocks is None:
             add_gram(total, _projected(rows, weight))
             return
-        width = rows.shape[1]  # groups of one block
+        width = rows.shape[2]  # groups of one block
         if isinstance(blocks, int):
             parts = [(blocks, rows)]
         else:
             order = blocks.argsort()
             counts = torch.bincount(blocks, minlength=self._blocks // width).tolist()
-            parts = list(enumerate(torch.split(rows[order], counts)))
+            sorted_rows = rows.flatten(0, 1).unsqueeze(1)[order]
+            parts = list(enumerate(torch.split(sorted_rows, counts)))
         for block, part in parts:
             if len(part):
                 at = slice(block * width, (block + 1) * width)
@@ -147,8 +166,10 @@ def _projected(rows: Tensor, weight: Tensor | None) -> Tensor:
     """Return ``J W``, or J itself without a weight."""
     if weight is None:
         return rows
+    n, positions, blocks, _ = rows.shape
     with torch.autocast(rows.device.type, enabled=False):  # autocast would round the product to half precision
-        return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
+        product = torch.bmm(rows.flatten(0, 1).transpose(0, 1), weight).transpose(0, 1)
+    return product.reshape(n, positions, blocks, weight.shape[2])
 
 
 CELLS = 4

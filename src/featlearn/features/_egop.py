@@ -92,7 +92,7 @@ def egop(
             part = torch.zeros(1, d, d, dtype=precision, device=x.device)
             for _, v in cotangents(plan, y, source):
                 (gradient,) = torch.autograd.grad(y, x, v, retain_graph=True, materialize_grads=True)
-                add_gram(part, gradient.reshape(len(x), 1, d).to(precision))
+                add_gram(part, gradient.reshape(len(x), 1, 1, d).to(precision))
         total += mirrored(part)
     if not torch.isfinite(total).all():
         raise InputError("target must have finite gradients on X, got NaN or infinite ones.")

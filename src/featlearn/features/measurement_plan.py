@@ -194,6 +194,14 @@ class Outputs:
     sketches: int = 0
     groups: int = 1
 
+    def covers_all(self, dtype: torch.dtype) -> bool:
+        """Return whether the first vector of `cotangents` with a seed has a part of every output.
+
+        Args:
+            dtype: Precision of the output; half precision would round an orthonormal basis.
+        """
+        return bool(self.sketches) or self.count == 1 or (self.count <= EXACT_UP_TO and dtype.itemsize > 2)
+
     def scale(self, groups: int | None = None) -> float:
         """Return the divisor of a sum over groups that makes it an estimate of the sum over outputs.
 
@@ -228,26 +236,55 @@ def plan_outputs(outputs: str | int, count: int) -> Outputs:
     return Outputs(count, math.ceil(sketches / GROUPS) * GROUPS, GROUPS)
 
 
-def cotangents(plan: Outputs, output: Tensor, generator: torch.Generator) -> Iterator[tuple[int, Tensor]]:
+def cotangents(
+    plan: Outputs, output: Tensor, generator: torch.Generator, seed: int | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """Yield vectors v, shaped like the output, with the index of their group: J is the gradient of <output, v>.
 
-    Exact: v selects one output of every sample. Sketch: independent signs for every sample and output, so that
-    ``E[v v^T] = I`` and the sum over outputs is unbiased.
+    Exact: one output after the other, or, with a seed and at most 64 outputs, a random orthonormal basis of the outputs
+    of each sample, whose first vector has a part of every output. The sum over the outputs of ``J J^T`` is the same in
+    any basis. Sketch: independent signs for every sample and output, so that ``E[v v^T] = I`` and the sum over outputs
+    is unbiased.
 
     Args:
         plan: Outputs or random output vectors.
         output: Output of the model, samples first.
         generator: Generator of the random signs.
+        seed: Seed of the bases of the samples. None takes one output after the other.
 
     Yields:
         Index of the group, and the vector.
     """
-    if not plan.sketches:
+    n = output.shape[0]
+    if plan.sketches:
+        for s in range(plan.sketches):
+            yield (
+                s % plan.groups,
+                _as_signs(torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8), output),
+            )
+        return
+    if plan.count == 1:
+        yield 0, torch.ones_like(output, memory_format=torch.contiguous_format)
+        return
+    if seed is None or not plan.covers_all(output.dtype):
         for c in range(plan.count):
             v = torch.zeros_like(output, memory_format=torch.contiguous_format)
-            v.view(output.shape[0], -1)[:, c] = 1
+            v.view(n, -1)[:, c] = 1
             yield 0, v
         return
-    for s in range(plan.sketches):
-        bits = torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8)
-        yield s % plan.groups, bits.to(output.device, output.dtype).mul_(2).sub_(1)
+    bits = torch.randint(0, 2, (n, plan.count), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
+    signs = _as_signs(bits, output)
+    for row in _cosine_basis(plan.count).to(output.device, output.dtype):
+        yield 0, (signs * row).view(output.shape)
+
+
+def _as_signs(bits: Tensor, output: Tensor) -> Tensor:
+    return bits.to(output.device, output.dtype).mul_(2).sub_(1)
+
+
+def _cosine_basis(size: int) -> Tensor:
+    """Return an orthonormal basis with the first vector ``(1, ..., 1) / sqrt(size)``: the discrete cosine transform."""
+    places = torch.arange(size, dtype=torch.float64)
+    basis = torch.cos(torch.pi / size * places[:, None] * (places + 0.5)) * math.sqrt(2 / size)
+    basis[0] /= math.sqrt(2)
+    return basis

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.patterns import parse_patterns, select_matching
-from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, few_rows, shared_layers
+from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, few_rows, row_profiles, shared_layers
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.layers import Layer
@@ -159,7 +159,8 @@ class PerSampleGradients:
             gradients = trace.gradients(trace.output, v)
             if i == 0:
                 whole = self.count == 1 or self._sketch is not None
-                self._check_rows(shared_layers(trace, v, gradients) if whole else shared_layers(trace))
+                known = {name: dict(enumerate(map(row_profiles, parts))) for name, parts in gradients.items()}
+                self._check_rows(shared_layers(trace, v, known) if whole else shared_layers(trace))
             for name, parts in gradients.items():
                 if parts:
                     rows.setdefault(name, []).append(parts)
