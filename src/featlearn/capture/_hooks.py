@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -33,6 +34,7 @@ class Capture:
         inputs: Whether to keep the inputs x.
         weight_gradients: Whether gradients of weights are needed; frozen parameters then require gradients inside the
             context.
+        frozen: Whether parameters do not require gradients inside the context: their graph takes less memory then.
         what: Name of the model in messages.
         at_inputs: Names of the layers whose gradients are taken at an alias of the input, where they are ``J W``.
         others: Layers that are not traced. Their products are not taken for those of traced layers.
@@ -50,6 +52,7 @@ class Capture:
         train_mode: str = "error",
         inputs: bool = False,
         weight_gradients: bool = False,
+        frozen: bool = False,
         what: str = "the model",
         at_inputs: Iterable[str] = (),
         others: Sequence[Layer] = (),
@@ -60,7 +63,7 @@ class Capture:
         self._operations: Operations | None = None
         self._parameters: dict[str, Tensor | None] = {}
         self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
-        self._weight_gradients = weight_gradients
+        self._weight_gradients, self._frozen = weight_gradients, frozen
         self._stack = ExitStack()
         self._trace: Trace | None = None
         self._cloned: set[str] = set()
@@ -78,10 +81,10 @@ class Capture:
             stack.enter_context(eager())
             if self._train_mode == "eval":
                 self._model.eval()
-            if self._weight_gradients:
+            if self._weight_gradients or self._frozen:
                 for parameter in self._model.parameters():
                     if parameter.is_floating_point():
-                        parameter.requires_grad_(True)
+                        parameter.requires_grad_(self._weight_gradients)
             stack.enter_context(parametrizations_computed_once(self._model))
             self._attach(stack)
             if chosen := [layer for layer in self._layers if layer.operation is not None]:
@@ -154,7 +157,9 @@ class Capture:
         before = torch.get_rng_state()
         self._trace = trace
         try:
-            with self._in_operations():
+            with self._in_operations(), warnings.catch_warnings():
+                # Of a checkpoint behind frozen layers; reentrant ones are looked for in `_check_output`.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True", UserWarning)
                 output = call()
         finally:
             # Checkpointed regions run again in the backward pass; those calls must not be recorded.

@@ -233,15 +233,17 @@ class ModelSession:
         return self._capture is not None
 
     @contextmanager
-    def open(self, *, inputs: bool = False, weight_gradients: bool = False) -> Iterator[None]:
+    def open(self, *, inputs: bool = False, weight_gradients: bool = False, frozen: bool = False) -> Iterator[None]:
         """Attach the hooks for the time of a block, see `Capture`.
 
         Args:
             inputs: Whether to keep the inputs x of the layers.
             weight_gradients: Whether gradients of weights are needed.
+            frozen: Whether parameters do not require gradients in the block. Sharded ones stay as they are.
         """
         chosen = {layer.name for layer in self.layers}
         options: dict[str, Any] = {"inputs": inputs, "weight_gradients": weight_gradients, "at_inputs": self.at_inputs}
+        options["frozen"] = frozen and not self.sharded
         if any(layer.operation is not None for layer in self.layers):
             options["others"] = [layer for layer in self._all_layers if layer.name not in chosen]
         with Capture(self.model, self.layers, train_mode=self._train_mode, what=self._what, **options) as capture:

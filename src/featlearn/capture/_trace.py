@@ -58,6 +58,7 @@ class Sizes:
         numbers: Number of pre-activations of all layers, or of outputs if those are more.
         bytes: Memory of these numbers in bytes. A graph takes about four times as much: activations, intermediate
             results and gradients.
+        largest: Memory of the pre-activations of the largest layer in bytes.
         positions: Number of rows by layer name.
         inputs: Number of entries of the inputs by layer name; 0 if inputs are not kept.
     """
@@ -65,6 +66,7 @@ class Sizes:
     outputs: int
     numbers: float
     bytes: float
+    largest: float
     positions: Mapping[str, float]
     inputs: Mapping[str, float]
 
@@ -146,16 +148,17 @@ class Trace:
     def sizes(self) -> Sizes:
         """Return the numbers and memory of one sample in this forward pass."""
         n = max(1, self.output.shape[0]) if self.output.ndim else 1
-        positions, inputs, passed = {}, {}, 0
+        positions, inputs, passed, largest = {}, {}, 0, 1
         for layer in self.layers:
             calls = self.calls.get(layer.name, ())
             numbers = sum(call.shape.numel() for call in calls)
-            passed += numbers
+            passed, largest = passed + numbers, max(largest, numbers)
             positions[layer.name] = numbers / (n * layer.groups * layer.k_out)
             inputs[layer.name] = sum(call.x.numel() for call in calls if call.x is not None) / n
         numbers = max(passed, self.output.numel(), 1)
         memory = numbers / n * self.output.element_size()
-        return Sizes(self.output.numel() // n, numbers / n, memory, positions, inputs)
+        most = largest / n * self.output.element_size()
+        return Sizes(self.output.numel() // n, numbers / n, memory, most, positions, inputs)
 
     def gradients(self, of: Tensor, cotangent: Tensor | None = None) -> dict[str, list[Tensor]]:
         """Compute the gradients of ``<of, cotangent>`` with respect to the pre-activations of each layer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -184,7 +185,8 @@ class FeatureAccumulator:
     def suggest_batch_size(self, data: Any) -> int:
         """Return the batch size for data given as tensors, from the activations of two samples.
 
-        The graph of a batch may take an eighth of the memory, but not more than 256 MB: larger batches are not faster.
+        The graph of a batch may take an eighth of the memory, but not more than 256 MB, and the pre-activations of a
+        layer about 4 MB, which caches hold: larger batches are not faster. Batches are of equal size.
 
         Args:
             data: Tensor, tuple ``(X, y)`` or dict, as in `featlearn.probe`.
@@ -200,7 +202,9 @@ class FeatureAccumulator:
             return rows_of(data)
         if self._sizes is None:
             return rows_of(data)
-        return max(1, min(2048, int(min(self._memory // 8, 2**28) / self._sizes.graph)))
+        sizes, rows = self._sizes, rows_of(data)
+        most = min(2048, int(min(self._memory // 8, 2**28) / sizes.graph), max(8, int(2**22 / sizes.largest)))
+        return math.ceil(rows / math.ceil(rows / most)) if most > 1 else 1
 
     def update(self, batch: Any) -> None:
         """Measure one batch and add it. A batch that raises an error leaves the sums unchanged.
@@ -368,9 +372,10 @@ class FeatureAccumulator:
         with nullcontext() if self._held is not None else self.session():
             assert self._held is not None
             if not self._subject.is_open:
-                self._held.enter_context(self._subject.open(weight_gradients="D" in self._wanted))
+                trained = "D" in self._wanted
+                self._held.enter_context(self._subject.open(weight_gradients=trained, frozen=not trained))
                 if self._initial is not None and "Kb" in self._wanted:
-                    self._held.enter_context(self._initial.open())
+                    self._held.enter_context(self._initial.open(frozen=True))
             yield
 
     def _check_memory(self, batch: Batch) -> None:
