@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from featlearn.errors import InputError
+from featlearn.linalg.activations import _NAMED, activation_module
 from featlearn.theory._wide_network_alignment import (
     ACTIVATIONS,
-    _normal_integral,
     as_activation,
     derivative_correlation,
     pair_mean,
@@ -16,12 +16,30 @@ from featlearn.theory._wide_network_alignment import (
     sphere_alignment,
 )
 
+
+def normal_integral(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.special.ndtr(x) + torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+
+
+def of_models(name: str):
+    """The activation of `featlearn.models` of a name, and its derivative by autograd."""
+    module = activation_module(name)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(module(x).sum(), x)[0]
+
+    return module, slope
+
+
 FUNCTIONS = {
     "erf": (torch.erf, lambda x: 2 / math.sqrt(math.pi) * torch.exp(-x.square())),
     "quadratic": (torch.square, lambda x: 2 * x),
-    "normal-integral": (_normal_integral, torch.special.ndtr),
+    "normal-integral": (normal_integral, torch.special.ndtr),
     "linear": (lambda x: x, torch.ones_like),
     "relu": (torch.relu, lambda x: (x > 0).to(x.dtype)),
+    **{name: of_models(name) for name in ("tanh", "gelu", "silu", "softplus", "sigmoid", "identity")},
 }
 COVARIANCES = torch.tensor([[1.0, 0.3, 1.0], [2.0, -1.1, 0.7], [0.5, 0.0, 3.0], [1.5, 1.5, 1.5]], dtype=torch.float64).T
 
@@ -49,6 +67,71 @@ def test_kernels_by_sampling(name: str) -> None:
             error = float(values.std()) / math.sqrt(n)
             wanted = float(kernel(*(torch.tensor(q, dtype=torch.float64) for q in (q11, q12, q22))))
             assert abs(float(values.mean()) - wanted) < 5 * error + 1e-12
+
+
+def fine_grid(function, q11: float, q12: float, q22: float) -> float:
+    """E[f(u) f(v)] by Simpson's rule on a grid of 1201 x 1201 points."""
+    z = torch.linspace(-9, 9, 1201, dtype=torch.float64)
+    w = torch.full_like(z, 2.0)
+    w[1::2], w[0], w[-1] = 4.0, 1.0, 1.0
+    w *= torch.exp(-z.square() / 2) * float(z[1] - z[0]) / 3 / math.sqrt(2 * math.pi)
+    u = math.sqrt(q11) * z
+    v = q12 / math.sqrt(q11) * z[:, None] + math.sqrt(max(0.0, q22 - q12**2 / q11)) * z
+    return float((function(u) * w) @ (function(v) @ w))
+
+
+@pytest.mark.parametrize("name", sorted(set(_NAMED) - {"relu"}))
+def test_every_activation_of_the_models_has_its_kernels(name: str) -> None:
+    """Small, equal, unequal and large variances, where a Gauss-Hermite rule of 96 nodes is off by a tenth."""
+    assert name in ACTIVATIONS
+    phi, slope = of_models(name)
+    for q in ((0.01, -0.005, 0.02), (1.0, 0.3, 1.0), (2.0, 2.0, 2.0), (30.0, 11.0, 30.0), (0.1, 0.9, 25.0)):
+        entries = [torch.tensor(value, dtype=torch.float64) for value in q]
+        for function, kernel in ((phi, ACTIVATIONS[name].kernel), (slope, ACTIVATIONS[name].slope_kernel)):
+            assert float(kernel(*entries)) == pytest.approx(fine_grid(function, *q), rel=1e-8), q
+
+
+@pytest.mark.parametrize("name", [*_NAMED, "linear", "normal-integral"])
+def test_depth_takes_every_activation_of_the_models(name: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    X, y = torch.randn(12, 5, generator=g, dtype=torch.float64), torch.randn(12, generator=g, dtype=torch.float64)
+    for hidden in (1, 2, 3):
+        result = predict_depth(X, y, hidden, name)
+        assert 0 < result.rho <= 1 + 1e-12
+        assert torch.equal(result.ptk, result.ptk.mT)
+    identity, linear = (predict_depth(X, y, 2, n).rho for n in ("identity", "linear"))
+    assert identity == linear
+
+
+@pytest.mark.parametrize("name", ["tanh", "gelu", "silu", "softplus", "sigmoid", "erf", "relu"])
+def test_the_kernel_of_two_hidden_layers_is_that_of_wide_networks(name: str) -> None:
+    g = torch.Generator().manual_seed(2)
+    X = torch.randn(6, 8, generator=g, dtype=torch.float64)
+    phi, slope = of_models(name)
+    width, kernels = 1000, []
+    for _ in range(24):
+        w0 = torch.randn(width, 8, generator=g, dtype=torch.float64) / math.sqrt(8)
+        w1 = torch.randn(width, width, generator=g, dtype=torch.float64) * math.sqrt((1 + (name == "relu")) / width)
+        a = torch.randn(width, generator=g, dtype=torch.float64)
+        h0 = X @ w0.mT
+        h1 = phi(h0) @ w1.mT
+        j = ((a * slope(h1)) @ w1) * slope(h0)
+        kernels.append(j @ j.mT / width / (1 + (name == "relu")))
+    drawn = torch.stack(kernels)
+    wanted = predict_depth(X, torch.ones(6), activation=name).ptk
+    error = drawn.std(0) / math.sqrt(len(drawn))
+    # The kernel of a finite network has a bias of 1/width.
+    assert ((drawn.mean(0) - wanted).abs() < 5 * error + 0.01 * wanted.abs().max()).all()
+    assert float((drawn.mean(0) - wanted).norm() / wanted.norm()) < 0.05
+
+
+def test_points_at_zero() -> None:
+    """A pre-activation that is always 0 has the slope of 0: for ReLU 0, for tanh 1."""
+    X = torch.tensor([[0.0, 0.0], [1.0, 2.0], [2.0, -1.0]], dtype=torch.float64)
+    y = torch.ones(3)
+    assert predict_depth(X, y, 2, "relu").ptk[0].tolist() == [0.0, 0.0, 0.0]
+    assert float(predict_depth(X, y, 1, "tanh").ptk[0, 0]) == pytest.approx(1)
+    assert math.isfinite(predict_depth(X, y, 2, "gelu").rho)
 
 
 def test_the_sheet_s_closed_forms_at_variance_one() -> None:
@@ -140,8 +223,9 @@ def test_the_infinite_width_is_the_limit_of_the_finite() -> None:
 
 def test_bad_arguments() -> None:
     X, y = torch.randn(5, 3), torch.randn(5)
-    with pytest.raises(InputError, match=r"one of 'relu'.*got 'swish'"):
+    with pytest.raises(InputError, match=r"one of 'relu'.*got 'swish'") as raised:
         predict_depth(X, y, activation="swish")
+    assert all(repr(name) in str(raised.value) for name in _NAMED)
     with pytest.raises(InputError, match="with activation='quadratic' and hidden=2"):
         predict_depth(X, y, width=5)
     with pytest.raises(InputError, match="hidden must be"):

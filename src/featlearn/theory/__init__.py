@@ -12,6 +12,7 @@ from featlearn.theory._convergence_bounds import (
 )
 from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_layers, linear_alignment, shrunk_map
 from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
+from featlearn.theory._finite_size_traces import expected_trace
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
 from featlearn.theory._quadratic_alignment import (
     NumeratorTerms,
@@ -59,6 +60,7 @@ __all__ = [
     "early_alignment",
     "early_phase",
     "expected_derivatives",
+    "expected_trace",
     "flow_nfc",
     "global_convergence",
     "isotropic_numerator",

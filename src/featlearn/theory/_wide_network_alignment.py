@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int, check_number
@@ -25,7 +24,9 @@ from featlearn.linalg.matrices import as_float64
 
 Function = Callable[[Tensor], Tensor]
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
-_NODES = 96
+_REACH = 9.5  # the normal density is 1e-20 there
+_STEP = 0.2
+_NODES = 1024
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,18 @@ class Activation:
 def _relu(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
     """Return the kernel of Cho and Saul, ``sqrt(q11 q22) (sin t + (pi - t) cos t) / (2 pi)``, with the angle t."""
     size = (q11 * q22).sqrt()
-    t = (q12 / size).clamp(-1, 1).arccos()
+    t = _angle(q12, size)
     return size * (t.sin() + (math.pi - t) * t.cos()) / (2 * math.pi)
 
 
 def _step(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    return (math.pi - (q12 / (q11 * q22).sqrt()).clamp(-1, 1).arccos()) / (2 * math.pi)
+    size = (q11 * q22).sqrt()
+    # The derivative of ReLU is 0 at 0.
+    return torch.where(size > 0, (math.pi - _angle(q12, size)) / (2 * math.pi), 0.0)
+
+
+def _angle(q12: Tensor, size: Tensor) -> Tensor:
+    return (q12 / size.clamp_min(torch.finfo(size.dtype).tiny)).clamp(-1, 1).arccos()
 
 
 def _erf(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
@@ -67,24 +74,64 @@ def _cdf(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
     return 0.25 + (q12 / ((1 + q11) * (1 + q22)).sqrt()).clamp(-1, 1).arcsin() / (2 * math.pi)
 
 
-def _softplus_like(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+def _normal_integral(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
     """Return the kernel of ``x Phi(x) + phi(x)``, the antiderivative of the distribution function."""
-    return pair_mean(_normal_integral, q11, q12, q22)
+    determinant = (1 + q11) * (1 + q22) - q12.square()
+    return q12 * _cdf(q11, q12, q22) + determinant.sqrt() / (2 * math.pi)
 
 
-def _normal_integral(x: Tensor) -> Tensor:
-    below: Tensor = torch.special.ndtr(x)
-    return x * below + torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+def _gelu(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """Return the kernel of ``x Phi(x)``, from Stein's identity, with ``E[phi(u) phi(v)] = 1 / (2 pi sqrt(D))``."""
+    square = q12.square()
+    determinant = (1 + q11) * (1 + q22) - square
+    rest = q11 * q22 - square + square / (1 + q11) + square / (1 + q22)
+    return q12 * _cdf(q11, q12, q22) + rest / (2 * math.pi * determinant.sqrt())
 
+
+def _gelu_slope(q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
+    """Return the kernel of ``Phi(x) + x phi(x)``."""
+    determinant = (1 + q11) * (1 + q22) - q12.square()
+    rest = 1 / (1 + q11) + 1 / (1 + q22) + 1 / determinant
+    return _cdf(q11, q12, q22) + q12 * rest / (2 * math.pi * determinant.sqrt())
+
+
+def by_quadrature(phi: Function, slope: Function) -> Activation:
+    """Return the kernels of a function and its derivative by quadrature."""
+    return Activation(lambda a, b, c: pair_mean(phi, a, b, c), lambda a, b, c: pair_mean(slope, a, b, c))
+
+
+def _tanh_slope(x: Tensor) -> Tensor:
+    return 1 - x.tanh().square()
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    return x.sigmoid() * (-x).sigmoid()
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    return x.sigmoid() * (1 + x * (-x).sigmoid())
+
+
+_LINEAR = Activation(lambda a, b, c: b, lambda a, b, c: torch.ones_like(b))
 
 ACTIVATIONS = {
     "relu": Activation(_relu, _step),
+    "tanh": by_quadrature(torch.tanh, _tanh_slope),
+    "gelu": Activation(_gelu, _gelu_slope),
+    "silu": by_quadrature(F.silu, _silu_slope),
+    "softplus": by_quadrature(F.softplus, torch.sigmoid),
+    "sigmoid": by_quadrature(torch.sigmoid, _sigmoid_slope),
     "erf": Activation(_erf, _erf_slope),
     "quadratic": Activation(lambda a, b, c: a * c + 2 * b.square(), lambda a, b, c: 4 * b),
-    "normal-integral": Activation(_softplus_like, _cdf),
-    "linear": Activation(lambda a, b, c: b, lambda a, b, c: torch.ones_like(b)),
+    "identity": _LINEAR,
+    "linear": _LINEAR,
+    "normal-integral": Activation(_normal_integral, _cdf),
 }
-"""Activations with closed forms; "normal-integral" has the normal distribution function as its derivative."""
+"""Activations of `featlearn.models`, "linear" for "identity", and "normal-integral", ``x Phi(x) + phi(x)``.
+
+The derivative of "normal-integral" is the normal distribution function. "tanh", "silu", "softplus" and "sigmoid" have
+no closed form and use quadrature.
+"""
 
 
 def as_activation(activation: str | tuple[Function, Function]) -> Activation:
@@ -96,15 +143,17 @@ def as_activation(activation: str | tuple[Function, Function]) -> Activation:
         return ACTIVATIONS[activation]
     if not isinstance(activation, tuple) or len(activation) != 2 or not all(callable(f) for f in activation):
         raise InputError(f"activation must be a name or a pair (phi, derivative) of functions, got {activation!r}.")
-    phi, slope = activation
-    return Activation(lambda a, b, c: pair_mean(phi, a, b, c), lambda a, b, c: pair_mean(slope, a, b, c))
+    return by_quadrature(*activation)
 
 
 def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tensor:
-    """Compute ``E[f(u) f(v)]`` over centered Gaussian (u, v), elementwise, by a product of Gauss-Hermite rules.
+    """Compute ``E[f(u) f(v)]`` over centered Gaussian (u, v), elementwise, by a product of midpoint rules.
 
-    The result is exact to rounding for smooth functions. A jump, as in the derivative of ReLU, causes errors of about
-    1e-3: use its closed form. Time: 96^2 values of the function per entry.
+    The midpoint rule converges exponentially for analytic functions. Its step is 0.2 standard deviations, or less for
+    large variances, where a Gauss-Hermite rule fails: 96 nodes have an error of 3% for tanh' at variance 10. The result
+    is exact to about 1e-10 for tanh, sigmoid and similar functions up to variances of about 200. A jump, as in the
+    derivative of ReLU, causes errors of about 1e-3: use its closed form. Time: 96^2 values of the function per entry of
+    variance up to 2, up to 1024^2 for large variances.
 
     Args:
         function: Smooth elementwise function.
@@ -115,27 +164,36 @@ def pair_mean(function: Function, q11: Tensor, q12: Tensor, q22: Tensor) -> Tens
     Returns:
         The expectations, of the broadcast shape.
     """
-    z, w = _gauss_hermite()
     together = torch.broadcast_tensors(q11, q12, q22)  # type: ignore[no-untyped-call]
     shape = together[0].shape
     a, b, c = (q.to(torch.float64).reshape(-1) for q in together)
+    # Entries of similar variance share a rule.
+    largest = torch.maximum(a, c).sqrt()
+    order = largest.argsort(descending=True)
     means = torch.empty_like(a)
-    step = max(1, 2**21 // len(z) ** 2)
-    for first in range(0, len(a), step):
-        s11, s12, s22 = (q[first : first + step, None] for q in (a, b, c))
+    first = 0
+    while first < len(a):
+        z, w = _midpoints(float(largest[order[first]]))
+        count = max(1, 2**21 // len(z) ** 2)
+        places = order[first : first + count]
+        s11, s12, s22 = (q[places, None] for q in (a, b, c))
         root = s11.sqrt()
         u = root * z
         share = torch.where(root > 0, s12 / root.clamp_min(torch.finfo(torch.double).tiny), 0.0)
         rest = (s22 - share.square()).clamp_min(0).sqrt()
         v = share[:, :, None] * z[:, None] + rest[:, :, None] * z
-        means[first : first + step] = ((function(u) * w)[:, :, None] * function(v) * w).sum((1, 2))
+        means[places] = ((function(u) * w)[:, :, None] * function(v) * w).sum((1, 2))
+        first += count
     return means.reshape(shape)
 
 
-@lru_cache(maxsize=1)
-def _gauss_hermite() -> tuple[Tensor, Tensor]:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-    return torch.from_numpy(nodes), torch.from_numpy(weights / math.sqrt(2 * math.pi))
+def _midpoints(deviation: float) -> tuple[Tensor, Tensor]:
+    """Return a midpoint rule for N(0, 1), fine enough for functions of a variable with a given standard deviation."""
+    step = min(_STEP, 0.3 / deviation if deviation > 0 else _STEP)
+    half = min(math.ceil(_REACH / step), _NODES // 2)
+    z = (torch.arange(-half, half, dtype=torch.float64) + 0.5) * (_REACH / half)
+    w = torch.exp(-z.square() / 2)
+    return z, w / w.sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +262,9 @@ def sphere_alignment(
     Args:
         d: Input dimension, at least 1.
         n: Number of points, at least 1.
-        activation: "relu", "erf", "quadratic", "normal-integral", "linear", or a pair (phi, derivative) of functions.
+        activation: "relu", "tanh", "gelu", "silu", "softplus", "sigmoid", "erf", "quadratic", "identity" or "linear",
+            "normal-integral" (whose derivative is the normal distribution function), or a pair (phi, derivative) of
+            smooth functions.
         target: Function from inputs of shape ``(n, d)`` to labels of shape ``(n,)``. Default: the first coordinate.
         seed: Generator or seed of the points. Default: seed 0.
 
@@ -249,13 +309,17 @@ def predict_depth(
     In the limit of infinite width ``E[P] = prod_l E[phi'(u_l) phi'(v_l)]`` over the hidden layers, with covariances
     ``q_1 = variance x.x' / d`` and ``q_(l+1) = E[phi(u_l) phi(v_l)]`` (twice that for ReLU, which keeps their size; rho
     does not depend on it). The quadratic network of two hidden layers is exact at finite width, with ``q = x.x'`` and
-    ``p = q_ii q_jj``: ``k (k - 1) q (p + 2 q^2) + 3 k (9 p q + 6 q^3)``, up to a factor.
+    ``p = q_ii q_jj``: ``k (k - 1) q (p + 2 q^2) + 3 k (9 p q + 6 q^3)``, up to a factor. Expectations are closed forms
+    for "relu", "gelu", "erf", "quadratic", "identity" and "normal-integral", and by quadrature otherwise, which takes
+    seconds per layer for a few hundred points.
 
     Args:
         X: Inputs, shape ``(n, d)``.
         y: Labels, shape ``(n,)``.
         hidden: Number of hidden layers, at least 1.
-        activation: "relu", "erf", "quadratic", "normal-integral", "linear", or a pair (phi, derivative) of functions.
+        activation: "relu", "tanh", "gelu", "silu", "softplus", "sigmoid", "erf", "quadratic", "identity" or "linear",
+            "normal-integral" (whose derivative is the normal distribution function), or a pair (phi, derivative) of
+            smooth functions.
         width: Width of both hidden layers, for the quadratic network with two. Default: the limit.
         variance: Variance of the weights times the number of inputs of a layer, above 0.
 
@@ -272,6 +336,11 @@ def predict_depth(
         1 0.998
         2 0.99
         3 0.98
+        >>> for activation in ("tanh", "gelu", "softplus"):
+        ...     print(activation, round(predict_depth(X, X[:, 0], 2, activation).rho, 3))
+        tanh 0.999
+        gelu 0.993
+        softplus 1.0
 
     References:
         Beaglehole, Mitliagkas & Agarwala, "Feature learning as alignment", https://openreview.net/forum?id=JXCe2ZcUXr,
@@ -293,13 +362,22 @@ def predict_depth(
     kernels = as_activation(activation)
     q = variance * (x @ x.mT) / x.shape[1]
     ptk = torch.ones_like(q)
+    rows, columns = torch.triu_indices(len(q), len(q))
     for layer in range(hidden):
         size = q.diagonal().clamp_min(0)
-        rows, columns = size[:, None].expand_as(q), size.expand_as(q)
-        # Rounding can raise a correlation above 1.
-        limit = (rows * columns).sqrt()
-        q = q.clamp(-limit, limit)
-        ptk = ptk * kernels.slope_kernel(rows, q, columns)
+        # The kernels are symmetric; and rounding can raise a correlation above 1.
+        first, second = size[rows], size[columns]
+        limit = (first * second).sqrt()
+        pairs = q[rows, columns].clamp(-limit, limit)
+        ptk = ptk * _symmetric(kernels.slope_kernel(first, pairs, second), rows, columns, len(q))
         if layer + 1 < hidden:
-            q = variance * kernels.kernel(rows, q, columns) * (2.0 if activation == "relu" else 1.0)
+            scale = variance * (2.0 if activation == "relu" else 1.0)
+            q = scale * _symmetric(kernels.kernel(first, pairs, second), rows, columns, len(q))
     return WideAlignment(derivative_correlation(x, labels, ptk), ptk)
+
+
+def _symmetric(values: Tensor, rows: Tensor, columns: Tensor, n: int) -> Tensor:
+    matrix = values.new_empty(n, n)
+    matrix[rows, columns] = values
+    matrix[columns, rows] = values
+    return matrix

@@ -93,7 +93,7 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         ),
         about(f"numerator of networks drawn over the sum of both terms, at width {width}", "equation (9)",
               1.0, widest["networks drawn"], 0.05,
-              "three standard errors of the mean over networks; the sum is by free probability, exact for large d"),
+              "three standard errors of the mean over networks; the sum is exact at finite size"),
     )  # fmt: skip
     mean = table.drop(columns="seed").groupby("width").mean().reset_index()
     return Result(

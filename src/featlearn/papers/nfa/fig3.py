@@ -61,8 +61,8 @@ def _measure(size: int, balances: Sequence[float], moment_networks: int, reading
     curves: dict[str, list[float]] = {"predicted": [], "exact": [], "observed": []}
     for balance in balances:
         task = reversing_task(balance, size, size, reading=reading, generator=seed, dtype=torch.float64)
-        result = predict_quadratic(task.X, task.y, size, moments=moments, networks=1, seed=0)
-        exact = predict_quadratic(task.X, task.y, size).rho
+        result = predict_quadratic(task.X, task.y, size, moments=moments, networks=1, seed=0, method="free")
+        exact = predict_quadratic(task.X, task.y, size, method="free").rho
         for name, rho in zip(curves, (result.rho, exact, result.observed[0]), strict=True):
             curves[name].append(rho)
     return curves
