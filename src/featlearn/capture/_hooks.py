@@ -202,7 +202,8 @@ class Capture:
         if not trace.output.requires_grad:
             raise UnsupportedModelError(
                 f"the output of {self._what} has no gradient: no layer was called with autograd on "
-                "(is its forward decorated with torch.no_grad, or does it detach its result?)."
+                "(is its forward decorated with torch.no_grad, or does it detach its result? Checkpointed regions need "
+                "checkpoint(..., use_reentrant=False))."
             )
         if not torch.isfinite(trace.output.detach()).all():
             raise InputError(f"the output of {self._what} must be finite, got NaN or infinite entries.")
