@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from featlearn.capture._model_state import without_autocast
 from featlearn.capture._trace import Trace
 
 Profile = tuple[Tensor, torch.dtype]
@@ -81,7 +82,7 @@ def row_profiles(rows: Tensor) -> Profile:
     precision = torch.promote_types(rows.dtype, torch.float32)
     directions = signs.to(rows.device, precision).mul_(2).sub_(1)
     given, rows = rows.dtype, rows.to(precision)
-    with torch.autocast(rows.device.type, enabled=False):
+    with without_autocast(rows.device):
         if rows.stride(1) == 1 and positions > 1:  # channels first, as in convolutions
             by_channel = rows.permute(0, 2, 3, 1).reshape(n, groups * k, positions)
             return (directions.mT @ by_channel).mT, given

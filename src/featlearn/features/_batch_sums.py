@@ -11,6 +11,7 @@ import torch
 from scipy.linalg.blas import dsyrk, ssyrk
 from torch import Tensor
 
+from featlearn.capture import without_autocast
 from featlearn.errors import InputError
 from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
 
@@ -167,7 +168,7 @@ def _projected(rows: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return rows
     n, positions, blocks, _ = rows.shape
-    with torch.autocast(rows.device.type, enabled=False):  # autocast would round the product to half precision
+    with without_autocast(rows.device):
         product = torch.bmm(rows.flatten(0, 1).transpose(0, 1), weight).transpose(0, 1)
     return product.reshape(n, positions, blocks, weight.shape[2])
 
