@@ -129,9 +129,9 @@ def _cases() -> list[Case]:
         Case("ConvNeXt, 64 images, 10 outputs", lambda: _convnext(10), _images(64, 32), 1.6),
         Case("Llama, 16 x 64 tokens, 16 sketches", lambda: _llama(256), _tokens(16, 64, 256), 1.5, **llama),
         Case("Llama, 32,000 tokens", lambda: _llama(32_000), _tokens(8, 64, 32_000), 1.15, **llama),
-        Case("MLP, 1 output", lambda: mlp([*widths, 1], generator=0), flat[:256], 2.0),
-        Case("ViT, 1 output", lambda: _vit(1), _images(16, 32), 2.0),
-        Case("ConvNeXt, 1 output", lambda: _convnext(1), _images(16, 32), 2.0),
+        Case("MLP, 1 output", lambda: mlp([*widths, 1], generator=0), flat, 2.0),
+        Case("ViT, 1 output", lambda: _vit(1), _images(64, 32), 2.0),
+        Case("ConvNeXt, 1 output", lambda: _convnext(1), _images(64, 32), 2.0),
     ]
 
 

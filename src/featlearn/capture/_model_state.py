@@ -44,7 +44,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     Args:
         device: Device of the products.
     """
-    on = torch.is_autocast_enabled(device.type)
+    on = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
