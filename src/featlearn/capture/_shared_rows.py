@@ -8,6 +8,7 @@ is the sum over samples, and its outer product is not the sum of the outer produ
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -77,16 +78,21 @@ def row_profiles(rows: Tensor) -> Profile:
         Products of shape (samples, positions, 4), and the dtype of `rows`.
     """
     n, positions, groups, k = rows.shape
-    generator = torch.Generator().manual_seed(groups * k)
-    signs = torch.randint(0, 2, (groups * k, _DIRECTIONS), generator=generator, dtype=torch.int8)
     precision = torch.promote_types(rows.dtype, torch.float32)
-    directions = signs.to(rows.device, precision).mul_(2).sub_(1)
+    directions = _directions(groups * k, precision, rows.device)
     given, rows = rows.dtype, rows.to(precision)
     with without_autocast(rows.device):
         if rows.stride(1) == 1 and positions > 1:  # channels first, as in convolutions
             by_channel = rows.permute(0, 2, 3, 1).reshape(n, groups * k, positions)
             return (directions.mT @ by_channel).mT, given
         return rows.reshape(n, positions, groups * k) @ directions, given
+
+
+@lru_cache(maxsize=64)
+def _directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(size)
+    signs = torch.randint(0, 2, (size, _DIRECTIONS), generator=generator, dtype=torch.int8)
+    return signs.to(device, dtype).mul_(2).sub_(1)
 
 
 def shared_layers(
