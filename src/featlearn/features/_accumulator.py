@@ -17,12 +17,13 @@ from featlearn._utils.validation import check_option
 from featlearn.capture import Batch, Forward, ModelSession, Sizes, batches, few_rows, preserved_rng, rows_of
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._batch_gradients import BatchGradients
-from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes, mirrored
+from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
 from featlearn.features.measurement_plan import GROUPS, Outputs, check_outputs, plan_outputs, plan_sums, resolve_measure
 from featlearn.features.objective import Loss, WeightDecay, check_loss, decay_of_layers, summed_loss
 from featlearn.layers import Layer, coverage
+from featlearn.linalg.symmetric_products import mirrored
 
 _LOST = (
     "gradients are NaN, infinite or so small that their squares are lost; pass dtype=torch.float64, or scale the output"

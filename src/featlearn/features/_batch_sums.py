@@ -8,24 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from scipy.linalg.blas import dsyrk, ssyrk
 from torch import Tensor
 
 from featlearn.capture import without_autocast
 from featlearn.errors import InputError
 from featlearn.features.measurement_plan import UNGROUPED, Outputs, SumPlan
+from featlearn.linalg.symmetric_products import add_square
 
 Blocks = int | Tensor | None
 
-_BLOCK = 64  # columns: below, a symmetric product takes no less time than a general one
 _NARROW = 64  # channels: above, a copy of the rows is worth its time
-_SYRK = {torch.float32: ssyrk, torch.float64: dsyrk}
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
-    """Add ``rows^T rows`` to ``total``; only its upper triangle is valid, see `mirrored`.
+    """Add ``rows^T rows`` to ``total``, of which only the upper triangle is valid.
 
-    Half of a symmetric product is not computed.
+    Half of a symmetric product is not computed, see `featlearn.linalg.symmetric_products`.
 
     Args:
         total: Sum to add to, shape (blocks, k, k).
@@ -41,27 +39,7 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
         channels = rows.squeeze(2).mT
         total[0].addbmm_(channels, channels.mT)
     else:
-        _add_square(total[0], rows.reshape(n * positions, k))
-
-
-def _add_square(total: Tensor, rows: Tensor) -> None:
-    """Add ``rows^T rows`` to a matrix: by BLAS on the host, by blocks of columns elsewhere."""
-    k = rows.shape[1]
-    syrk = _SYRK.get(rows.dtype) if rows.device.type == "cpu" and k >= _BLOCK else None
-    if syrk is not None and total.is_contiguous() and rows.is_contiguous():
-        # BLAS reads matrices by columns: the transposed sum has a lower triangle.
-        syrk(1.0, rows.numpy().T, beta=1.0, c=total.numpy().T, lower=1, overwrite_c=1)
-        return
-    step = max(_BLOCK, k // 8)
-    for start in range(0, k, step):
-        stop = start + step
-        total[start:stop, start:].addmm_(rows[:, start:stop].mT, rows[:, start:])
-
-
-def mirrored(total: Tensor) -> Tensor:
-    """Return the symmetric float64 matrix with the given upper triangle."""
-    upper = total.to(torch.float64).triu()
-    return upper + upper.triu(1).mT
+        add_square(total[0], rows.reshape(n * positions, k))
 
 
 def empty_sums(plan: SumPlan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError, NotMeasuredError
 from featlearn.linalg.matrices import psd_power
+from featlearn.linalg.symmetric_products import gram
 
 # Gram matrices, and their weights: W now, W0 before training, Wb their difference.
 _GRAMS = {"nfm": "W", "bnfm": "W^T", "centered_nfm": "Wb", "initial_nfm": "W0"}
@@ -60,7 +61,7 @@ class Factor:
     def gram(self, other: Factor) -> Tensor:
         """Return ``self other^T``, shape (blocks, r, r'), computed once per pair."""
         if id(other) not in self._grams:
-            product = self.tensor @ other.tensor.mT
+            product = gram(self.tensor) if other is self else self.tensor @ other.tensor.mT
             # The other factor is kept with the product: a new object must not reuse its id.
             self._grams[id(other)] = (other, product)
             if other is not self:
@@ -116,9 +117,14 @@ class Factored:
             self._seen = (factor, factor.gram(self.left) @ self.core)
         return self._seen[1]
 
+    @cached_property
+    def square(self) -> float:
+        """Squared Frobenius norm."""
+        return self.inner(self)
+
     def norm(self) -> float:
         """Return the Frobenius norm."""
-        return math.sqrt(max(self.inner(self), 0.0))
+        return math.sqrt(max(self.square, 0.0))
 
     def size(self) -> int:
         """Return the number of entries of all blocks."""
@@ -169,7 +175,7 @@ def correlation(a: Factored, b: Factored, kind: str = "cosine", diagonal: bool =
     """Return the cosine or Pearson correlation of two matrices, or of their diagonals; NaN if a norm is zero."""
     if diagonal:
         a, b = (Factored(None, m.diagonal().unsqueeze(-1), None) for m in (a, b))
-    inner, first, second = a.inner(b), a.inner(a), b.inner(b)
+    inner, first, second = a.inner(b), a.square, b.square
     if kind == "pearson":
         total_a, total_b, entries = a.total(), b.total(), a.size()
         inner -= total_a * total_b / entries
@@ -326,7 +332,10 @@ class LayerMatrices:
         if name.removesuffix("_symmetric") in _FACTS:
             weight, gradient = map(self._factor, _FACTS[name.removesuffix("_symmetric")])
             return factored(weight, None, gradient) if name in _FACTS else _symmetrized(weight.tensor, gradient.tensor)
-        if name in _GRAMS:
+        if name == "bnfm" and self.shape[1] <= self.shape[2]:
+            w = self._factor("W")  # its Gram matrix serves others too
+            self._products[name] = Factored(None, w.gram(w), None)
+        elif name in _GRAMS:
             factor = self._factor(_GRAMS[name])
             self._products[name] = factored(factor, None, factor)
         elif name in CONJUGATES:

@@ -18,8 +18,9 @@ from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int
 from featlearn.capture import check_training_mode
 from featlearn.errors import InputError
-from featlearn.features._batch_sums import add_gram, mirrored
+from featlearn.features._batch_sums import add_gram
 from featlearn.features.measurement_plan import check_outputs, cotangents, plan_outputs
+from featlearn.linalg.symmetric_products import mirrored
 
 
 def egop(
