@@ -756,6 +756,20 @@ def experts_sliced_in_the_index(m: Any, x: Tensor) -> Tensor:
 # --- written in place -----------------------------------------------------------------------------
 
 
+@example(a=(2, 4), b=(3, 4), head=5, views=False, layers={"b": lambda p: torch.cat([p["a"], p["b"]])})
+def written_into_a_tensor_made_from_the_input(m: Any, x: Tensor) -> Tensor:
+    w = x.new_zeros(5, 4)
+    w[:2] = m.a
+    w[2:] = m.b
+    return end(m, m.see("b", F.linear(x, w)))
+
+
+@example(w=(6, 4), head=6)
+def weight_on_the_left_of_a_look_up(m: Any, x: Tensor) -> Tensor:
+    h = torch.tanh(x)
+    return end(m, m.see("w", m.w @ h.T, columns).T)
+
+
 @example(w=(2, 4), head=5, views=False, layers={
     "w": lambda p: torch.cat([p["w"], torch.zeros(3, 4, dtype=torch.float64)]),
 })  # fmt: skip
@@ -989,6 +1003,60 @@ def test_loss(case: Example) -> None:
             fact = torch.stack([-(a.T @ b) / DECAY for a, b in zip(w, gradients[layer], strict=True)])
             assert_close(report[layer].fact, fact, (layer, "fact"))
             assert_close(alone[layer].fact, fact, (layer, "fact"))
+
+
+# --- later batches, other models ---
+
+
+def late_experts(m: Any, x: Tensor) -> Tensor:
+    chosen, total = (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), x.new_zeros(len(x), 5)
+    for e, p in enumerate((m.p, m.q, m.r)):
+        rows = (chosen == e).nonzero()[:, 0]
+        if len(rows):
+            total = total.index_add(0, rows, torch.tanh(m.see("pqr"[e], x[rows] @ p.T)))
+    return end(m, total)
+
+
+@pytest.mark.parametrize("options", [{}, {"measure": "nfc"}], ids=["all", "nfc"])
+def test_an_expert_that_the_first_samples_do_not_use_is_measured(options: dict[str, Any]) -> None:
+    model, x = built(late_experts, p=(5, 4), q=(5, 4), r=(5, 4)), inputs(7, 4)
+    x[:3, :2] = -x[:3, :2].abs()
+    x[5, :2] = x[5, :2].abs()
+    matrices = {name: getattr(model, name).detach()[None] for name in "pqr"}
+    expected = reference(matrices | {"head": model.head.weight.detach()[None]}, model, x)
+    for size in (7, 4, 1):
+        report = fl.probe(model, x, batch_size=size, **options)
+        assert list(report) == ["p", "q", "r", "head"]
+        assert report.covered == 1
+        assert_report(report, expected, ("nfm", "agop", "nfc"), size)
+
+
+def test_slices_of_the_length_of_the_batch_are_layers_of_their_own() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        return end(m, torch.tanh(m.see(f"w{n}", m.w[:n, :n] @ x, lambda t: t.mT.reshape(-1, n))).mean(1))
+
+    model, short, long = built(run, w=(6, 6)), inputs(4, 3, 5), inputs(6, 5, 5)
+    report = fl.probe(model, [short, long])
+    for name, n, x in (("w", 3, short), ("w.2", 5, long)):
+        expected = reference({f"w{n}": model.w[:n, :n].detach()[None]}, model, x)[f"w{n}"]
+        assert report[name].shape == (1, n, n)
+        assert_close(report[name].nfc, expected["nfc"], name)
+        assert_close(report[name].agop, expected["agop"] * len(x) / 10, name)
+
+
+def test_masks_of_the_initial_model_are_its_own() -> None:
+    """A pruned model against the dense one: W0 is not masked."""
+    case = named("masked-weight")
+    model, initial = perturbed(case)
+    initial.mask.fill_(1.0)
+    x, _ = case.data()
+    matrices = [case.matrices(tensors(m)) for m in (model, initial)]
+    expected = centered_reference(*matrices, model, initial, x)
+    report = fl.probe(model, x, initial=initial)
+    for layer, values in expected.items():
+        for name, value in values.items():
+            assert_close(getattr(report[layer], name), value, (layer, name))
 
 
 # --- single models --------------------------------------------------------------------------------
@@ -1258,6 +1326,28 @@ NOT_MEASURED = [
     pytest.param(lambda m, x: x.new_zeros(len(x), 5).addmm_(x, m.w), (4, 5), "addmm_", id="addmm-in-place"),
     pytest.param(lambda m, x: (x[:, None] * m.w).sum(-1), (5, 4), "entrywise products", id="sum-of-products"),
     pytest.param(written_through_a_view, (2, 4), "writing into another tensor", id="written-through-a-view"),
+    pytest.param(
+        lambda m, x: torch.bmm(m.w[None] * torch.tanh(x)[:, None], x[..., None])[..., 0],
+        (5, 4),
+        "after",
+        id="modulated",
+    ),
+    pytest.param(
+        lambda m, x: ((m.w + x.repeat(1, 5).view(-1, 5, 4)) @ x[..., None])[..., 0], (5, 4), "after", id="residual"
+    ),
+    pytest.param(
+        lambda m, x: torch.bmm(torch.where((x > 0)[:, None], m.w, 0.0), x[..., None])[..., 0],
+        (5, 4),
+        "after",
+        id="where",
+    ),
+    pytest.param(lambda m, x: torch.stack([(x * w).sum(-1) for w in m.w], -1), (5, 4), "entrywise", id="sums-of-rows"),
+    pytest.param(lambda m, x: ((x[:, None] * m.w) / 2).sum(-1), (5, 4), "entrywise", id="halved-sum"),
+    pytest.param(lambda m, x: torch.einsum("nkd->nk", x[:, None] * m.w), (5, 4), "entrywise", id="einsum-of-one"),
+    pytest.param(lambda m, x: sum(x[:, i, None] * m.w[:, i] for i in range(4)), (5, 4), "entrywise", id="sum-of-outer"),
+    pytest.param(
+        lambda m, x: F.linear(x, m.w[x[:5, 0].argsort()]), (5, 4), "rows that the data select", id="sampled-rows"
+    ),
     pytest.param(lambda m, x: scripted(x, m.w), (5, 4), "no function call is observed", id="scripted"),
     pytest.param(lambda m, x: torch.vmap(lambda row: m.w @ row)(x), (5, 4), "vmap", id="vmap"),
 ]

@@ -38,6 +38,7 @@ class Capture:
         what: Name of the model in messages.
         at_inputs: Names of the layers whose gradients are taken at an alias of the input, where they are ``J W``.
         others: Layers that are not traced. Their products are not taken for those of traced layers.
+        watch: Whether to look for products outside of modules in each pass, even if no such layer is traced.
 
     Raises:
         InputError: On entry, if parameters are not finite or on several devices, or modules are in training mode.
@@ -56,6 +57,7 @@ class Capture:
         what: str = "the model",
         at_inputs: Iterable[str] = (),
         others: Sequence[Layer] = (),
+        watch: bool = False,
     ) -> None:
         check_option("train_mode", train_mode, ("error", "eval"))
         self._model, self._layers, self._others = model, list(layers), list(others)
@@ -63,7 +65,7 @@ class Capture:
         self._operations: Operations | None = None
         self._parameters: dict[str, Tensor | None] = {}
         self._train_mode, self._keep_inputs, self._what = train_mode, inputs, what
-        self._weight_gradients, self._frozen = weight_gradients, frozen
+        self._weight_gradients, self._frozen, self._watch = weight_gradients, frozen, watch
         self._stack = ExitStack()
         self._trace: Trace | None = None
         self._cloned: set[str] = set()
@@ -87,7 +89,8 @@ class Capture:
                         parameter.requires_grad_(self._weight_gradients)
             stack.enter_context(parametrizations_computed_once(self._model))
             self._attach(stack)
-            if chosen := [layer for layer in self._layers if layer.operation is not None]:
+            chosen = [layer for layer in self._layers if layer.operation is not None]
+            if chosen or self._watch:
                 self._operations = Operations(self._model, chosen, self._record_operation, self._alias)
             self._stack = stack.pop_all()
         return self
@@ -95,6 +98,11 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         self._trace = None
         self._stack.close()
+
+    @property
+    def operations(self) -> Operations | None:
+        """Mode that looks for products outside of modules; None if it is not needed."""
+        return self._operations
 
     def find_operations(self, call: Callable[[], Any]) -> tuple[Operations, Trace]:
         """Run a function that calls the model once, and find the products outside of module layers.

@@ -9,10 +9,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featlearn.capture._origins import NEUTRAL, Origin, Origins
+from featlearn.capture._origins import Origin, Origins
 from featlearn.layers import LAYER_INPUT, Layer
 from featlearn.layers.forms import Form
 from featlearn.layers.operations import Operation, operation_layer, tensor_at
@@ -22,6 +22,8 @@ Record = Callable[[Layer, Tensor, Tensor, Form, "int | Tensor | None"], Tensor]
 """Function of the layer, its weight, pre-activations h, form and blocks of rows that returns the h to go on with."""
 HIDDEN = "code in which no function call is observed"
 """Use of a parameter in a scripted or compiled function."""
+LOOKED_UP = "a product with rows that the data select"
+"""Use of a parameter in a product such as ``x @ W[ids].T``."""
 VECTORIZED = "a function under vmap"
 """Use of a parameter in a product of vectorized tensors, whose rows cannot be recorded."""
 
@@ -100,15 +102,6 @@ class Operations(TorchFunctionMode):
         if not self.inside:
             self._origins.mark_use(inputs, LAYER_INPUT)
 
-    def mark_hidden(self, paths: Iterable[str]) -> None:
-        """Record parameters that are used where no function call is observed.
-
-        Args:
-            paths: Paths of the parameters.
-        """
-        for path in paths:
-            self._origins.uses.setdefault(path, set()).add(HIDDEN)
-
     @property
     def uses(self) -> Mapping[str, set[str]]:
         """Names of the functions that used each parameter together with data, by path."""
@@ -142,7 +135,7 @@ class Operations(TorchFunctionMode):
 
     def _is_weight(self, tensor: Tensor) -> bool:
         origin = self._origins.of(tensor)
-        return origin is not None and origin is not NEUTRAL and not origin.soft
+        return origin is not None and not origin.constant and not origin.soft
 
     def _read(self, call: ProductCall) -> tuple[Product | None, ProductCall]:
         """Return the product of an activation with a weight, if the call is one, and the call to make."""
@@ -150,22 +143,27 @@ class Operations(TorchFunctionMode):
         for candidate in call.candidates:
             weight = call.at(candidate.weight)
             origin = self._origins.of(weight)
-            if origin is None or origin is NEUTRAL or weight.ndim < 2:
+            if origin is None or origin.constant or weight.ndim < 2:
                 continue
             x = None if candidate.activation is None else call.at(candidate.activation)
             if x is not None:
                 other = self._origins.of(x)
-                if other is not None and other.soft and origin.soft:
-                    continue  # a product of two look-ups
-                if other is not None and not other.soft and (other is not NEUTRAL or x.ndim < 2):
+                if other is not None and origin.soft and not other.constant:
+                    continue  # looked-up rows are the activation
+                if other is not None and not other.soft and (not other.constant or x.ndim < 2):
                     return None, call  # a product of parameters, or with a constant vector, computes a weight
             product = self._product(call, candidate, origin, weight, x)
             if product is None:
+                if origin.soft and origin.name != "embedding":
+                    self._origins.mark_use(weight, LOOKED_UP)
                 continue
             if torch._C._functorch.is_functorch_wrapped_tensor(weight if x is None else x):
                 self._origins.mark_use(weight, VECTORIZED)
                 return None, call
             return product, call
+        operands = [call.at(candidate.weight) for candidate in call.candidates]
+        if sum(self._origins.of(t) is None for t in operands) > 1:
+            self._origins.mark_mixed(operands)
         return None, call
 
     def _product(
@@ -200,7 +198,7 @@ class Operations(TorchFunctionMode):
         if not origin.copies:
             return frozenset()
         if origin.view:
-            value = origin.entries(self._size)
+            value = origin.entries(self._find)
         else:  # values of the parameters may be equal by chance, those of random numbers are not
             value = origin.value(self._random)
         return frozenset(
@@ -218,17 +216,19 @@ class Operations(TorchFunctionMode):
         if not origin.view:
             return place, False
         if place not in self._entries:
-            matrix = form.matrix(origin.entries(self._size, None if origin.selection is None else 0)).contiguous()
+            matrix = form.matrix(origin.entries(self._find, None if origin.selection is None else 0)).contiguous()
             unique = bool((torch.bincount(matrix.flatten()) < 2).all())
             self._entries[place] = (hashlib.blake2b(matrix.numpy().tobytes(), digest_size=16).hexdigest(), unique)
         mark, unique = self._entries[place]
         return (*sorted(origin.leaves), type(form).__name__, form.shape, mark), unique
 
-    def _size(self, path: str) -> Size:
-        return tensor_at(self._model, path).shape
+    def _find(self, path: str) -> Tensor:
+        return tensor_at(self._model, path)
 
     def _random(self, path: str) -> Tensor:
         tensor = tensor_at(self._model, path)
+        if not isinstance(tensor, nn.Parameter):
+            return tensor
         seed = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
         return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
 

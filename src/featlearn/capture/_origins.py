@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Tensor, nn
 
+from featlearn.capture._mixed import Mixed
 from featlearn.capture._model_state import COMPUTED
 from featlearn.capture._selections import Selection, read_index
 
@@ -25,9 +26,17 @@ _VIEWS = frozenset(
 )  # fmt: skip
 # Functions that copy a tensor along new dimensions, often as many times as there are samples.
 _COPIES = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"})
+_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__"})
+_ADDS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"})
+_ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat"}
+_MAKES = frozenset(f"{kind}_{what}" for kind in ("new",) for what in ("zeros", "ones", "full", "empty", "tensor")) | {
+    "zeros_like", "ones_like", "full_like", "empty_like",
+}  # fmt: skip
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
 WRITTEN = "writing into another tensor"
 """Use of a parameter that is written into a tensor whose origin is not followed."""
+MIXED = "a product after it was combined with activations"
+"""Use of a parameter in ``(W * s(x)) @ x``, where the weight depends on the data."""
 SUMMED = "a sum of entrywise products"
 """Use of a parameter in ``(x[:, None] * W).sum(-1)``."""
 
@@ -61,6 +70,11 @@ class Origin:
     selection: Selection | None = None
 
     @property
+    def constant(self) -> bool:
+        """True if the tensor depends neither on parameters nor on data."""
+        return not self.leaves
+
+    @property
     def soft(self) -> bool:
         """True if the data select among the parameters, as in a look-up."""
         return self.selection is not None and self.selection.soft
@@ -79,16 +93,17 @@ class Origin:
         """
         return self._replayed(parameters, lambda s, stack: s.of(stack(), block), True, {})
 
-    def entries(self, sizes: Callable[[str], Size], block: int | None = None) -> Tensor:
+    def entries(self, parameters: Parameters, block: int | None = None) -> Tensor:
         """Return the number of each entry in its parameter; for views only.
 
         Args:
-            sizes: Function that returns the shape of the parameter of a path.
+            parameters: Function that returns the parameter or constant of a path.
             block: Block in place of the selected ones. None takes those of the call.
         """
 
         def numbers(path: str) -> Tensor:
-            return torch.arange(sizes(path).numel()).reshape(sizes(path))
+            tensor = parameters(path)
+            return torch.arange(tensor.numel()).reshape(tensor.shape) if path in self.leaves else tensor.detach().cpu()
 
         return self._replayed(numbers, lambda s, stack: s.of(stack(), block), False, {})
 
@@ -153,7 +168,8 @@ class Origin:
 
 
 NEUTRAL = Origin(frozenset(), "constant")
-"""Origin of tensors that depend neither on parameters nor on data: buffers, and what is computed from them."""
+"""Origin of constants that the forward pass makes itself, such as masks and positions. Other constants are buffers, and
+what is computed from them."""
 
 
 class Origins:
@@ -165,12 +181,13 @@ class Origins:
 
     def __init__(self, model: nn.Module) -> None:
         self._start: dict[int, tuple[Tensor, Origin, int]] = {}
-        for module in model.modules():
+        for prefix, module in model.named_modules():
             # Tensors that are plain attributes, such as masks, are constants as buffers are.
-            plain = (value for value in vars(module).values() if isinstance(value, Tensor))
-            for tensor in (*plain, *module._buffers.values()):
+            plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+            for local, tensor in (plain | module._buffers).items():
                 if tensor is not None:
-                    self._start[id(tensor)] = (tensor, NEUTRAL, 0)
+                    path = f"{prefix}.{local}" if prefix else local
+                    self._start[id(tensor)] = (tensor, Origin(frozenset(), path), 0)
         for path, parameter in model.named_parameters():
             self._start[id(parameter)] = (parameter, Origin(frozenset({path}), path), 0)
         for prefix, module in model.named_modules():
@@ -185,8 +202,8 @@ class Origins:
         """Forget the tensors of the last forward pass."""
         # Tensors are kept: the id of a freed one would be used again.
         self._known = dict(self._start)
-        # Entrywise products in which activations are repeated along a dimension of the weight.
-        self._outer: dict[int, tuple[Tensor, frozenset[str]]] = {}
+        self._mixed: dict[int, Mixed] = {}
+        self._kept: list[Tensor] = []
 
     def of(self, tensor: Any) -> Origin | None:
         """Return the origin of a tensor; None if it depends on the data."""
@@ -245,16 +262,17 @@ class Origins:
             result = func(*args, **kwargs)
             self._keep(target, NEUTRAL)
             return result
-        computed = before is NEUTRAL or (before is not None and before.function is not None)
+        computed = before is not None and (before.constant or before.function is not None)
         if followed and computed and not target._is_view():
-            base = target.detach().clone() if before is NEUTRAL else before
+            assert before is not None
+            base = target.detach().clone() if before.constant else before
             steps = (base, *map(self._traced, args[1:]))
             options = {key: self._traced(part) for key, part in kwargs.items()}
             result = func(*args, **kwargs)
             self._keep(target, Origin(leaves, name, _out_of_place(func), steps, options, view=False))
             return result
         for origin in origins:
-            self._use(origin, name if before is None else WRITTEN)
+            self._use(origin, name if before is None or None in origins else WRITTEN)
         self._known.pop(id(target), None)
         if target._is_view():
             self._known.pop(id(target._base), None)
@@ -272,22 +290,23 @@ class Origins:
             return
         tensors = list(_tensors((args, kwargs.values())))
         origins = [self.of(t) for t in tensors]
-        known = [o for o in origins if o is not None and o is not NEUTRAL]
-        if not known and None not in origins:
+        known = [o for o in origins if o is not None and not o.constant]
+        if name in _MAKES or (None not in origins and all(o is NEUTRAL for o in origins)):
             for part in _tensors(result):
                 self._keep(part, NEUTRAL)
             return
-        view = name in _VIEWS and len(known) == 1 and known[0].view
+        view = name in _VIEWS and len(known) == 1 and known[0].view and self.of(tensors[0]) is known[0]
         if None in origins or (any(o.soft for o in known) and not view):
             for tensor, origin in zip(tensors, origins, strict=True):
                 if origin is not None and not origin.soft:  # a look-up is data once it is computed with
                     self._use(origin, "attn_mask" if _is_mask(name, args, kwargs, tensor) else name)
-            self._check_sums(name, tensors, origins, result)
+            self._mix(name, tensors, args, kwargs, result)
             return
         leaves = _leaves(known)
         same = [o for o in known if o.signature == known[0].signature]
-        copies = name in _COPIES or (name == "stack" and len(same) == len(known) == len(tensors))
+        copies = name in _COPIES or (name == "stack" and bool(known) and len(same) == len(known) == len(tensors))
         common = _common_selection(known)
+        known = known or [o for o in origins if o is not None]
         if not view and common is not None and isinstance(common.ids, Tensor):
             common = None
         steps = tuple(map(self._traced, args))
@@ -305,9 +324,10 @@ class Origins:
         """Return the origin of a stack and its selected parts, if the call selects along the first dimension."""
         index = read_index(name, args, kwargs)
         origin = None if index is None else self.of(index.stack)
-        if index is None or origin is None or origin is NEUTRAL or origin.selection is not None:
+        if index is None or origin is None or origin.constant or origin.selection is not None:
             return None
-        soft = isinstance(index.ids, Tensor) and self.of(index.ids) is not NEUTRAL
+        of_ids = self.of(index.ids) if isinstance(index.ids, Tensor) else NEUTRAL
+        soft = of_ids is None or not of_ids.constant
         # A row of a matrix is not a block, unless it is looked up and used as a matrix.
         if index.stack.ndim < (2 if soft else 3):
             return None
@@ -315,15 +335,44 @@ class Origins:
             return origin, [(part, index.selection(part, i, False)) for i, part in enumerate(result)]
         return origin, [(result, index.selection(result, index.ids, soft))]
 
-    def _check_sums(self, name: str, tensors: Sequence[Tensor], origins: Sequence[Origin | None], result: Any) -> None:
-        """Find products that are written as a sum of entrywise products."""
-        if name in ("mul", "__mul__", "__rmul__", "multiply") and isinstance(result, Tensor) and len(tensors) == 2:
-            data = next((t for t, o in zip(tensors, origins, strict=True) if o is None), None)
-            if data is not None and data.numel() < result.numel():
-                self._outer[id(result)] = (result, _leaves(origins))
-        elif name in ("sum", "mean") and tensors and id(tensors[0]) in self._outer:
-            for leaf in self._outer[id(tensors[0])][1]:
-                self.uses.setdefault(leaf, set()).add(SUMMED)
+    def mark_mixed(self, tensors: Iterable[Any]) -> None:
+        """Record the parameters that were combined with data entry by entry before a product with other data.
+
+        Args:
+            tensors: Operands of the product.
+        """
+        for tensor in tensors:
+            if id(tensor) in self._mixed:
+                for leaf in self._mixed[id(tensor)].leaves:
+                    self.uses.setdefault(leaf, set()).add(MIXED)
+
+    def _mix(
+        self, name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Follow parameters that are combined with data entry by entry, and find sums over such products."""
+        earlier = [self._mixed[id(t)] for t in tensors if id(t) in self._mixed]
+        if name in ("sum", "mean", "einsum"):
+            if len(tensors) == 1 and earlier:
+                self._use_sum(earlier[0].summed(name, args, kwargs))
+            return
+        if name not in _ENTRYWISE and name not in _VIEWS:
+            return
+        mixed = Mixed(frozenset(), {})
+        for part in earlier:
+            if name in _ADDS:  # a sum of several products with one parameter
+                self._use_sum(mixed.factors.keys() & part.factors.keys())
+            mixed = mixed.joined(part, name in _VIEWS)
+        for tensor in tensors if name in _ENTRYWISE else ():
+            origin = self.of(tensor)
+            if origin is not None and origin.leaves:
+                mixed = mixed.joined(Mixed.of(tensor, origin.leaves, name in _PRODUCTS), False)
+        for made in _tensors(result) if mixed.leaves else ():
+            self._mixed[id(made)] = mixed
+            self._kept.append(made)
+
+    def _use_sum(self, leaves: Iterable[str]) -> None:
+        for leaf in leaves:
+            self.uses.setdefault(leaf, set()).add(SUMMED)
 
     def _traced(self, part: Any) -> Any:
         if isinstance(part, Tensor):

@@ -18,7 +18,7 @@ from featlearn.capture._data import Batch, Forward, as_batch, call_model, find_o
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import initial_model, matching_layers, placed, weight_mark, whole_weight
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng, refresh_hooked_weights
-from featlearn.capture._operations import Operations, operation_layers
+from featlearn.capture._operations import HIDDEN, Operations, operation_layers
 from featlearn.capture._trace import Call, Sizes, Trace
 from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError, UnsupportedModelError
@@ -102,7 +102,9 @@ class ModelSession:
         self._patterns = None if layers is None else parse_patterns(layers, "layers")
         self._operations = operations and not self.sharded
         self.layers = self._known_layers()
-        self.uses: Mapping[str, set[str]] = {}
+        self.uses: dict[str, set[str]] = {}
+        self._keys: set[Any] = set()
+        self._watched = False
         self.prepared, self.mixed, self.lowered = not self._operations, False, False
         self.at_inputs: frozenset[str] = frozenset()
         self._forward, self._train_mode, self._dtype, self._what = forward, train_mode, dtype, what
@@ -156,29 +158,69 @@ class ModelSession:
         except Exception:
             self.layers = self._known_layers()
             raise
-        self.uses, self.mixed, self.lowered, self.prepared = seen.uses, trace.mixed, seen.lowered, True
+        self.uses = {path: set(names) for path, names in seen.uses.items()}
+        self.mixed, self.lowered, self.prepared = trace.mixed, seen.lowered, True
         called = trace.calls.keys() | trace.blocked
-        seen.mark_hidden(self._hidden_uses(seen, trace))
-        found = operation_layers(self.model, seen.found, called, skipped_parameters(self.model), seen.complex_keys)
-        # A module that is not called, but whose weight is multiplied, is the layer of that product.
-        replaced = {layer.name for layer in found}
-        every = [layer for layer in self._all_layers if layer.name not in replaced] + found
-        self._all_layers = _in_order(self.model, every) if found else every
+        for path in self._hidden_uses(seen, trace):
+            self.uses.setdefault(path, set()).add(HIDDEN)
+        self._watched = bool(self._unexplained(seen, trace))
+        found = self._add_layers(seen, called)
         self.layers = select_layers(self._all_layers, self._patterns)
         if not found:
             return trace.sizes()
         with self.open():
             return self.sizes(batch)
 
-    def _hidden_uses(self, seen: Operations, trace: Trace) -> list[str]:
-        """Return the matrices that the output depends on, although no function call and no layer used them."""
+    def _add_layers(self, seen: Operations, called: Iterable[str]) -> list[Layer]:
+        """Add the layers of products that are not known yet, and return them."""
+        late = {key: product for key, product in seen.found.items() if key not in self._keys}
+        self._keys |= late.keys()
+        found = operation_layers(self.model, late, called, skipped_parameters(self.model), seen.complex_keys)
+        # A module that is not called, but whose weight is multiplied, is the layer of that product.
+        replaced = {layer.name for layer in found}
+        every = [layer for layer in self._all_layers if layer.name not in replaced] + found
+        self._all_layers = _in_order(self.model, every) if found else every
+        return found
+
+    def has_late_products(self) -> bool:
+        """Return whether the last pass had products outside of modules that no earlier pass had."""
+        assert self._capture is not None
+        seen = self._capture.operations
+        if seen is None:
+            return False
+        for path, names in seen.uses.items():
+            self.uses.setdefault(path, set()).update(names)
+        return bool(seen.found.keys() - self._keys)
+
+    def add_late_products(self) -> list[Layer]:
+        """Add the layers of products that only the last pass had. They are traced when the session is opened again.
+
+        Returns:
+            The new layers that the patterns of the caller select.
+        """
+        assert self._capture is not None and self._capture.operations is not None
+        found = self._add_layers(self._capture.operations, (layer.name for layer in self._all_layers))
+        new = {layer.name for layer in found}
+        known = {layer.name for layer in self.layers}
+        self.layers = [x for x in self._all_layers if x.name in known or (x.name in new and self._is_selected(x))]
+        return [layer for layer in found if self._is_selected(layer)]
+
+    def _is_selected(self, layer: Layer) -> bool:
+        return any(fnmatchcase(layer.name, glob) for glob in (["*"] if self._patterns is None else self._patterns))
+
+    def _unexplained(self, seen: Operations, trace: Trace) -> dict[str, Tensor]:
+        """Return the matrices that no function call and no layer used in a pass, by path."""
         followed = {path for product in seen.found.values() for path in product.origin.leaves} | seen.uses.keys()
         inside = {id(p) for layer in self._all_layers if layer.name in trace.calls for p in layer.module.parameters()}
-        rest = {
+        return {
             path: p
             for path, p in self.model.named_parameters()
-            if p.ndim > 1 and p.requires_grad and path not in followed and id(p) not in inside
+            if p.ndim > 1 and path not in followed and id(p) not in inside
         }
+
+    def _hidden_uses(self, seen: Operations, trace: Trace) -> list[str]:
+        """Return the matrices that the output depends on, although no function call and no layer used them."""
+        rest = {path: p for path, p in self._unexplained(seen, trace).items() if p.requires_grad}
         output = trace.output
         if not rest or not output.requires_grad or not output.is_floating_point():
             return []
@@ -189,8 +231,7 @@ class ModelSession:
         """Return the selected module layers; without operations there must be some."""
         if not self._operations:
             return select_layers(self._all_layers, self._patterns)
-        globs = ["*"] if self._patterns is None else self._patterns
-        return [layer for layer in self._all_layers if any(fnmatchcase(layer.name, glob) for glob in globs)]
+        return [layer for layer in self._all_layers if self._is_selected(layer)]
 
     def adopt(self, other: ModelSession) -> None:
         """Take over the layers of a session of another model of the same architecture, after its `prepare`.
@@ -206,6 +247,7 @@ class ModelSession:
         chosen = {layer.name for layer in other.layers}
         self.layers = [layer for layer in self._all_layers if layer.name in chosen]
         self.uses, self.lowered, self.prepared = other.uses, other.lowered, other.prepared
+        self._keys = set(other._keys)
 
     def layers_of_original(self) -> list[Layer]:
         """Return the layers in the model of the caller, whose parameters an optimizer holds."""
@@ -243,7 +285,7 @@ class ModelSession:
         """
         chosen = {layer.name for layer in self.layers}
         options: dict[str, Any] = {"inputs": inputs, "weight_gradients": weight_gradients, "at_inputs": self.at_inputs}
-        options["frozen"] = frozen and not self.sharded
+        options |= {"frozen": frozen and not self.sharded, "watch": self._watched}
         if any(layer.operation is not None for layer in self.layers):
             options["others"] = [layer for layer in self._all_layers if layer.name not in chosen]
         with Capture(self.model, self.layers, train_mode=self._train_mode, what=self._what, **options) as capture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,15 @@ from featlearn.features._batch_gradients import BatchGradients
 from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
-from featlearn.features.measurement_plan import GROUPS, Outputs, check_outputs, plan_outputs, plan_sums, resolve_measure
+from featlearn.features.measurement_plan import (
+    GROUPS,
+    Outputs,
+    SumPlan,
+    check_outputs,
+    plan_outputs,
+    plan_sums,
+    resolve_measure,
+)
 from featlearn.features.objective import Loss, WeightDecay, check_loss, decay_of_layers, summed_loss
 from featlearn.layers import Layer, coverage
 from featlearn.linalg.symmetric_products import mirrored
@@ -30,6 +38,7 @@ _LOST = (
 )
 
 
+_LATE = 8  # times that a batch is run again, because it has products that no batch had before
 _OF_PAIRS = ("Kb", "double", "ptk")  # sums of J - J0
 
 
@@ -129,6 +138,12 @@ class FeatureAccumulator:
         """Choose the sums of each layer, once the layers are known."""
         if self._planned:
             return
+        plans = self._plan_layers(self._subject.layers)
+        self._totals = Totals(plans, self._subject.device)
+        self._planned = True
+
+    def _plan_layers(self, layers: Sequence[Layer]) -> dict[str, SumPlan]:
+        """Choose the sums of some layers, and tell the sessions of all layers."""
         subject = self._subject
         # Read from the original model: the optimizer holds its parameters, not those of a copy.
         self._decay = decay_of_layers(self._weight_decay, subject.layers_of_original())
@@ -139,14 +154,24 @@ class FeatureAccumulator:
         everything = self._arguments["measure"] is None
         # A backward pass in half precision would round J W, which is computed in single precision otherwise.
         rough = subject.mixed or any(p.dtype.itemsize < 4 for p in subject.model.parameters() if p.is_floating_point())
-        plans = plan_sums(subject.layers, self._wanted, groups, self._memory, everything or rough)
+        plans = plan_sums(layers, self._wanted, groups, self._memory, everything or rough)
         if rough:
             plans = {name: replace(plan, at_inputs=False) for name, plan in plans.items()}
-        self._totals = Totals(plans, subject.device)
         if self._initial is not None:
             self._initial.adopt(subject)
-        subject.at_inputs = frozenset(name for name, plan in plans.items() if plan.at_inputs)
-        self._planned = True
+        subject.at_inputs |= {name for name, plan in plans.items() if plan.at_inputs}
+        return plans
+
+    def _add_late_layers(self) -> None:
+        """Add layers that an earlier pass did not have, such as an expert without tokens; their sums start at zero."""
+        assert self._held is not None
+        new = self._subject.add_late_products()
+        self._held.close()
+        self._held.enter_context(preserved_rng())
+        self._totals.extend(self._plan_layers(new) if new else {})
+        self._spare = None
+        self._weights |= self._weights_of({layer.name for layer in new})
+        self._open()
 
     def _prepare(self, batch: Batch) -> None:
         """Find the layers, and the memory of a sample, in a forward pass of a few samples before the first batch."""
@@ -301,6 +326,11 @@ class FeatureAccumulator:
 
     def _update(self, batch: Batch) -> None:
         totals, trace = self._totals, self._subject.trace(batch)
+        for _ in range(_LATE):
+            if not self._subject.has_late_products():
+                break
+            self._add_late_layers()
+            trace = self._subject.trace(batch)
         if trace.complex:
             raise UnsupportedModelError(
                 f"complex weights are not supported, got layer {min(trace.complex)!r}. Leave it out with layers=."
@@ -373,11 +403,16 @@ class FeatureAccumulator:
         with nullcontext() if self._held is not None else self.session():
             assert self._held is not None
             if not self._subject.is_open:
-                trained = "D" in self._wanted
-                self._held.enter_context(self._subject.open(weight_gradients=trained, frozen=not trained))
-                if self._initial is not None and "Kb" in self._wanted:
-                    self._held.enter_context(self._initial.open(frozen=True))
+                self._open()
             yield
+
+    def _open(self) -> None:
+        """Attach the hooks until the end of the session."""
+        assert self._held is not None
+        trained = "D" in self._wanted
+        self._held.enter_context(self._subject.open(weight_gradients=trained, frozen=not trained))
+        if self._initial is not None and "Kb" in self._wanted:
+            self._held.enter_context(self._initial.open(frozen=True))
 
     def _check_memory(self, batch: Batch) -> None:
         """Refuse a batch whose graph does not fit, from the activations of two of its samples."""
@@ -400,10 +435,16 @@ class FeatureAccumulator:
         if self.samples:
             return
         self._marks, self._spare = marks, None
-        self._weights = {name: {"W": w} for name, w in self._subject.weights().items()}
+        self._weights = self._weights_of(self._totals.plans)
+
+    def _weights_of(self, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
+        """Copy the weights of some layers, and those of the initial model if they are needed."""
+        weights = {name: {"W": w} for name, w in self._subject.weights().items() if name in names}
         if self._initial is not None and "initial" in self._wanted:
             for name, w in self._initial.weights().items():
-                self._weights[name]["W0"] = w
+                if name in names:
+                    weights[name]["W0"] = w
+        return weights
 
     def _settings(self) -> str:
         """Return a text that is equal for accumulators whose sums can be added."""

@@ -195,6 +195,17 @@ class Totals:
     cells: int = 0
     spread: dict[str, float] = field(default_factory=dict)
 
+    def extend(self, plans: Mapping[str, SumPlan]) -> None:
+        """Add sums of further layers, which start at zero.
+
+        Args:
+            plans: Names and shapes of the sums, by layer name.
+        """
+        self.plans = {**self.plans, **plans}
+        if self.outputs is not None:
+            for name, plan in plans.items():
+                self.sums[name] = empty_sums(plan, self.outputs.groups, torch.float64, self.device)
+
     def start(self, outputs: Outputs) -> None:
         """Make the sums for a choice of outputs, or raise if they were made for another choice."""
         if self.outputs is None:

@@ -81,7 +81,11 @@ def operation_layer(model: nn.Module, name: str, operation: Operation) -> Layer:
         return torch.cat([form.matrix(operation.value(find, i)) for i in range(blocks)])
 
     if operation.view:
-        weight, matrix, note = (lambda: lookup(operation.path)), (lambda w: matrices(lambda _: w)), ""
+
+        def with_weight(w: Tensor) -> Lookup:
+            return lambda path: w if path in operation.leaves else lookup(path)
+
+        weight, matrix, note = (lambda: lookup(operation.path)), (lambda w: matrices(with_weight(w))), ""
     else:
         weight, matrix = (lambda: matrices(lookup)), (lambda w: w)
         note = "computed weight: decay acts on its parameters, so FACT = NFM need not hold"
