@@ -473,6 +473,7 @@ def test_deep_copies_of_parametrized_layers_are_not_confused() -> None:
 @pytest.mark.parametrize("kind", ["weight norm", "spectral norm", "pruned"])
 def test_weights_computed_by_hooks_are_not_stale(kind: str) -> None:
     """After a step the attribute still holds the weight of the last forward pass."""
+    torch.manual_seed(0)
     layer = nn.Linear(4, 5).double()
     if kind == "weight norm":
         nn.utils.weight_norm(layer)

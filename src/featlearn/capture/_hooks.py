@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from featlearn._utils.validation import check_option
 from featlearn.capture._model_state import check_model, eager, parametrizations_computed_once, preserved, preserved_rng
-from featlearn.capture._operations import Operations
+from featlearn.capture._operations import Operations, is_transformed
 from featlearn.capture._trace import Call, Trace, has_reentrant_checkpoint
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.layers import Layer, in_parts, real_form, real_rows
@@ -263,7 +263,8 @@ class Capture:
 
     def _alias(self, layer: Layer, x: Tensor) -> Tensor:
         """Return an alias of the input of a layer, at which the gradient is ``J W``."""
-        if layer.name not in self._at_inputs or not torch.is_grad_enabled():
+        strided = x.layout == torch.strided and not is_transformed(x)
+        if layer.name not in self._at_inputs or not torch.is_grad_enabled() or not strided:
             return x
         alias = x.view_as(x) if x.requires_grad else x.detach().requires_grad_()
         self._aliases[layer.name] = alias
@@ -326,6 +327,10 @@ class Capture:
                 module.forward = replaced
 
     def _record(self, layer: Layer, x: Tensor, h: Tensor) -> Tensor:
+        if is_transformed(h):
+            if self._trace is not None:
+                self._trace.transformed.add(layer.name)
+            return h
         if self._trace is None:
             return _with_graph(h)
         if h.is_complex() and not layer.is_complex:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import numpy as np
@@ -60,8 +60,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     requires_grad = [(p, p.requires_grad) for p in model.parameters()]
     registered = [(module, dict(module._buffers)) for module in modules]
     # Weights that hooks compute (the older weight_norm and spectral_norm, pruning) are plain attributes.
-    attributes = [(m, {k: v for k, v in m.__dict__.items() if isinstance(v, torch.Tensor)}) for m in modules]
-    written = [b for b in model.buffers() if not b.is_inference()] + [
+    attributes = [(m, dict(m.__dict__)) for m in modules]
+    written = [b for b in model.buffers() if not b.is_inference() and b.layout == torch.strided] + [
         m.weight for m in modules if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.max_norm is not None
     ]
     values = [(t, t.detach().clone()) for t in written]
@@ -74,13 +74,22 @@ def preserved(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
         for module, buffers in registered:
             module._buffers.update(buffers)
-        for module, tensors in attributes:
-            module.__dict__.update(tensors)
+        for module, before in attributes:
+            _restore_tensors(module.__dict__, before)
         with torch.no_grad():
             for tensor, value in values:
                 # The values are compared, because writes through .data do not change the version.
                 if not torch.equal(tensor, value):
                     tensor.copy_(value)
+
+
+def _restore_tensors(now: dict[str, object], before: Mapping[str, object]) -> None:
+    """Put back the attributes that were tensors, or are now: a forward pass may keep activations with their graph."""
+    for name in [name for name, value in now.items() if isinstance(value, torch.Tensor) and name not in before]:
+        del now[name]
+    for name, value in before.items():
+        if isinstance(value, torch.Tensor) or isinstance(now.get(name), torch.Tensor):
+            now[name] = value
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from featlearn.capture._origins import Origin, Origins
-from featlearn.layers import LAYER_INPUT, Layer
-from featlearn.layers.forms import Form
+from featlearn.layers import LAYER_INPUT, OF_PARAMETERS, Layer
+from featlearn.layers.forms import Folded, Form
 from featlearn.layers.operations import Operation, operation_layer, tensor_at
 from featlearn.layers.products import Candidate, ProductCall, read_product, weights_multiplied_first
 
@@ -85,7 +85,7 @@ class Operations(TorchFunctionMode):
         self.complex_keys: set[Any] = set()
         self.lowered = False
         self._itemsize = max((p.dtype.itemsize for p in model.parameters() if p.is_floating_point()), default=4)
-        self._entries: dict[Any, tuple[str, bool]] = {}
+        self._entries: dict[Any, tuple[str, bool, bool]] = {}
 
     def restart(self) -> Operations:
         """Forget the tensors of the last forward pass."""
@@ -150,16 +150,19 @@ class Operations(TorchFunctionMode):
                 other = self._origins.of(x)
                 if other is not None and origin.soft and not other.constant:
                     continue  # looked-up rows are the activation
-                if other is not None and not other.soft and (not other.constant or x.ndim < 2):
-                    return None, call  # a product of parameters, or with a constant vector, computes a weight
+                rows = other is None or other.soft or (other.copies and not origin.copies)
+                if other is not None and not rows and (not other.constant or x.ndim < 2):
+                    # A product of parameters, or with a constant vector, computes a weight.
+                    self._origins.mark_use((weight, x), OF_PARAMETERS)
+                    return None, call
+            if is_transformed(weight if x is None else x):
+                self._origins.mark_use(weight, VECTORIZED)
+                return None, call
             product = self._product(call, candidate, origin, weight, x)
             if product is None:
                 if origin.soft and origin.name != "embedding":
                     self._origins.mark_use(weight, LOOKED_UP)
                 continue
-            if torch._C._functorch.is_functorch_wrapped_tensor(weight if x is None else x):
-                self._origins.mark_use(weight, VECTORIZED)
-                return None, call
             return product, call
         operands = [call.at(candidate.weight) for candidate in call.candidates]
         if sum(self._origins.of(t) is None for t in operands) > 1:
@@ -188,47 +191,54 @@ class Operations(TorchFunctionMode):
             blocks = form.blocks_of_rows(of_slots) if of_slots.ndim else int(of_slots)
         elif blocks is None:
             blocks = form.members(call.args, call.kwargs)
-        key, unique = self._key(origin, form)
+        mark, unique, equal = self._mark(origin, form)
+        if equal and blocks is None:
+            form = Folded(form)
+        key = (*sorted(origin.leaves), type(form).__name__, form.shape, mark)
         at_inputs = candidate.activation is not None and form.inputs is not None
-        view = origin.view and unique
+        view = origin.view and unique and not equal
         return Product(origin, form, candidate.weight, candidate.activation, blocks, key, view, at_inputs)
 
     def _copied(self, weight: Tensor, origin: Origin, chosen: Collection[int]) -> frozenset[int]:
         """Return the dimensions along which a weight holds equal copies, such as one per sample."""
-        if not origin.copies:
+        if origin.view and not origin.copies:
             return frozenset()
-        if origin.view:
-            value = origin.entries(self._find)
-        else:  # values of the parameters may be equal by chance, those of random numbers are not
-            value = origin.value(self._random)
+        # Values of the parameters may be equal by chance, numbers of entries and random values are not.
+        value = origin.entries(self._find) if origin.view else origin.value(self._random)
         return frozenset(
             dim
             for dim in range(value.ndim)
             if dim not in chosen and value.shape[dim] > 1 and _constant(value, value.narrow(dim, 0, 1))
         )
 
-    def _key(self, origin: Origin, form: Form) -> tuple[Any, bool]:
-        """Return the mark of a matrix, and whether each entry of the parameter stands in it at most once.
+    def _mark(self, origin: Origin, form: Form) -> tuple[str, bool, bool]:
+        """Return the mark of a matrix, whether it has each entry of its parameter at most once, and equal groups.
 
-        Rearranged entries of a parameter are marked by their numbers, computed weights by their computation.
+        Matrices are the same if their values are the same for random parameters.
         """
-        place = (origin.signature, type(form).__name__, form.shape, form.layout)
-        if not origin.view:
-            return place, False
+        place = (origin.exact_signature, type(form).__name__, form.shape, form.layout)
         if place not in self._entries:
-            matrix = form.matrix(origin.entries(self._find, None if origin.selection is None else 0)).contiguous()
-            unique = bool((torch.bincount(matrix.flatten()) < 2).all())
-            self._entries[place] = (hashlib.blake2b(matrix.numpy().tobytes(), digest_size=16).hexdigest(), unique)
-        mark, unique = self._entries[place]
-        return (*sorted(origin.leaves), type(form).__name__, form.shape, mark), unique
+            block = None if origin.selection is None else 0
+            matrix = form.matrix(origin.value(self._random, block)).detach().cpu()
+            matrix = (torch.view_as_real(matrix) if matrix.is_complex() else matrix).double().contiguous()
+            largest = max(float(matrix.abs().amax()), torch.finfo(torch.float32).tiny)
+            digits = (matrix / largest * 1e9).round().long()
+            unique = False
+            if origin.view:
+                entries = form.matrix(origin.entries(self._find, block))
+                unique = bool((torch.bincount(entries.flatten()) < 2).all())
+            equal = len(digits) > 1 and _constant(digits, digits[:1])
+            mark = hashlib.blake2b(digits[: 1 if equal else None].numpy().tobytes()).hexdigest()
+            self._entries[place] = (mark, unique, equal)
+        return self._entries[place]
 
     def _find(self, path: str) -> Tensor:
         return tensor_at(self._model, path)
 
     def _random(self, path: str) -> Tensor:
         tensor = tensor_at(self._model, path)
-        if not isinstance(tensor, nn.Parameter):
-            return tensor
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return tensor  # indices and masks
         seed = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
         return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
 
@@ -250,6 +260,11 @@ class Operations(TorchFunctionMode):
             args, kwargs = call.replaced(product.activation, self._alias(layer, call.at(product.activation)))
         h = func(*args, **kwargs)
         return self._record(layer, call.at(product.weight), h, product.form, product.blocks)
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Return whether a tensor is one of torch.func, whose gradients an ordinary backward pass does not reach."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _varying(slots: Tensor) -> frozenset[int]:

@@ -32,6 +32,7 @@ _ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat"}
 _MAKES = frozenset(f"{kind}_{what}" for kind in ("new",) for what in ("zeros", "ones", "full", "empty", "tensor")) | {
     "zeros_like", "ones_like", "full_like", "empty_like",
 }  # fmt: skip
+_LIKE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
 WRITTEN = "writing into another tensor"
 """Use of a parameter that is written into a tensor whose origin is not followed."""
@@ -119,12 +120,31 @@ class Origin:
         known: dict[int, Tensor],
     ) -> Tensor:
         """Repeat the computation with other parameters and selections."""
-        if id(self) in known:
-            return known[id(self)]
+        # A weight may be computed in a long loop: steps are repeated one after the other, not recursively.
+        todo: list[tuple[Origin, bool]] = [(self, False)]
+        while todo:
+            origin, ready = todo.pop()
+            if id(origin) in known:
+                continue
+            if ready:
+                known[id(origin)] = origin._step(parameters, select, casts, known)
+            else:
+                todo.append((origin, True))
+                todo += [(part, False) for part in _origins((origin.args, *(origin.kwargs or {}).values()))]
+        return known[id(self)]
+
+    def _step(
+        self,
+        parameters: Parameters,
+        select: Callable[[Selection, Callable[[], Tensor]], Tensor],
+        casts: bool,
+        known: Mapping[int, Tensor],
+    ) -> Tensor:
+        """Repeat one step, whose arguments are known."""
 
         def computed(part: Any) -> Any:
             if isinstance(part, Origin):
-                return part._replayed(parameters, select, casts, known)
+                return known[id(part)]
             if isinstance(part, Tensor) and not casts and part.device.type != "cpu":
                 return part.cpu()  # whole numbers are replayed on the host
             return type(part)(map(computed, part)) if type(part) in (list, tuple) else part
@@ -140,7 +160,6 @@ class Origin:
             kwargs = {key: computed(part) for key, part in (self.kwargs or {}).items()}
             result = self.function(*map(computed, self.args), **kwargs)
             value = result if self.item is None else result[self.item]
-        known[id(self)] = value
         return value
 
     @cached_property
@@ -211,7 +230,7 @@ class Origins:
         if entry is None:
             return None
         _, origin, version = entry
-        if origin.args and _version(tensor) != version:  # written through another view of it
+        if (origin.args or origin is NEUTRAL) and _version(tensor) != version:  # written through another view of it
             del self._known[id(tensor)]
             self._use(origin, WRITTEN)
             return None
@@ -251,6 +270,7 @@ class Origins:
             self.uses.setdefault(leaf, set()).add(name)
 
     def _keep(self, tensor: Tensor, origin: Origin) -> None:
+        _ = origin.exact_signature  # computed step by step, not recursively
         self._known[id(tensor)] = (tensor, origin, _version(tensor))
 
     def _call_in_place(self, name: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -289,6 +309,10 @@ class Origins:
                 self._keep(tensor, Origin(source.leaves, name, None, (source,), None, None, view, copies, selection))
             return
         tensors = list(_tensors((args, kwargs.values())))
+        if name in _LIKE and len(tensors) == 2:  # the other tensor gives a dtype or a shape only
+            args = (args[0], *(_shape_only(part) for part in args[1:]))
+            kwargs = {key: _shape_only(part) for key, part in kwargs.items()}
+            tensors = tensors[:1]
         origins = [self.of(t) for t in tensors]
         known = [o for o in origins if o is not None and not o.constant]
         if name in _MAKES or (None not in origins and all(o is NEUTRAL for o in origins)):
@@ -392,6 +416,11 @@ def _is_mask(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: 
     if name != "scaled_dot_product_attention":
         return False
     return kwargs.get("attn_mask", args[3] if len(args) > 3 else None) is tensor
+
+
+def _shape_only(part: Any) -> Any:
+    """Return an empty tensor with the shape, dtype and device of a tensor, which takes no memory."""
+    return part.detach().new_empty(()).expand(part.shape) if isinstance(part, Tensor) else part
 
 
 def _leaves(origins: Iterable[Origin | None]) -> frozenset[str]:

@@ -112,7 +112,7 @@ class ModelSession:
         self._original_mark = [] if self.model is self.original else weight_mark(self.original)
         self._capture: Capture | None = None
         self.unscaled: set[str] = set()
-        self._known = False
+        self._passes = 0
         self.output_name = ""
 
     def for_initial_model(self, initial: nn.Module | Mapping[str, Tensor]) -> ModelSession:
@@ -152,7 +152,7 @@ class ModelSession:
                 return self.sizes(batch)
         self.layers = self._all_layers
         try:
-            with self.open():
+            with self.open(weight_gradients=not self.sharded):
                 assert self._capture is not None
                 seen, trace = self._capture.find_operations(lambda: self._call(batch))
         except Exception:
@@ -204,6 +204,10 @@ class ModelSession:
         known = {layer.name for layer in self.layers}
         self.layers = [x for x in self._all_layers if x.name in known or (x.name in new and self._is_selected(x))]
         return [layer for layer in found if self._is_selected(layer)]
+
+    def other_products(self) -> list[Layer]:
+        """Return the layers of products outside of modules that the patterns of the caller do not select."""
+        return [layer for layer in self._all_layers if layer.operation is not None and not self._is_selected(layer)]
 
     def _is_selected(self, layer: Layer) -> bool:
         return any(fnmatchcase(layer.name, glob) for glob in (["*"] if self._patterns is None else self._patterns))
@@ -337,9 +341,11 @@ class ModelSession:
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
         trace.lowered = self.lowered
         self._check_samples(trace, batch)
-        if not self._known and trace.output.shape[0] > 1 and not self.sharded:
-            self._check_apart(trace, batch)
-            self._known = True
+        if trace.output.shape[0] > 1 and not self.sharded:
+            self._passes += 1
+            again = self._operations and self._passes & (self._passes - 1) == 0  # batches 2, 4, 8, ...
+            if self._passes == 1 or again:
+                self._check_apart(trace, batch)
         return trace
 
     def separate(self, trace: Trace, batch: Batch, shared: Iterable[str]) -> None:
@@ -524,7 +530,8 @@ class ModelSession:
             some = self._part(batch, which, n)
             if some is None:
                 return
-            if _same_output(pick_rows(trace.output, which), some.output) is False and self._forward is None:
+            # A shape that depends on the other samples, such as (n, n), is that of samples that act on each other.
+            if not _same_output(pick_rows(trace.output, which), some.output) and self._forward is None:
                 raise UnsupportedModelError(_ACT_ON_EACH_OTHER)
             self.unscaled |= {
                 name

@@ -7,7 +7,7 @@ is the sum over samples, and its outer product is not the sum of the outer produ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import torch
@@ -20,7 +20,11 @@ Profile = tuple[Tensor, torch.dtype]
 Profiles = Mapping[str, Mapping[int, Profile]]
 """Profiles of the gradients of each call, by layer name and index of the call, see `row_profiles`."""
 
+Owners = dict[str, dict[int, Tensor]]
+"""Factor of the sample of each row, by layer name and index of the call."""
+
 _DIRECTIONS = 4  # random directions of a profile
+_WIDE = 8  # outputs of a group: profiles of narrower groups would be as large as the rows
 
 # Factors are plus or minus a power of 8, so that the mean of a few factors is not another factor, times 1 + m/64, so
 # that many samples have different factors.
@@ -31,6 +35,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 # Rounding of a row is that of the largest terms of its sum, not of the sum: in units of the last place of the largest
 # gradient of the layer, times the factor of the row.
 _ROUNDING = 8
+# Further passes for rows in an unusual order, which other factors may scale by chance.
+_FURTHER = {torch.float32: 1, torch.bfloat16: 4, torch.float16: 10}
 _COARSE = 0.03  # tolerance of half precision, where factors are powers of two, or signs
 
 
@@ -78,6 +84,9 @@ def row_profiles(rows: Tensor) -> Profile:
         Products of shape (samples, positions, 4), and the dtype of `rows`.
     """
     n, positions, groups, k = rows.shape
+    if groups > 1 and k >= _WIDE:  # experts in one product: each group has rows of other samples
+        rows = rows.reshape(n, positions * groups, 1, k)
+        positions, groups = positions * groups, 1
     precision = torch.promote_types(rows.dtype, torch.float32)
     directions = _directions(groups * k, precision, rows.device)
     given, rows = rows.dtype, rows.to(precision)
@@ -96,7 +105,11 @@ def _directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def shared_layers(
-    trace: Trace, cotangent: Tensor | None = None, known: Profiles | None = None, seed: int = 0
+    trace: Trace,
+    cotangent: Tensor | None = None,
+    known: Profiles | None = None,
+    seed: int = 0,
+    owners: Owners | None = None,
 ) -> set[str]:
     """Find the layers in which a row acts on several samples.
 
@@ -109,6 +122,8 @@ def shared_layers(
         cotangent: Tensor shaped like the output. None takes random signs.
         known: Profiles of the gradients for this cotangent. None computes them.
         seed: Seed of the factors. A different seed per batch avoids repeated coincidences.
+        owners: Dict that receives the factor of the sample of each row, by name and index of the call, for layers whose
+            rows are not in the order of the samples, such as those of an expert; NaN for rows of small gradients.
 
     Returns:
         Names of the layers with shared rows.
@@ -119,17 +134,29 @@ def shared_layers(
         return set()
     v = output_signs(output, seed) if cotangent is None else cotangent
     plain = _profiles(trace, v) if known is None else known
-    factors = sample_factors(n, output.dtype, seed).to(output.device)
-    scaled = _profiles(trace, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))
     # Scaled by a factor, small gradients of half precision would lose digits.
     tiny = 0.0 if output.dtype == torch.float16 else 1e6 * torch.finfo(output.dtype).tiny
-    shared = set()
-    for name, calls in plain.items():
-        others = scaled.get(name, {})
-        pairs = [(calls[i], others[i]) for i in calls if i in others]
-        largest = max((float(j.abs().amax()) for pair in pairs for j, _ in pair if j.numel()), default=0.0)
-        if largest > tiny and not all(_of_one_sample(a, b, factors, largest, trace.lowered) for a, b in pairs):
-            shared.add(name)
+    shared: set[str] = set()
+    unsure = set(plain)
+    for turn in range(1 + _FURTHER.get(output.dtype, 0)):
+        factors = sample_factors(n, output.dtype, seed + 7919 * turn).to(output.device)
+        scaled = _profiles(trace, v * factors.to(v.dtype).reshape(-1, *[1] * (output.ndim - 1)))
+        for name in sorted(unsure):
+            others = scaled.get(name, {})
+            pairs = {i: (profile, others[i]) for i, profile in plain[name].items() if i in others}
+            largest = max((float(j.abs().amax()) for pair in pairs.values() for j, _ in pair if j.numel()), default=0.0)
+            answers = []
+            for i, (a, b) in pairs.items() if largest > tiny else ():
+                answer, owner = _of_one_sample(a, b, factors, largest, trace.lowered)
+                answers.append(answer)
+                if owners is not None and owner is not None and turn == 0:
+                    owners.setdefault(name, {})[i] = owner
+            if "no" in answers:
+                shared.add(name)
+            if "no" in answers or "maybe" not in answers:
+                unsure.discard(name)
+        if not unsure:
+            break
     return shared
 
 
@@ -143,22 +170,28 @@ def _profiles(trace: Trace, cotangent: Tensor) -> Profiles:
     return profiles
 
 
-def _of_one_sample(plain: Profile, scaled: Profile, factors: Tensor, largest: float, lowered: bool) -> bool:
-    """Return whether each row, given by its profile, was scaled by a single factor."""
+def _of_one_sample(
+    plain: Profile, scaled: Profile, factors: Tensor, largest: float, lowered: bool
+) -> tuple[str, Tensor | None]:
+    """Return whether each row, given by its profile, was scaled by a single factor, and these factors if not in order.
+
+    The answer is "yes" if the rows are in the order of the samples, and "maybe" if each was scaled by a factor of any
+    sample: a mean of factors may be another one.
+    """
     (a, dtype), (b, _) = plain, scaled
     if a.numel() == 0:
-        return True
+        return "yes", None
     known_to = torch.float32 if lowered and dtype == torch.float64 else dtype
     tolerance, precision = _TOLERANCE.get(known_to, _COARSE), a.dtype
     rounding = _ROUNDING * torch.finfo(known_to).eps * float(a.abs().amax())
     # The sum over samples of either may vanish, so a row is small only if both are.
     decisive = torch.maximum(a.abs().amax(2), b.abs().amax(2)) > _SMALL * largest
-    if a.shape[0] == len(factors):  # rows in the order of the samples, as usual
-        expected = factors.to(precision)[:, None, None]
+    for expected in _in_order(factors.to(precision), a.shape[0], a.shape[1]):
         off = (b - expected * a).abs().amax(2)
         even = off <= tolerance * b.abs().amax(2) + rounding * expected.abs()[..., 0]
         if bool((even | ~decisive).all()):
-            return True
+            return "yes", None
+    owners = torch.full(decisive.shape, torch.nan, dtype=precision, device=a.device)
     a, b = a[decisive], b[decisive]
     at = a.abs().argmax(1, keepdim=True)
     quotient = (b.gather(1, at) / a.gather(1, at)).double()
@@ -168,4 +201,17 @@ def _of_one_sample(plain: Profile, scaled: Profile, factors: Tensor, largest: fl
     closer_above = (known[above] - quotient).abs() < (known[below] - quotient).abs()
     nearest = torch.where(closer_above, known[above], known[below]).to(precision)
     off = (b - nearest * a).abs().amax(1, keepdim=True)
-    return bool((off <= tolerance * b.abs().amax(1, keepdim=True) + rounding * nearest.abs()).all())
+    even = off <= tolerance * b.abs().amax(1, keepdim=True) + rounding * nearest.abs()
+    owners[decisive] = nearest.squeeze(1)
+    return ("maybe", owners) if bool(even.all()) else ("no", None)
+
+
+def _in_order(factors: Tensor, rows: int, positions: int) -> Iterator[Tensor]:
+    """Yield the factors of the rows (rows, positions, 1), for the usual orders of samples."""
+    n = len(factors)
+    if rows % n == 0:  # one row per sample, windows of a sample, or steps of all samples
+        yield factors.repeat_interleave(rows // n)[:, None, None]
+        if rows > n:
+            yield factors.repeat(rows // n)[:, None, None]
+    if positions % n == 0:  # samples in the second dimension
+        yield factors.repeat_interleave(positions // n)[None, :, None]

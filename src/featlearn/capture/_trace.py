@@ -88,6 +88,7 @@ class Trace:
             function that arranges its gradient as (groups, k_out, k_in), by layer name.
         blocked: Names of the layers that were called with autograd off.
         complex: Names of the layers with complex pre-activations, which are not supported.
+        transformed: Names of the layers that were called inside of ``vmap``, ``grad`` or ``jvp`` of torch.func.
         shared: Names of the layers in which a row acts on several samples. `gradients` leaves them out,
             `gradients_by_sample` gives them sample by sample.
         alone: One trace per sample, run separately; empty if the model accepts whole batches only.
@@ -104,6 +105,7 @@ class Trace:
     weights: dict[str, list[WeightUse]]
     blocked: set[str] = field(default_factory=set)
     complex: set[str] = field(default_factory=set)
+    transformed: set[str] = field(default_factory=set)
     shared: frozenset[str] = frozenset()
     alone: Sequence[Trace] = ()
     mixed: bool = False
@@ -337,7 +339,8 @@ class Trace:
             nodes = {self.calls[name][i].edge.node for name, i in places}
             before_others = _nodes_before(self.output, nodes)
             inside = [place for place in places if self.calls[place[0]][place[1]].edge.node in before_others]
-            self._divided[key] = ([place for place in places if place not in set(inside)], inside)
+            passed = set(inside)
+            self._divided[key] = ([place for place in places if place not in passed], inside)
         return self._divided[key]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from featlearn._utils.memory import check_fits, memory_limit, parse_memory
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
-from featlearn.capture import Batch, Forward, ModelSession, Sizes, batches, few_rows, preserved_rng, rows_of
+from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, preserved_rng, rows_of
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._batch_gradients import BatchGradients
 from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes
@@ -132,7 +132,7 @@ class FeatureAccumulator:
         self._held: ExitStack | None = None
         norms = nn.modules.batchnorm._BatchNorm
         self._normalized = any(isinstance(module, norms) for module in self._subject.model.modules())
-        self._planned = False
+        self._planned, self._frozen = False, True
 
     def _plan(self) -> None:
         """Choose the sums of each layer, once the layers are known."""
@@ -167,11 +167,10 @@ class FeatureAccumulator:
         assert self._held is not None
         new = self._subject.add_late_products()
         self._held.close()
-        self._held.enter_context(preserved_rng())
         self._totals.extend(self._plan_layers(new) if new else {})
         self._spare = None
         self._weights |= self._weights_of({layer.name for layer in new})
-        self._open()
+        self._reopen()
 
     def _prepare(self, batch: Batch) -> None:
         """Find the layers, and the memory of a sample, in a forward pass of a few samples before the first batch."""
@@ -313,11 +312,11 @@ class FeatureAccumulator:
         measured = [layer for layer in self._subject.layers if layer.name not in outside]
         features = {layer.name: self._features(layer, totals.outputs) for layer in measured}
         reasons = dict.fromkeys(outside, "its weight is used without calling the module")
-        off = totals.blocked - totals.seen
-        reasons |= dict.fromkeys(off, "called with autograd off")
+        off = {layer.name for layer in measured if layer.name not in totals.seen}
+        reasons |= {name: self._why_unseen(name) for name in off}
         uses = None if self._subject.sharded else self._subject.uses
         taken = [layer for layer in measured if layer.name not in off]
-        left = [layer for layer in measured if layer.name in off]
+        left = [layer for layer in measured if layer.name in off] + self._subject.other_products()
         rows = coverage(self._subject.model, taken, reasons, uses, left)
         name = self._subject.output_name
         return Report(features, rows, samples=totals.samples, outputs=totals.outputs, output_name=name)
@@ -325,7 +324,7 @@ class FeatureAccumulator:
     # --- one batch -------------------------------------------------------------------------------
 
     def _update(self, batch: Batch) -> None:
-        totals, trace = self._totals, self._subject.trace(batch)
+        totals, trace = self._totals, self._trace(batch)
         for _ in range(_LATE):
             if not self._subject.has_late_products():
                 break
@@ -381,7 +380,21 @@ class FeatureAccumulator:
         totals.seen |= set(trace.calls)
         totals.shared |= trace.shared & set(trace.calls)
         totals.blocked |= trace.blocked
+        totals.transformed |= trace.transformed
         totals.outside |= outside
+
+    def _trace(self, batch: Batch) -> Trace:
+        """Trace a batch; a model that differentiates by its own parameters is not frozen."""
+        try:
+            return self._subject.trace(batch)
+        except FeatlearnError:
+            raise
+        except RuntimeError as error:
+            if not self._frozen or "require" not in str(error):
+                raise
+        self._frozen = False
+        self._reopen()
+        return self._subject.trace(batch)
 
     def _empty(self, name: str, plan: Outputs, dtype: torch.dtype) -> BatchSums:
         return BatchSums(self._totals.plans[name], plan.groups, self._weights[name], dtype)
@@ -410,9 +423,16 @@ class FeatureAccumulator:
         """Attach the hooks until the end of the session."""
         assert self._held is not None
         trained = "D" in self._wanted
-        self._held.enter_context(self._subject.open(weight_gradients=trained, frozen=not trained))
+        self._held.enter_context(self._subject.open(weight_gradients=trained, frozen=self._frozen and not trained))
         if self._initial is not None and "Kb" in self._wanted:
-            self._held.enter_context(self._initial.open(frozen=True))
+            self._held.enter_context(self._initial.open(frozen=self._frozen))
+
+    def _reopen(self) -> None:
+        """Attach the hooks again, for other layers or other options."""
+        assert self._held is not None
+        self._held.close()
+        self._held.enter_context(preserved_rng())
+        self._open()
 
     def _check_memory(self, batch: Batch) -> None:
         """Refuse a batch whose graph does not fit, from the activations of two of its samples."""
@@ -451,6 +471,12 @@ class FeatureAccumulator:
         plans = {name: (plan.outer, dict(plan.sums)) for name, plan in self._totals.plans.items()}
         return repr((plans, sorted(self._decay.items()), self._loss_reduction))
 
+    def _why_unseen(self, name: str) -> str:
+        """Return why a layer has no gradients."""
+        if name in self._totals.transformed:
+            return "called inside of a function of torch.func, where no gradient can be taken"
+        return "called with autograd off" if name in self._totals.blocked else "not called in the forward pass"
+
     def _features(self, layer: Layer, outputs: Outputs) -> LayerFeatures:
         totals = self._totals
         lost, averages = layer.name in totals.lost, {}
@@ -477,8 +503,7 @@ class FeatureAccumulator:
         if layer.name in totals.shared:
             flags.append("rows shared by samples: measured sample by sample")
         if layer.name not in totals.seen:
-            off = layer.name in totals.blocked
-            flags.append("called with autograd off" if off else "not called in the forward pass")
+            flags.append(self._why_unseen(layer.name))
         elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
             flags.append("the output does not depend on this layer")
         if "D" in averages:

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 import torch
 from torch import Tensor
 
-from featlearn.capture import Batch, ModelSession, Profile, Trace, output_signs, row_profiles, shared_layers
+from featlearn.capture import Batch, ModelSession, Owners, Profile, Trace, output_signs, row_profiles, shared_layers
 from featlearn.features._batch_sums import BatchSums
 from featlearn.features.measurement_plan import Outputs, cotangents
 
@@ -113,13 +113,16 @@ class BatchGradients:
         """Add the gradients of the first vector, and find the layers whose rows are shared by samples."""
         known: dict[str, dict[int, Profile]] = {}
         self._add_streamed(group, v, before, new, known)
-        covers_all = plan.covers_all(v.dtype)
-        shared = shared_layers(self.trace, v if covers_all else None, known if covers_all else None, self.seed)
+        covers_all, owners = plan.covers_all(v.dtype), Owners()
+        profiles = known if covers_all else None
+        shared = shared_layers(self.trace, v if covers_all else None, profiles, self.seed, owners)
         initial = self.initial if before is not None else None
         if initial is not None and before is not None:
             known_before = {name: dict(enumerate(map(row_profiles, rows))) for name, rows in before.items()}
             vector = v0 if covers_all else None
-            shared |= shared_layers(initial, vector, known_before if covers_all else None, self.seed)
+            profiles_before, owners_before = known_before if covers_all else None, Owners()
+            shared |= shared_layers(initial, vector, profiles_before, self.seed, owners_before)
+            self.unpaired.update(_with_other_owners(owners, owners_before))
         self._separate(shared, before)
         for name in shared & new.keys():
             new[name].clear()
@@ -218,6 +221,17 @@ class BatchGradients:
             total, self.trace.output, retain_graph=True, allow_unused=True, materialize_grads=True
         )
         return v
+
+
+def _with_other_owners(now: Owners, before: Owners) -> set[str]:
+    """Return the layers in which the same row is one of another sample in the initial model."""
+    result = now.keys() ^ before.keys()  # in the order of the samples in one model only
+    for name in now.keys() & before.keys():
+        for i in now[name].keys() & before[name].keys():
+            a, b = now[name][i], before[name][i]
+            if a.shape != b.shape or bool(((a != b) & ~a.isnan() & ~b.isnan()).any()):
+                result.add(name)
+    return result
 
 
 def _paired(rows: list[Tensor], initial: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]] | None:

@@ -153,7 +153,7 @@ def _projected(rows: Tensor, weight: Tensor | None) -> Tensor:
 
 CELLS = 4
 """Number of parts of a batch whose gradients in W are compared, and number of batches that are split."""
-_SETS = ("seen", "blocked", "outside", "shared", "lost", "unpaired", "several", "random")
+_SETS = ("seen", "blocked", "outside", "shared", "lost", "unpaired", "several", "random", "transformed")
 _NONE = -(2**62)  # below every value that processes compare
 
 
@@ -175,6 +175,7 @@ class Totals:
         unpaired: Names of the layers that the initial model calls on other rows.
         several: Names of the layers whose weight is computed more than once in a forward pass.
         random: Names of the layers of passes that draw random numbers.
+        transformed: Names of the layers that were called inside of a function of torch.func.
         cells: Number of parts of the data whose gradients in W are compared.
         spread: ``sum |s_i|^2 / n_i`` by layer name, over these parts of n_i samples with the summed gradient s_i.
     """
@@ -192,6 +193,7 @@ class Totals:
     unpaired: set[str] = field(default_factory=set)
     several: set[str] = field(default_factory=set)
     random: set[str] = field(default_factory=set)
+    transformed: set[str] = field(default_factory=set)
     cells: int = 0
     spread: dict[str, float] = field(default_factory=dict)
 

@@ -216,11 +216,14 @@ class GroupProducts:
         rest = [i for i in range(len(self.inner)) if i != group]
         return GroupProducts(self.size, self.inner[rest], self.products[rest][:, rest])
 
-    def cosine(self) -> float:
+    def cosine(self, clamped: bool = True) -> float:
         """Return the cosine of F and the mean of the groups.
 
         ``E <G_i, G_j>`` is ``|G|^2`` for different i and j, but ``|G|^2`` plus the noise for i = j: the mean over pairs
         is an unbiased estimate of the squared norm, while the norm of the mean is too large.
+
+        Args:
+            clamped: Whether values above 1, which the estimate of the norm allows, become 1.
         """
         groups = len(self.inner)
         square = float(self.products.sum()) / groups**2
@@ -228,7 +231,8 @@ class GroupProducts:
             pairs = float(self.products.sum() - self.products.diagonal().sum()) / (groups * (groups - 1))
             # If the noise dominates, the mean over pairs can be negative: use the biased norm then.
             square = pairs if pairs > 0 else square
-        return min(ratio(float(self.inner.mean()), self.size * math.sqrt(max(square, 0.0))), 1.0)
+        value = ratio(float(self.inner.mean()), self.size * math.sqrt(max(square, 0.0)))
+        return min(value, 1.0) if clamped else value
 
     def over(self, other: GroupProducts) -> float:
         """Return the ratio of the unnormalized ``<F, G>`` to that of other products."""

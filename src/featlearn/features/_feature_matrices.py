@@ -262,5 +262,5 @@ class LayerFeatures(LayerMatrices):
         if len(groups) == 1:
             return math.nan if "sketched in one group" in self.flags else 0.0
         if below is None:
-            return jackknife_error([above.without(j).cosine() for j in groups])
+            return jackknife_error([above.without(j).cosine(clamped=False) for j in groups])
         return jackknife_error([above.without(j).over(below.without(j)) for j in groups])

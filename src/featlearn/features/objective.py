@@ -99,6 +99,8 @@ def summed_loss(loss: Loss, output: Tensor, target: Any, n: int, reduction: str)
         raise InputError(
             'loss= needs a target for every batch. Pass data as (inputs, target), or as a dict with "labels".'
         )
+    # Copies, because a loss may write into its arguments.
+    kept, labels = output.detach().clone(), target.clone() if isinstance(target, Tensor) else target
     try:
         value = loss(output, target)
     except Exception as error:
@@ -118,8 +120,7 @@ def summed_loss(loss: Loss, output: Tensor, target: Any, n: int, reduction: str)
         )
     if not torch.isfinite(total):
         raise InputError("the loss is NaN or infinite on this batch.")
-    if value.ndim == 0:
-        _check_separable(loss, output, target, value, n, reduction)
+    _check_separable(loss, kept, labels, value, n, reduction)
     if not total.requires_grad:
         raise InputError("loss must depend on the output in a differentiable way.")
     return total
@@ -141,7 +142,7 @@ def check_loss(loss: Any) -> None:
 
 
 def _check_separable(loss: Loss, output: Tensor, target: Any, value: Tensor, n: int, reduction: str) -> None:
-    """Refuse a scalar loss that is not a mean (or sum) over samples, by its values on two parts of the batch.
+    """Refuse a loss that is not a mean (or sum) over samples, by its values on two parts of the batch.
 
     With class weights, ignored labels, pairs of samples or a broadcast the parts do not add up; the gradients would
     then depend on how the data is split into batches.
@@ -150,7 +151,9 @@ def _check_separable(loss: Loss, output: Tensor, target: Any, value: Tensor, n: 
         return
     # The tolerance is small: the losses of an untrained model are nearly equal, and weights hardly change their mean.
     tolerance = max(1e-9, 100 * torch.finfo(value.dtype).eps)
-    whole = float(value.detach())
+    each = value.ndim > 0  # one value per sample
+    reduction = "sum" if each else reduction
+    whole = float(value.detach().sum())
     for cut in {1, (n + 2) // 3} - {n}:  # two cuts, because one may split ignored labels evenly
         parts = _values_of_parts(loss, output, target, (slice(0, cut), slice(cut, n)))
         if parts is None:
@@ -159,6 +162,11 @@ def _check_separable(loss: Loss, output: Tensor, target: Any, value: Tensor, n: 
         joined = sum(part * weight for part, weight in zip(parts, weights, strict=True))
         if abs(joined - whole) <= tolerance * max(abs(whole), *map(abs, parts)):
             continue
+        if each:
+            raise InputError(
+                f"the losses of samples depend on each other: {whole:.6g} in sum on a batch, {joined:.6g} on two parts "
+                "of it, so they have no gradients per sample. Return a loss of each sample alone, or leave loss= out."
+            )
         raise InputError(
             f"the loss is not a {reduction} over samples: {whole:.6g} on a batch, {joined:.6g} from two parts of it "
             f"(class weights, ignored labels, or an output {tuple(output.shape)} broadcast with a target "
@@ -169,6 +177,6 @@ def _check_separable(loss: Loss, output: Tensor, target: Any, value: Tensor, n: 
 def _values_of_parts(loss: Loss, output: Tensor, target: Tensor, parts: tuple[slice, ...]) -> list[float] | None:
     with torch.no_grad():
         try:
-            return [float(loss(output[rows], target[rows].clone())) for rows in parts]
+            return [float(loss(output[rows].clone(), target[rows].clone()).sum()) for rows in parts]
         except (RuntimeError, ValueError, TypeError, IndexError):
             return None

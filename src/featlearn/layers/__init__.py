@@ -5,6 +5,7 @@ from featlearn.layers._complex import real_form, real_rows
 from featlearn.layers._linear_conv import token_rows
 from featlearn.layers._registry import (
     LAYER_INPUT,
+    OF_PARAMETERS,
     ParameterCoverage,
     coverage,
     find_layers,
@@ -19,6 +20,7 @@ from featlearn.layers.base import Layer, stacked
 
 __all__ = [
     "LAYER_INPUT",
+    "OF_PARAMETERS",
     "Layer",
     "ParameterCoverage",
     "attention_in_parts",

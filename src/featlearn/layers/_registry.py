@@ -248,6 +248,9 @@ def coverage(
         role = "product"
         if layers:
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
+            rest = set[str]().union(*((uses or {}).get(name, ()) for name in names)) - _KNOWN_USES
+            if rest:
+                reason += f"; a use by {', '.join(sorted(rest))} is not measured"
         elif key in known:
             reason = (reasons or {}).get(known[key], "left out by the layers argument")
         elif skip or uses is None:
@@ -260,6 +263,8 @@ def coverage(
 
 LAYER_INPUT = "a layer that takes it as its input"
 """Use of a parameter, such as a learned query, as the input of a layer."""
+OF_PARAMETERS = "a product with another parameter"
+"""Use of a parameter in a product that computes a weight, or a constant."""
 # Functions that use a parameter together with activations, without a product.
 _USES = {
     "embedding": ("embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take_along_dim"),
@@ -270,6 +275,9 @@ _USES = {
         "masked_fill", "attn_mask", LAYER_INPUT,
     ),
 }  # fmt: skip
+
+
+_KNOWN_USES = {OF_PARAMETERS} | {function for functions in _USES.values() for function in functions}
 
 
 def _use(module: nn.Module, names: set[str]) -> tuple[str, str]:

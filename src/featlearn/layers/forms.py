@@ -148,6 +148,36 @@ class Contraction(Form):
         return t.expand([self._sizes[x] for x in wanted]) if missing else t
 
 
+class Folded(Form):
+    """Form of groups with equal matrices, such as copies of a weight per sample: their rows are those of one matrix.
+
+    Args:
+        form: Form with several groups.
+    """
+
+    def __init__(self, form: Form) -> None:
+        self.kind, self._form = form.kind, form
+        self.shape = (1, *form.shape[1:])
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Reshape the weight, or its gradient, to ``(1, k_out, k_in)``."""
+        return self._form.matrix(weight)[:1]
+
+    def gradient(self, of_weight: Tensor) -> Tensor:
+        """Reshape the gradient in a weight that holds copies, whose gradients add up."""
+        return self._form.gradient(of_weight).sum(0, keepdim=True)
+
+    def outputs(self, h: Tensor) -> Tensor:
+        """Reshape the result, or its gradient, to ``(samples, positions, 1, k_out)``."""
+        return self._form.outputs(h).flatten(1, 2).unsqueeze(2)
+
+    @property
+    def inputs(self) -> Callable[[Tensor], Tensor] | None:
+        """Function that reshapes the activation, or its gradient, to ``(samples, positions, 1, k_in)``."""
+        inputs = self._form.inputs
+        return None if inputs is None else lambda x: inputs(x).flatten(1, 2).unsqueeze(2)
+
+
 class Convolution(Form):
     """Convolution, whose matrix acts on the patches of the input.
 

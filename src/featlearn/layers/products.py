@@ -231,7 +231,8 @@ def _einsum(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ProductCall | Non
         others = tuple(dict.fromkeys(x for i, names in enumerate(parts) if i != index for x in names))
 
         def form(w: Tensor, x: Tensor | None, chosen: frozenset[int], copied: frozenset[int]) -> Form | None:
-            mine = tuple("" if i in copied else name for i, name in enumerate(parts[index]))
+            named = enumerate(zip(parts[index], w.shape, strict=True))
+            mine = tuple("" if i in copied or (size == 1 and sizes[name] > 1) else name for i, (name, size) in named)
             return Contraction("einsum", mine, others, result, sizes, {mine[i] for i in chosen})
 
         return Candidate(1 + index, None, form)
