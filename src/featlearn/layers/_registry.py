@@ -146,7 +146,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -> list[Layer]:
+def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False, embeddings: bool = False) -> list[Layer]:
     """Find every weight matrix of a model that has the form ``h = W x``, in the order of its modules.
 
     Args:
@@ -154,6 +154,7 @@ def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -
         vectors: Whether to include gains of normalization layers and embeddings.
         merged: Whether low-rank adapters count as one layer with the merged weight ``W + B A``, beside A and B, and
             complex weights as real ones of twice the size.
+        embeddings: Whether to include embeddings.
 
     Returns:
         The layers. A model that is a single layer gets the name ``"model"``.
@@ -165,6 +166,8 @@ def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -
         ['0']
     """
     factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
+    if embeddings:
+        factories = factories | {nn.Embedding: embedding_layers}
     layers: list[Layer] = []
     owned: set[int] = set()  # modules whose matrix a parent has, such as out_proj of attention
     for name, module, skip in _walk(model):
@@ -223,6 +226,8 @@ def coverage(
     Returns:
         One row per parameter; tied parameters have one row.
     """
+    taken = list(taken)
+    measured = {id(layer.module) for layer in taken}
     names_of: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     owner: dict[int, tuple[nn.Module, str]] = {}
@@ -233,12 +238,14 @@ def coverage(
                 names_of.setdefault(id(parameter), []).append(child_name(name, local))
                 shapes[id(parameter)] = tuple(parameter.shape)
                 owner.setdefault(id(parameter), (module, skip))
-                if _factory(module) is None:
+                if _factory(module) is None and id(module) not in measured:
                     others.setdefault(id(parameter), []).append(f"{name} ({type(module).__name__})")
     layers_of: dict[int, list[str]] = {}
+    products: set[int] = set()
     for layer in taken:
         for tensor in tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
+            products |= set() if layer.one_hot else {id(tensor)}
     others_known = (*find_layers(model), *left_out)
     known = {id(p): layer.name for layer in others_known for p in tensors_behind(layer)}
     rows = []
@@ -247,6 +254,7 @@ def coverage(
         module, skip = owner[key]
         role = "product"
         if layers:
+            role = "product" if key in products else "embedding"
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
         elif key in known:
             reason = (reasons or {}).get(known[key], "left out by the layers argument")
