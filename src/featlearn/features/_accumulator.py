@@ -109,6 +109,7 @@ class FeatureAccumulator:
             raise InputError("weight_decay needs loss=: FACT is computed from the gradient of the loss. Pass loss=.")
         check_outputs(outputs)
         self._split, self._remarks = parse_split(split), dict[str, str]()
+        self._embeddings = bool(embeddings)
         self._subject = ModelSession(
             model,
             layers=layers,
@@ -117,7 +118,7 @@ class FeatureAccumulator:
             device=device,
             dtype=dtype,
             operations=True,
-            embeddings=embeddings,
+            embeddings=self._embeddings,
         )
         self._weight_decay, self._decay = weight_decay, dict[str, float]()
         self._arguments: dict[str, Any] = {"measure": measure, "initial": initial is not None, "loss": loss is not None}
@@ -312,7 +313,7 @@ class FeatureAccumulator:
         left = [layer for layer in measured if layer.name in off]
         rows = [
             replace(row, layers=tuple(part.name for name in row.layers for part in of_layers[name]))
-            for row in coverage(self._subject.model, taken, reasons, uses, left)
+            for row in coverage(self._subject.model, taken, reasons, uses, left, self._embeddings)
         ]
         name = self._subject.output_name
         return Report(features, rows, samples=totals.samples, outputs=totals.outputs, output_name=name)

@@ -87,9 +87,9 @@ def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
         return (w.to_dense() if w.is_sparse else w).mT.unsqueeze(0)  # the gradient may be sparse
 
     shape = (1, module.embedding_dim, module.num_embeddings)
-    return [
-        module_layer(name, "embedding", module, shape, matrix=matrix, outputs=token_rows, inputs=indices, one_hot=True)
-    ]
+    note = "" if module.max_norm is None else "max_norm rescales rows at each look-up: W may hold rows before it"
+    rows = {"outputs": token_rows, "inputs": indices, "one_hot": True, "note": note}
+    return [module_layer(name, "embedding", module, shape, matrix=matrix, **rows)]
 
 
 def _statistics(module: BatchNorm | InstanceNorm, x: Tensor) -> tuple[Tensor | None, Tensor | None]:

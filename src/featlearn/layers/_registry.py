@@ -213,6 +213,7 @@ def coverage(
     reasons: Mapping[str, str] | None = None,
     uses: Mapping[str, Collection[str]] | None = None,
     left_out: Iterable[Layer] = (),
+    embeddings: bool = False,
 ) -> list[ParameterCoverage]:
     """List each parameter of two or more dimensions with its layers, or the reason why it has none.
 
@@ -222,6 +223,7 @@ def coverage(
         reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
         uses: Names of the functions that used each parameter together with data, by path. None if not known.
         left_out: Further layers of the model that were not measured, beside those of its modules.
+        embeddings: Whether embeddings count as layers.
 
     Returns:
         One row per parameter; tied parameters have one row.
@@ -246,8 +248,10 @@ def coverage(
         for tensor in tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
             products |= set() if layer.one_hot else {id(tensor)}
-    others_known = (*find_layers(model), *left_out)
-    known = {id(p): layer.name for layer in others_known for p in tensors_behind(layer)}
+    others_known = (*find_layers(model, embeddings=embeddings), *left_out)
+    # A table that is tied to a product is known by the product.
+    ordered = sorted(others_known, key=lambda layer: not layer.one_hot)
+    known = {id(p): layer for layer in ordered for p in tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
@@ -257,11 +261,14 @@ def coverage(
             role = "product" if key in products else "embedding"
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
         elif key in known:
-            reason = (reasons or {}).get(known[key], "left out by the layers argument")
+            reason = (reasons or {}).get(known[key].name, "left out by the layers argument")
+            role = "embedding" if known[key].one_hot else "product"
         elif skip or uses is None:
             reason, role = _reason(module, skip), ""
         else:
             reason, role = _use(module, set[str]().union(*(uses.get(name, ()) for name in names)))
+            if embeddings and role == "embedding":
+                reason = "embedding: only modules with the forward function of nn.Embedding are measured"
         rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:]), role))
     return rows
 
