@@ -26,8 +26,9 @@ _PATTERNS = (
 _ROLES = {pattern.format(word): role for role, words in _WORDS.items() for word in words for pattern in _PATTERNS}
 _ROLES |= dict.fromkeys(("c_proj", "proj", "dense"), "out")
 _ROLES |= dict.fromkeys(("c_attn", "qkv", "qkv_proj", "qkv_weight", "wqkv", "w_qkv", "to_qkv"), "qkv")
+_ROLES["q_b_proj"] = "q"  # second factor of low-rank queries
 # Rows of query, key and value are ordered by head in some models, by projection in others.
-_ROLES["query_key_value"] = "unknown"
+_ROLES |= dict.fromkeys(("query_key_value", "kv_b_proj"), "unknown")
 
 Owner = tuple[nn.Module, str]
 """Module of attention, and name of the projection in it."""
@@ -71,7 +72,7 @@ def find_heads(model: nn.Module, layers: Sequence[Layer]) -> tuple[dict[str, Hea
         owner = owners[layer.name]
         if isinstance(layer.module, nn.MultiheadAttention) and layer.part is not None:
             found = Heads(_numbers(layer.module.num_heads), columns=layer.part == "out")
-        elif owner is not None and owner[1] in _ROLES:
+        elif owner is not None and owner[1] in _ROLES and _has_queries(owner[0]):
             found = _heads(layer, owner[0], _ROLES[owner[1]], widths[id(owner[0])])
         if isinstance(found, Heads):
             heads[layer.name] = found
@@ -108,7 +109,7 @@ def _heads(layer: Layer, owner: nn.Module, role: str, widths: Mapping[str, int])
         heads, shared = heads or _stated(config, _COUNTS), shared or _stated(config, _SHARED_COUNTS)
     columns = role == "out" and layer.groups == 1
     width = layer.k_in if columns else layer.groups * layer.k_out
-    if role == "unknown":
+    if role == "unknown" or (role == "qkv" and getattr(owner, "multi_query", None) is False):  # of GPTBigCode
         return "the order of its rows is not known"
     if role == "qkv":
         return _fused_heads(width, heads, shared, size)
@@ -161,6 +162,12 @@ def _adjacent(layer: Layer, count: int, columns: bool) -> bool:
 
 def _numbers(count: int, prefix: str = "") -> tuple[str, ...]:
     return tuple(f"{prefix}{i}" for i in range(count))
+
+
+def _has_queries(module: nn.Module) -> bool:
+    """Return whether a module has a projection to queries; other modules than those of attention have heads as well."""
+    names = (*(name for name, _ in module.named_children()), *module._parameters)
+    return any(_ROLES.get(name.lower()) in ("q", "qkv", "unknown") for name in names)
 
 
 def _states_heads(module: nn.Module) -> bool:
