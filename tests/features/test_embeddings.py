@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featlearn as fl
+from featlearn.features import measurement_plan
 
 DECAY = 0.2
 IDS = torch.tensor([[1, 5, 2, 0], [4, 4, 1, 3], [2, 0, 5, 1], [3, 0, 1, 2], [6, 2, 2, 5]])
@@ -108,7 +109,8 @@ def check(model: Reader, start: Reader, full: fl.Report, alone: fl.Report) -> No
         close(f.nfc, cosine(nfm, agop), name)
         close(f.nfm, nfm, name)
         close(f.agop, agop, name)
-        close(f.ptk_covariance, k, name)
+        if "K" in f.sums:  # not only its projection on the inputs
+            close(f.ptk_covariance, k, name)
         close(f.enfa, w.T @ b @ w, name)
         close(f.fact, fact, name)
         close(f.correlation("fact"), cosine(nfm, fact), name)
@@ -140,9 +142,22 @@ def test_tables_of_tokens_and_positions(options: dict[str, Any], size: int) -> N
     if options.get("padding") is not None:
         assert not full["tokens"].sums["D"][0, :, 0].any()
     assert [*full] == ["tokens", "positions", "mix", "head"]
+    if size == 5:  # rows for all samples are expanded, where the model allows it
+        shared = ("rows shared by samples: measured sample by sample",)
+        assert full["positions"].flags == (shared if options.get("form") == "inserted" else ())
     without = fl.probe(model, IDS)
     assert [*without] == ["mix", "head"]
     close(full["mix"].nfc, without["mix"].nfc, "mix")
+
+
+def test_a_table_of_fewer_rows_than_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement_plan, "_OUTER_UP_TO", 0)
+    model, start = make(0), make(1)
+    full = fl.probe(
+        model, (IDS, TARGET), initial=start, loss=nn.CrossEntropyLoss(), weight_decay=DECAY, embeddings=True
+    )
+    assert "K" not in full["positions"].sums
+    check(model, start, full, fl.probe(model, IDS, measure="nfc", embeddings=True))
 
 
 def test_coverage() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import featlearn as fl
+from featlearn.features import measurement_plan
 from oracles import PlainAttention
 
 DECAY = 0.3
@@ -132,9 +133,10 @@ def check(features: fl.LayerFeatures, v: Matrices, everything: bool = True) -> N
     fact, change = -w.T @ v["D"] / DECAY, w - v["W0"]
     close(features.nfm, nfm, name)
     close(features.agop, agop, name)
-    close(features.ptk_covariance, k, name)
     close(features.enfa, w.T @ v["B"] @ w, name)
-    close(features.benfa, v["B"], name)
+    if "K" in features.sums:  # not only its projection on the inputs
+        close(features.ptk_covariance, k, name)
+        close(features.benfa, v["B"], name)
     close(features.fact, fact, name)
     close(features.bfact, -w @ v["D"].T / DECAY, name)
     close(features.correlation("fact"), cosine(nfm, fact), name)
@@ -483,15 +485,46 @@ class Net(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
-def test_equal_parts_of_the_outputs() -> None:
+@pytest.mark.parametrize("side", ["outputs", "inputs"])
+def test_equal_parts_of_the_outputs(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if side == "inputs":  # as for layers of more than 2048 outputs
+        monkeypatch.setattr(measurement_plan, "_OUTER_UP_TO", 0)
     model, start = (seeded(Net, seed) for seed in (0, 1))
     x = draw(4, 4)
     places = {p: (p, f"{p}.weight") for p in ("up", "down")}
     whole = Reference(lambda m, x: m(x), copy.deepcopy(model), copy.deepcopy(start), x, TARGET, places).values
-    for parts in (2, 3, 12):  # parts of six rows are taller than wide: sums on the side of the inputs
+    for parts in (2, 3, 12):  # parts of six rows are taller than wide
         size = 12 // parts
         expected = {f"up.{i}": rows_of(whole["up"], slice(size * i, size * i + size)) for i in range(parts)}
         check_all(model, start, x, TARGET, expected, None, split={"u?": parts})
+    assert ("K" in fl.probe(model, x, split={"up": 2})["up.0"].sums) == (side == "outputs")
+
+
+class Narrow(nn.Module):
+    """Heads whose output projection is taller than wide, so that its sums are on the side of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads = 2
+        self.q, self.o, self.head = nn.Linear(5, 4), nn.Linear(4, 9), nn.Linear(9, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.o(torch.tanh(self.q(x)))))
+
+
+@pytest.mark.parametrize("side", ["outputs", "inputs"])
+def test_columns_of_a_tall_matrix(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if side == "inputs":
+        monkeypatch.setattr(measurement_plan, "_OUTER_UP_TO", 0)
+    model, start = (seeded(Narrow, seed) for seed in (0, 1))
+    x = draw(4, 5)
+    whole = Reference(
+        lambda m, x: m(x), copy.deepcopy(model), copy.deepcopy(start), x, TARGET, {"o": ("o", "o.weight")}
+    ).values
+    expected = {f"o.{h}": columns_of(whole["o"], slice(2 * h, 2 * h + 2)) for h in range(2)}
+    check_all(model, start, x, TARGET, expected, None, split="heads")
+    # The NFC alone is measured by gradients at the inputs.
+    assert "agop" in fl.probe(model, x, split="heads", measure="nfc")["o.0"].sums
 
 
 def test_parts_of_convolutions_and_gates() -> None:
