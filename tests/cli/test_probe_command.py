@@ -211,3 +211,28 @@ def test_weights_without_a_number_and_wrong_options_are_one_sentence(featlearn: 
     np.savez(folder / "xy.npz", X=np.random.default_rng(0).normal(size=(9, 3)), y=np.arange(9.0))
     done = featlearn("probe", "model.py:net", "--data", "xy.npz", "--loss", "mse", "--rows", "5", "--json")
     assert len(done.json["layers"]) == 2
+
+
+def test_parts_and_embeddings(featlearn: Any, folder: Path) -> None:
+    code = """
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.attn = nn.Embedding(17, 6), nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, ids):
+        x = self.tokens(ids)
+        return self.head(self.attn(x, x, x)[0].mean(1))
+"""
+    (folder / "tagger.py").write_text(code)
+    np.savez(folder / "ids.npz", X=np.random.default_rng(0).integers(0, 17, (12, 5)))
+    command = ("probe", "tagger.py:Tagger", "--data", "ids.npz", "--json")
+    chosen = ("--layers", "[th]*", "--layers", "*.q")
+    done = featlearn(*command, "--split", "heads", "--split", "head=2", "--embeddings", *chosen)
+    assert [row["layer"] for row in done.json["layers"]] == ["tokens", "attn.q.0", "attn.q.1", "head.0", "head.1"]
+    assert (
+        "--split must be experts, heads or GLOB=PARTS, got 'head'." in featlearn(*command, "--split", "head").sentence
+    )

@@ -38,7 +38,7 @@ def accumulator(seed: int = 0, sharded: bool = False, **arguments: Any) -> fl.Fe
 
 
 def flat(report: fl.Report) -> dict[str, Tensor]:
-    return {f"{name}/{key}": v.contiguous() for name in report for key, v in report[name].sums.items()}
+    return {f"{name}/{key}": v.clone().contiguous() for name in report for key, v in report[name].sums.items()}
 
 
 # What the two processes do, one after the other: rows of each, and how they disagree.
@@ -48,11 +48,16 @@ SCENARIOS: dict[str, tuple[list[tuple[int, int]], str]] = {
     "one sample": ([(0, 1), (1, 11)], ""),
     "second without data": ([(0, 11), (0, 0)], ""),
     "first without data": ([(0, 0), (0, 11)], ""),
+    "parts": ([(0, 6), (6, 11)], ""),
+    "parts, second without data": ([(0, 11), (0, 0)], ""),
+    "parts of sharded weights": ([(0, 6), (6, 11)], ""),
+    "other parts": ([(0, 6), (6, 11)], "different models"),
     "other weights": ([(0, 6), (6, 11)], "different models"),
     "other layers": ([(0, 6), (6, 11)], "different models"),
     "other outputs": ([(0, 6), (6, 11)], "different outputs"),
     "no data": ([(0, 0), (0, 0)], "no process has measured"),
 }
+PARTS = {"0": 2, "3": 3}
 AGREE = [name for name, (_, words) in SCENARIOS.items() if not words]
 
 
@@ -69,7 +74,11 @@ def scenario(name: str, rank: int, shard: tuple[int, int], path: str) -> str:
         arguments["outputs"] = ("exact", 4)[rank]
     if name == "other layers":
         arguments["layers"] = ("0", "*")[rank]
-    total = accumulator(rank if name == "other weights" else 0, name == "sharded weights", **arguments)
+    if name.startswith("parts"):
+        arguments["split"] = PARTS
+    if name == "other parts":
+        arguments["split"] = (PARTS, {"0": 6, "3": 3})[rank]
+    total = accumulator(rank if name == "other weights" else 0, name.endswith("sharded weights"), **arguments)
     x, y = data()
     start, stop = shard
     for i in range(start, stop, 3):
@@ -95,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", AGREE)
 def test_two_processes_give_the_report_of_one(name: str, folder: Path) -> None:
-    whole = accumulator()
+    whole = accumulator(split=PARTS if name.startswith("parts") else None)
     whole.update(data())
     expected = flat(whole.compute())
     results = [load_file(folder / f"{name}-{rank}.safetensors") for rank in range(2)]

@@ -48,6 +48,7 @@ class ModelSession:
         what: Name of the model in messages.
         operations: Whether products outside of known modules count as layers. They are found by `prepare`, in a forward
             pass; a model without known modules is then no error.
+        embeddings: Whether embeddings count as layers.
 
     Attributes:
         original: Unwrapped model of the caller.
@@ -87,6 +88,7 @@ class ModelSession:
         dtype: torch.dtype | None = None,
         what: str = "the model",
         operations: bool = False,
+        embeddings: bool = False,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
@@ -98,7 +100,8 @@ class ModelSession:
         self.original = unwrap(model)
         check_parameters(self.original, what)  # first, because lazy layers have no shape yet
         self.model = placed(self.original, device, dtype)
-        self._all_layers = find_layers(self.model, vectors, merged=operations)
+        self._embeddings = embeddings
+        self._all_layers = find_layers(self.model, vectors, operations, embeddings)
         self._patterns = None if layers is None else parse_patterns(layers, "layers")
         self._operations = operations and not self.sharded
         self.layers = self._known_layers()
@@ -130,7 +133,7 @@ class ModelSession:
         model = initial_model(initial, self.model, self.original)
         # A copy from before training is usually in training mode.
         options: dict[str, Any] = {"train_mode": "eval", "what": "the initial model", "operations": self._operations}
-        start = ModelSession(model, forward=self._forward, **options)
+        start = ModelSession(model, forward=self._forward, embeddings=self._embeddings, **options)
         start._dtype = self._dtype
         start.layers = matching_layers(self.layers, start.layers)
         return start
@@ -257,7 +260,8 @@ class ModelSession:
         """Return the layers in the model of the caller, whose parameters an optimizer holds."""
         if self.model is self.original:
             return list(self.layers)
-        by_name = {layer.name: layer for layer in find_layers(self.original, merged=self._operations)}
+        every = find_layers(self.original, merged=self._operations, embeddings=self._embeddings)
+        by_name = {layer.name: layer for layer in every}
         return [
             by_name[x.name] if x.operation is None else operation_layer(self.original, x.name, x.operation)
             for x in self.layers

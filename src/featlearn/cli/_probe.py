@@ -75,6 +75,8 @@ def probe(
     standardize: Annotated[bool, typer.Option("--standardize", help="Scale inputs to mean 0, deviation 1.")] = False,
     standardize_old: Annotated[bool, typer.Option("--standardise", hidden=True)] = False,
     layers: Annotated[list[str] | None, typer.Option(help="Glob pattern of layers; may be repeated.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="experts, heads or GLOB=PARTS; may be repeated.")] = None,
+    embeddings: Annotated[bool, typer.Option("--embeddings", help="Measure embeddings as layers.")] = False,
     outputs: Annotated[str, typer.Option(help="auto, exact, or a number of random output vectors.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of rows and output vectors.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the report and the matrices.")] = Path("probe"),
@@ -92,6 +94,7 @@ def probe(
       featlearn probe model.py:net --data digits --checkpoint trained.pt
       featlearn probe model.py:net --data table.csv --target y --rows 1000
       featlearn probe models/gpt2 --data lines.txt --layers "*mlp*"
+      featlearn probe models/gpt2 --data lines.txt --split heads --embeddings
       featlearn probe model.py:net --data xy.npz --checkpoint end.safetensors
           --initial start.safetensors --loss mse --weight-decay 1e-4
     """
@@ -105,7 +108,7 @@ def probe(
         with redirect_stdout(sys.stderr):  # the user's code may print, and stdout is for results
             report, about = _probe(
                 source, data, checkpoint, initial, None if loss is None else loss.value, weight_decay, target, rows,
-                standardize or standardize_old, layers, outputs, seed,
+                standardize or standardize_old, layers, _parse_split(split), embeddings, outputs, seed,
             )  # fmt: skip
         table = report.table([*_COLUMNS], strict=False)
         shown = _shown(table)
@@ -131,7 +134,8 @@ def probe(
 
 def _probe(
     source: str, data: str, checkpoint: Path | None, initial: Path | None, loss: str | None, decay: float | None,
-    target: str | None, rows: int | None, standardize: bool, layers: list[str] | None, outputs: str, seed: int,
+    target: str | None, rows: int | None, standardize: bool, layers: list[str] | None,
+    split: list[str | dict[str, int]] | None, embeddings: bool, outputs: str, seed: int,
 ) -> tuple[Report, str]:  # fmt: skip
     from featlearn.cli._input_data import LOSSES, load_data
     from featlearn.cli._model_loader import load_model, with_weights
@@ -153,7 +157,7 @@ def _probe(
     try:
         report = measure(
             model, loaded.batch, initial=start, loss=function, weight_decay=decay, layers=layers, outputs=vectors,
-            generator=seed, progress=True,
+            generator=seed, progress=True, split=split, embeddings=embeddings,
         )  # fmt: skip
     except FeatlearnError:
         raise
@@ -164,6 +168,17 @@ def _probe(
         reasons = pick_text((f"{row.parameter} ({row.reason})" for row in report.parameters), 3)
         raise InputError(f"No layer of {source!r} could be measured: {reasons or 'it has no weight matrix'}.")
     return report, loaded.about
+
+
+def _parse_split(split: list[str] | None) -> list[str | dict[str, int]] | None:
+    """Return the parts that options such as ``heads`` and ``up=4`` ask for."""
+    parts: list[str | dict[str, int]] = []
+    for text in split or ():
+        glob, equals, number = text.rpartition("=")
+        if text not in ("experts", "heads") and not (equals and number.isascii() and number.isdigit()):
+            raise InputError(f"--split must be experts, heads or GLOB=PARTS, got {text!r}.")
+        parts.append({glob: int(number)} if equals else text)
+    return parts or None
 
 
 def _shown(table: pd.DataFrame) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from featlearn.features._batch_gradients import BatchGradients
 from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._report import Report
+from featlearn.features._split import SplitArgument, parse_split, plan_splits
 from featlearn.features.measurement_plan import (
     GROUPS,
     Outputs,
@@ -74,6 +75,10 @@ class FeatureAccumulator:
         device: Device to measure on. A device other than the model's measures a copy. None is the model's.
         dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
         generator: Generator or seed of the random output vectors. None is the seed 0.
+        split: Layers to measure in parts, each a layer of its own: ``"experts"`` (one per expert of a stack),
+            ``"heads"`` (one per head of each attention projection), ``{glob: number}`` (equal parts of the outputs), or
+            a list of these. Patterns here and in other arguments match names of whole layers. None splits no layer.
+        embeddings: Whether the tables of ``nn.Embedding`` are layers, whose inputs are unit vectors.
 
     Raises:
         InputError: An argument is invalid, or the sums do not fit into the memory.
@@ -105,14 +110,25 @@ class FeatureAccumulator:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         generator: Seed = None,
+        split: SplitArgument | None = None,
+        embeddings: bool = False,
     ) -> None:
         check_loss(loss)
         check_option("loss_reduction", loss_reduction, ("mean", "sum"))
         if weight_decay is not None and loss is None:
             raise InputError("weight_decay needs loss=: FACT is computed from the gradient of the loss. Pass loss=.")
         check_outputs(outputs)
+        self._split, self._remarks = parse_split(split), dict[str, str]()
+        self._embeddings = bool(embeddings)
         self._subject = ModelSession(
-            model, layers=layers, forward=forward, train_mode=train_mode, device=device, dtype=dtype, operations=True
+            model,
+            layers=layers,
+            forward=forward,
+            train_mode=train_mode,
+            device=device,
+            dtype=dtype,
+            operations=True,
+            embeddings=self._embeddings,
         )
         self._weight_decay, self._decay = weight_decay, dict[str, float]()
         self._arguments: dict[str, Any] = {"measure": measure, "initial": initial is not None, "loss": loss is not None}
@@ -154,7 +170,11 @@ class FeatureAccumulator:
         everything = self._arguments["measure"] is None
         # A backward pass in half precision would round J W, which is computed in single precision otherwise.
         rough = subject.mixed or any(p.dtype.itemsize < 4 for p in subject.model.parameters() if p.is_floating_point())
-        plans = plan_sums(layers, self._wanted, groups, self._memory, everything or rough)
+        # Before the first forward pass not all layers are known, so that patterns may match none.
+        strict = subject.prepared and not self._planned
+        splits, remarks = plan_splits(self._split, subject.model, layers, strict=strict)
+        self._remarks = {**self._remarks, **remarks}
+        plans = plan_sums(layers, self._wanted, groups, self._memory, everything or rough, splits)
         if rough:
             plans = {name: replace(plan, at_inputs=False) for name, plan in plans.items()}
         if self._initial is not None:
@@ -310,14 +330,18 @@ class FeatureAccumulator:
             raise InputError("no batch has been measured yet. Call update(batch) first.")
         outside = totals.outside - totals.seen
         measured = [layer for layer in self._subject.layers if layer.name not in outside]
-        features = {layer.name: self._features(layer, totals.outputs) for layer in measured}
+        of_layers = {layer.name: self._features(layer, totals.outputs) for layer in measured}
+        features = {part.name: part for parts in of_layers.values() for part in parts}
         reasons = dict.fromkeys(outside, "its weight is used without calling the module")
         off = {layer.name for layer in measured if layer.name not in totals.seen}
         reasons |= {name: self._why_unseen(name) for name in off}
         uses = None if self._subject.sharded else self._subject.uses
         taken = [layer for layer in measured if layer.name not in off]
         left = [layer for layer in measured if layer.name in off] + self._subject.other_products()
-        rows = coverage(self._subject.model, taken, reasons, uses, left)
+        rows = [
+            replace(row, layers=tuple(part.name for name in row.layers for part in of_layers[name]))
+            for row in coverage(self._subject.model, taken, reasons, uses, left, self._embeddings)
+        ]
         name = self._subject.output_name
         return Report(features, rows, samples=totals.samples, outputs=totals.outputs, output_name=name)
 
@@ -366,7 +390,7 @@ class FeatureAccumulator:
                     "squared on this batch. Scale the output, or pass dtype=torch.float64."
                 )
         outside = self._subject.used_outside(trace)
-        cells, spread = 0, dict[str, float]()
+        cells, spread = 0, dict[str, Tensor]()
         if total is not None and "D" in self._wanted:
             cells = min(samples, CELLS) if totals.cells < CELLS**2 and not self._subject.sharded else 1
             spread = gradients.spread_over_parts(new, cells)
@@ -459,16 +483,21 @@ class FeatureAccumulator:
 
     def _weights_of(self, names: Collection[str]) -> dict[str, dict[str, Tensor]]:
         """Copy the weights of some layers, and those of the initial model if they are needed."""
-        weights = {name: {"W": w} for name, w in self._subject.weights().items() if name in names}
+        weights = {name: {"W": self._arranged(name, w)} for name, w in self._subject.weights().items() if name in names}
         if self._initial is not None and "initial" in self._wanted:
             for name, w in self._initial.weights().items():
                 if name in names:
-                    weights[name]["W0"] = w
+                    weights[name]["W0"] = self._arranged(name, w)
         return weights
+
+    def _arranged(self, name: str, weight: Tensor) -> Tensor:
+        """Return the weight of a layer with the blocks of its parts."""
+        split = self._totals.plans[name].split
+        return weight if split is None else weight.reshape(split.shape)
 
     def _settings(self) -> str:
         """Return a text that is equal for accumulators whose sums can be added."""
-        plans = {name: (plan.outer, dict(plan.sums)) for name, plan in self._totals.plans.items()}
+        plans = {name: (plan.outer, dict(plan.sums), plan.split) for name, plan in self._totals.plans.items()}
         return repr((plans, sorted(self._decay.items()), self._loss_reduction))
 
     def _why_unseen(self, name: str) -> str:
@@ -477,7 +506,8 @@ class FeatureAccumulator:
             return "called inside of a function of torch.func, where no gradient can be taken"
         return "called with autograd off" if name in self._totals.blocked else "not called in the forward pass"
 
-    def _features(self, layer: Layer, outputs: Outputs) -> LayerFeatures:
+    def _features(self, layer: Layer, outputs: Outputs) -> list[LayerFeatures]:
+        """Return the measurements of a layer, or of each of its parts."""
         totals = self._totals
         lost, averages = layer.name in totals.lost, {}
         for key, value in totals.sums[layer.name].items() if not lost else ():
@@ -489,7 +519,7 @@ class FeatureAccumulator:
                 averages[key] = value / (totals.samples if self._loss_reduction == "mean" else 1)
             else:
                 averages[key] = mirrored(value) / (totals.samples * (outputs.scale(1) if value.ndim == 4 else 1.0))
-        flags = [layer.note] if layer.note else []
+        flags = [text for text in (layer.note, self._remarks.get(layer.name)) if text]
         if lost:
             flags.append(f"not measured: {_LOST}")
         if layer.name in totals.unpaired:
@@ -504,8 +534,7 @@ class FeatureAccumulator:
             flags.append("rows shared by samples: measured sample by sample")
         if layer.name not in totals.seen:
             flags.append(self._why_unseen(layer.name))
-        elif any(not value.any() for key, value in averages.items() if key in ("K", "agop")):
-            flags.append("the output does not depend on this layer")
+        at = len(flags)
         if "D" in averages:
             if layer.name not in self._decay:
                 flags.append("no weight decay, so no FACT")
@@ -515,4 +544,16 @@ class FeatureAccumulator:
             flags.append("sketched in one group")
         weights, decay = self._weights[layer.name], self._decay.get(layer.name)
         noise = totals.gradient_noise(layer.name, self._loss_reduction) if "D" in averages else None
-        return LayerFeatures(layer.name, layer.kind, layer.shape, weights, averages, decay, tuple(flags), noise)
+        split = totals.plans[layer.name].split
+        pieces = [(layer.name, weights, averages)]
+        if split is not None:
+            pieces = [(x, split.part(i, weights), split.part(i, averages)) for i, x in enumerate(split.names)]
+        features = []
+        for i, (name, matrices, sums) in enumerate(pieces):
+            shape, remarks = layer.shape if split is None else split.part_shape, list(flags)
+            called = layer.name in totals.seen
+            if called and any(not value.any() for key, value in sums.items() if key in ("K", "agop")):
+                remarks.insert(at, "the output does not depend on this layer")
+            deviation = None if noise is None else noise[i]
+            features.append(LayerFeatures(name, layer.kind, shape, matrices, sums, decay, tuple(remarks), deviation))
+        return features

@@ -68,8 +68,10 @@ class BatchGradients:
             out |= {name for name in small if any(bool(j.any()) for j in rows[name])}
         return out
 
-    def spread_over_parts(self, new: Mapping[str, BatchSums], parts: int) -> dict[str, float]:
-        """Return ``sum |s_i|^2 / n_i`` per layer over random parts of the batch with weight gradients s_i.
+    def spread_over_parts(self, new: Mapping[str, BatchSums], parts: int) -> dict[str, Tensor]:
+        """Return ``sum |s_i|^2 / n_i`` per layer, shape (parts of the layer,), over random parts of the batch.
+
+        Here s_i is the gradient of the summed losses of n_i samples in the weight.
 
         Args:
             new: Sums of the whole batch by layer name, with "D".
@@ -80,16 +82,16 @@ class BatchGradients:
         rest = {name: sums.sums["D"].double() for name, sums in new.items()}
         v = self._output_gradient(self.total) if parts > 1 else None
         cell = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed)) % parts
-        spread = dict.fromkeys(rest, 0.0)
+        spread = {name: torch.zeros_like(new[name].squares(value)) for name, value in rest.items()}
         for i in range(parts):
             mask, gradients = cell == i, rest
             if v is not None and i < parts - 1:  # the last part is the rest
                 weights = mask.to(v.device, v.dtype).reshape(-1, *[1] * (v.ndim - 1))
                 matrices = self.trace.weight_gradients(v * weights)
-                gradients = {name: matrix.double() for name, matrix in matrices.items() if name in rest}
+                gradients = {k: new[k].arranged(matrix).double() for k, matrix in matrices.items() if k in rest}
                 rest = rest | {name: rest[name] - value for name, value in gradients.items()}
             for name, value in gradients.items():
-                spread[name] += float(value.square().sum()) / int(mask.sum())
+                spread[name] += new[name].squares(value) / int(mask.sum())
         return spread
 
     def _add_output_gradients(self, new: Mapping[str, BatchSums], plan: Outputs, generator: torch.Generator) -> None:

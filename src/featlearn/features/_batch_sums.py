@@ -59,12 +59,12 @@ class BatchSums:
     Args:
         plan: Names and shapes of the sums.
         groups: Number of sketch groups.
-        weights: ``W`` and, with an initial model, ``W0``, each of shape (blocks, k_out, k_in).
+        weights: ``W`` and, with an initial model, ``W0``, each of shape (blocks, k_out, k_in), as the sums are kept.
         dtype: Precision of the products.
     """
 
     def __init__(self, plan: SumPlan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype, self._split = dtype, plan.split
         self._blocks = weights["W"].shape[0]
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
@@ -89,8 +89,8 @@ class BatchSums:
             initial: Gradients J0 of the same inputs in the initial model, or None.
             blocks: Block of all rows, or block of each row, shape (r,). None if each row has all blocks.
         """
-        rows = rows.to(self.dtype)
-        change = None if initial is None else rows - initial.to(self.dtype)
+        rows = self._divided(rows)
+        change = None if initial is None else rows - self._divided(initial)
         for name in self.sums:
             if name in ("K", "agop", "centered"):
                 self._add(name, self.sums[name][group], rows, blocks)
@@ -101,7 +101,12 @@ class BatchSums:
         """Add the rows g = dl/dh of per-sample losses; see `add_output_gradients`."""
         for name in ("B", "enfa"):
             if name in self.sums:
-                self._add(name, self.sums[name], rows.to(self.dtype), blocks)
+                self._add(name, self.sums[name], self._divided(rows), blocks)
+
+    def _divided(self, rows: Tensor) -> Tensor:
+        """Return rows in the precision of the sums, divided among the parts of the layer."""
+        rows = rows.to(self.dtype)
+        return rows if self._split is None else self._split.rows(rows)
 
     def _add(self, name: str, total: Tensor, rows: Tensor, blocks: Blocks) -> None:
         weight = self._weights.get(name)
@@ -123,7 +128,15 @@ class BatchSums:
 
     def add_weight_gradient(self, matrix: Tensor) -> None:
         """Add the gradient of the summed losses with respect to W, shape (blocks, k_out, k_in)."""
-        self.sums["D"] += matrix.to(self.dtype)
+        self.sums["D"] += self.arranged(matrix).to(self.dtype)
+
+    def arranged(self, matrix: Tensor) -> Tensor:
+        """Return a matrix of the layer, shape (blocks, k_out, k_in), in the shape of the sums."""
+        return matrix if self._split is None else matrix.reshape(self._split.shape)
+
+    def squares(self, matrix: Tensor) -> Tensor:
+        """Return the sum of the squares of a matrix in the shape of the sums, for each part, shape (parts,)."""
+        return matrix.square().sum().reshape(1) if self._split is None else self._split.squares(matrix)
 
     def finite(self) -> bool:
         """Return whether no sum overflowed."""
@@ -177,7 +190,8 @@ class Totals:
         random: Names of the layers of passes that draw random numbers.
         transformed: Names of the layers that were called inside of a function of torch.func.
         cells: Number of parts of the data whose gradients in W are compared.
-        spread: ``sum |s_i|^2 / n_i`` by layer name, over these parts of n_i samples with the summed gradient s_i.
+        spread: ``sum |s_i|^2 / n_i`` by layer name, over these parts of n_i samples with the summed gradient s_i; one
+            number per part of the layer.
     """
 
     plans: Mapping[str, SumPlan]
@@ -195,7 +209,7 @@ class Totals:
     random: set[str] = field(default_factory=set)
     transformed: set[str] = field(default_factory=set)
     cells: int = 0
-    spread: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, Tensor] = field(default_factory=dict)
 
     def extend(self, plans: Mapping[str, SumPlan]) -> None:
         """Add sums of further layers, which start at zero.
@@ -226,13 +240,14 @@ class Totals:
                 self.sums[name][key].add_(value)
         self.samples += samples
 
-    def add_cells(self, cells: int, spread: Mapping[str, float]) -> None:
+    def add_cells(self, cells: int, spread: Mapping[str, Tensor]) -> None:
         """Add parts of the data whose gradients in W were measured separately."""
         self.cells += cells
         for name, value in spread.items():
-            self.spread[name] = self.spread.get(name, 0.0) + value
+            value = value.to(self.device)
+            self.spread[name] = self.spread[name] + value if name in self.spread else value
 
-    def gradient_noise(self, name: str, reduction: str) -> float | None:
+    def gradient_noise(self, name: str, reduction: str) -> list[float] | None:
         """Estimate the sampling noise of a layer's gradient in W, for samples drawn from a large population.
 
         With m parts of n_i samples and summed gradients s_i, an analysis of variance gives the variance of one sample,
@@ -243,13 +258,16 @@ class Totals:
             reduction: Reduction of the loss over samples, ``"mean"`` or ``"sum"``.
 
         Returns:
-            Standard deviation of the gradient in the Frobenius norm; None with fewer than two parts.
+            Standard deviation of the gradient in the Frobenius norm, for each part of the layer; None with fewer than
+            two parts of the data.
         """
         if self.cells < 2 or name not in self.spread:
             return None
-        whole = float(self.sums[name]["D"].square().sum()) / self.samples
-        variance = max(self.spread[name] - whole, 0.0) / (self.cells - 1)
-        return math.sqrt(variance / self.samples) * (1 if reduction == "mean" else self.samples)
+        split, d = self.plans[name].split, self.sums[name]["D"]
+        squares = d.square().sum().reshape(1) if split is None else split.squares(d)
+        variance = (self.spread[name] - squares / self.samples).clamp_min(0.0) / (self.cells - 1)
+        scale = 1 if reduction == "mean" else self.samples
+        return [math.sqrt(value / self.samples) * scale for value in variance.tolist()]
 
     def add(self, other: Totals) -> None:
         """Add other totals of the same plans."""
@@ -275,9 +293,11 @@ class Totals:
         counts = torch.tensor([self.samples, self.cells], device=self.device)
         torch.distributed.all_reduce(counts)
         self.samples, self.cells = counts.tolist()
-        spread = torch.tensor([self.spread.get(k, 0.0) for k in self.plans], dtype=torch.float64).to(self.device)
+        parts = [1 if plan.split is None else len(plan.split.names) for plan in self.plans.values()]
+        zeros = {k: torch.zeros(n, dtype=torch.float64) for k, n in zip(self.plans, parts, strict=True)}
+        spread = torch.cat([self.spread.get(k, zeros[k]).to(self.device) for k in self.plans])
         torch.distributed.all_reduce(spread)
-        self.spread = dict(zip(self.plans, spread.tolist(), strict=True))
+        self.spread = dict(zip(self.plans, torch.split(spread, parts), strict=True))
         for kind in _SETS:
             marks = torch.tensor([name in getattr(self, kind) for name in self.plans], dtype=torch.int32)
             marks = marks.to(self.device)

@@ -19,6 +19,7 @@ from featlearn._utils.rng import Seed
 from featlearn.capture import Forward, batches, rows_of, sliceable
 from featlearn.features._accumulator import FeatureAccumulator
 from featlearn.features._report import Report
+from featlearn.features._split import SplitArgument
 from featlearn.features.objective import Loss, WeightDecay
 
 
@@ -40,6 +41,9 @@ def probe(
     dtype: torch.dtype | None = None,
     generator: Seed = None,
     progress: bool = False,
+    *,
+    split: SplitArgument | None = None,
+    embeddings: bool = False,
 ) -> Report:
     """Measure, in one pass over the data, the feature matrices and correlations of every weight matrix.
 
@@ -74,6 +78,10 @@ def probe(
         dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
         generator: Generator or seed of the random output vectors. None is the seed 0.
         progress: Whether to show a progress bar on stderr.
+        split: Layers to measure in parts, each a layer of its own: ``"experts"`` (one per expert of a stack),
+            ``"heads"`` (one per head of each attention projection), ``{glob: number}`` (equal parts of the outputs), or
+            a list of these. Patterns here and in other arguments match names of whole layers. None splits no layer.
+        embeddings: Whether the tables of ``nn.Embedding`` are layers, whose inputs are unit vectors.
 
     Returns:
         Report with one entry per layer: ``report.table()``, ``report["layer"].nfc``, ``report["layer"].agop``.
@@ -107,6 +115,8 @@ def probe(
         device=device,
         dtype=dtype,
         generator=generator,
+        split=split,
+        embeddings=embeddings,
     )
     with total.session():
         if batch_size is None and sliceable(data):

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,13 +116,16 @@ class Report(Mapping[str, LayerFeatures]):
 
     @property
     def coverage(self) -> pd.DataFrame:
-        """Table with one row per parameter of two or more dimensions: its layers, or the reason why it has none."""
+        """Table with one row per parameter of two or more dimensions: its layers, or the reason why it has none.
+
+        Numbered parts of a layer are written as a range, such as ``experts.{0..63}.up``.
+        """
         rows = [
             (
                 p.parameter,
                 "x".join(map(str, p.shape)),
                 p.taken,
-                ", ".join(p.layers),
+                ", ".join(_runs(p.layers)),
                 p.role,
                 p.reason,
                 ", ".join(p.tied_to),
@@ -315,6 +319,27 @@ class Report(Mapping[str, LayerFeatures]):
 
 def _as_list(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
+
+
+def _runs(names: Sequence[str]) -> list[str]:
+    """Return names with each run of three or more that differ in one number, counted from 0, as a range.
+
+    >>> _runs(["q.0", "q.1", "q.2", "out"])
+    ['q.{0..2}', 'out']
+    """
+    shown: list[str] = []
+    rest = list(names)
+    while rest:
+        run, text = 1, rest[0]
+        parts = rest[0].split(".")
+        for place in (i for i, part in enumerate(parts) if part == "0"):
+            numbered = (".".join([*parts[:place], str(i), *parts[place + 1 :]]) for i in count())
+            length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(numbered, rest, strict=False)))
+            if length > max(run, 2):
+                run, text = length, ".".join([*parts[:place], f"{{0..{length - 1}}}", *parts[place + 1 :]])
+        shown.append(text)
+        rest = rest[run:]
+    return shown
 
 
 def _count(number: int, what: str) -> str:

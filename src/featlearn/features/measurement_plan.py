@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from featlearn._utils.memory import readable_size
 from featlearn._utils.validation import check_option, is_int
 from featlearn.errors import InputError
+from featlearn.features._split import Split
 from featlearn.layers import Layer
 
 # Sums over the data that each quantity needs. "K" is the sum of J J^T, "Kb" of (J - J0)(J - J0)^T, "B" of loss
@@ -62,11 +63,13 @@ class SumPlan:
         outer: Whether the sums are ``k_out x k_out`` (of J) or ``k_in x k_in`` (of J W).
         sums: Shape of each sum by name, without the leading dimension of sketch groups.
         at_inputs: Whether gradients are taken at the input of the layer, where they are ``J W``.
+        split: Parts of the layer that are measured as layers of their own; None if it is measured as a whole.
     """
 
     outer: bool
     sums: Mapping[str, tuple[int, int, int]]
     at_inputs: bool = False
+    split: Split | None = None
 
 
 def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss: bool, decay: bool) -> frozenset[str]:
@@ -107,7 +110,12 @@ def resolve_measure(measure: str | Iterable[str] | None, *, initial: bool, loss:
 
 
 def plan_sums(
-    layers: Sequence[Layer], wanted: frozenset[str], groups: int, memory: int | None, everything: bool = True
+    layers: Sequence[Layer],
+    wanted: frozenset[str],
+    groups: int,
+    memory: int | None,
+    everything: bool = True,
+    splits: Mapping[str, Split] | None = None,
 ) -> dict[str, SumPlan]:
     """Choose for each layer the side on which its sums are kept, within a memory limit.
 
@@ -122,6 +130,7 @@ def plan_sums(
         memory: Limit in bytes. None is unlimited.
         everything: Whether layers of moderate size keep ``k_out x k_out`` matrices even if k_in is smaller, so that
             every quantity can be computed from the sums.
+        splits: Parts of layers that are measured as layers of their own, by layer name.
 
     Returns:
         The sums by layer name.
@@ -129,13 +138,16 @@ def plan_sums(
     Raises:
         InputError: The sums exceed the limit.
     """
+    splits = splits or {}
+    layers = [splits[x.name].layer(x) if x.name in splits else x for x in layers]
     must_be_outer, limit = "outer" in wanted, math.inf if memory is None else memory
     free = not everything and not wanted & {"centered", "double", "ptk"}
     for largest_outer in (_OUTER_UP_TO,) if must_be_outer else (_OUTER_UP_TO, 0):
         plans = {}
         for x in layers:
             up_to = 0 if free and _has_input_gradients(x) else largest_outer
-            plans[x.name] = _plan(x, wanted, must_be_outer or x.k_out <= max(x.k_in, up_to))
+            plan = _plan(x, wanted, must_be_outer or x.k_out <= max(x.k_in, up_to))
+            plans[x.name] = replace(plan, split=splits.get(x.name))
         sizes = {name: sums_bytes(plan, groups) for name, plan in plans.items()}
         if sum(sizes.values()) <= limit:
             return plans

@@ -2,6 +2,7 @@
 
 from featlearn.layers._attention import attention_in_parts
 from featlearn.layers._complex import real_form, real_rows
+from featlearn.layers._heads import Heads, find_heads
 from featlearn.layers._linear_conv import token_rows
 from featlearn.layers._registry import (
     LAYER_INPUT,
@@ -21,10 +22,12 @@ from featlearn.layers.base import Layer, stacked
 __all__ = [
     "LAYER_INPUT",
     "OF_PARAMETERS",
+    "Heads",
     "Layer",
     "ParameterCoverage",
     "attention_in_parts",
     "coverage",
+    "find_heads",
     "find_layers",
     "in_parts",
     "real_form",

@@ -1,7 +1,8 @@
 """Gains of norms, and embeddings, as layers.
 
 A gain acts as ``h_i = w_i x_i`` on the normalized input: a block-diagonal matrix with blocks of one number. An
-embedding is a matrix on unit vectors. The probe leaves them out; kernels, which include every parameter, use them.
+embedding is a matrix on unit vectors. Kernels, which include every parameter, use both; the probe takes embeddings on
+request.
 """
 
 from __future__ import annotations
@@ -82,9 +83,13 @@ def embedding_layers(name: str, module: nn.Module) -> list[Layer]:
         ids = ids if padding is None else torch.where(ids == padding, -1, ids)
         return ids.reshape(ids.shape[0] if ids.ndim else 1, -1, 1, 1)
 
+    def matrix(w: Tensor) -> Tensor:
+        return (w.to_dense() if w.is_sparse else w).mT.unsqueeze(0)  # the gradient may be sparse
+
     shape = (1, module.embedding_dim, module.num_embeddings)
-    rows = {"outputs": token_rows, "inputs": indices}
-    return [module_layer(name, "embedding", module, shape, matrix=lambda w: w.mT.unsqueeze(0), one_hot=True, **rows)]
+    note = "" if module.max_norm is None else "max_norm rescales rows at each look-up: W may hold rows before it"
+    rows = {"outputs": token_rows, "inputs": indices, "one_hot": True, "note": note}
+    return [module_layer(name, "embedding", module, shape, matrix=matrix, **rows)]
 
 
 def _statistics(module: BatchNorm | InstanceNorm, x: Tensor) -> tuple[Tensor | None, Tensor | None]:

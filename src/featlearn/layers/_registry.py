@@ -146,7 +146,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -> list[Layer]:
+def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False, embeddings: bool = False) -> list[Layer]:
     """Find every weight matrix of a model that has the form ``h = W x``, in the order of its modules.
 
     Args:
@@ -154,6 +154,7 @@ def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -
         vectors: Whether to include gains of normalization layers and embeddings.
         merged: Whether low-rank adapters count as one layer with the merged weight ``W + B A``, beside A and B, and
             complex weights as real ones of twice the size.
+        embeddings: Whether to include embeddings.
 
     Returns:
         The layers. A model that is a single layer gets the name ``"model"``.
@@ -165,6 +166,8 @@ def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False) -
         ['0']
     """
     factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
+    if embeddings:
+        factories = factories | {nn.Embedding: embedding_layers}
     layers: list[Layer] = []
     owned: set[int] = set()  # modules whose matrix a parent has, such as out_proj of attention
     for name, module, skip in _walk(model):
@@ -210,6 +213,7 @@ def coverage(
     reasons: Mapping[str, str] | None = None,
     uses: Mapping[str, Collection[str]] | None = None,
     left_out: Iterable[Layer] = (),
+    embeddings: bool = False,
 ) -> list[ParameterCoverage]:
     """List each parameter of two or more dimensions with its layers, or the reason why it has none.
 
@@ -219,10 +223,13 @@ def coverage(
         reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
         uses: Names of the functions that used each parameter together with data, by path. None if not known.
         left_out: Further layers of the model that were not measured, beside those of its modules.
+        embeddings: Whether embeddings count as layers.
 
     Returns:
         One row per parameter; tied parameters have one row.
     """
+    taken = list(taken)
+    measured = {id(layer.module) for layer in taken}
     names_of: dict[int, list[str]] = {}
     shapes: dict[int, tuple[int, ...]] = {}
     owner: dict[int, tuple[nn.Module, str]] = {}
@@ -233,30 +240,38 @@ def coverage(
                 names_of.setdefault(id(parameter), []).append(child_name(name, local))
                 shapes[id(parameter)] = tuple(parameter.shape)
                 owner.setdefault(id(parameter), (module, skip))
-                if _factory(module) is None:
+                if _factory(module) is None and id(module) not in measured:
                     others.setdefault(id(parameter), []).append(f"{name} ({type(module).__name__})")
     layers_of: dict[int, list[str]] = {}
+    products: set[int] = set()
     for layer in taken:
         for tensor in tensors_behind(layer):
             layers_of.setdefault(id(tensor), []).append(layer.name)
-    others_known = (*find_layers(model), *left_out)
-    known = {id(p): layer.name for layer in others_known for p in tensors_behind(layer)}
+            products |= set() if layer.one_hot else {id(tensor)}
+    others_known = (*find_layers(model, embeddings=embeddings), *left_out)
+    # A table that is tied to a product is known by the product.
+    ordered = sorted(others_known, key=lambda layer: not layer.one_hot)
+    known = {id(p): layer for layer in ordered for p in tensors_behind(layer)}
     rows = []
     for key, names in names_of.items():
         layers = tuple(dict.fromkeys(layers_of.get(key, ())))
         module, skip = owner[key]
         role = "product"
         if layers:
+            role = "product" if key in products else "embedding"
             reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
             rest = set[str]().union(*((uses or {}).get(name, ()) for name in names)) - _KNOWN_USES
             if rest:
                 reason += f"; a use by {', '.join(sorted(rest))} is not measured"
         elif key in known:
-            reason = (reasons or {}).get(known[key], "left out by the layers argument")
+            reason = (reasons or {}).get(known[key].name, "left out by the layers argument")
+            role = "embedding" if known[key].one_hot else "product"
         elif skip or uses is None:
             reason, role = _reason(module, skip), ""
         else:
             reason, role = _use(module, set[str]().union(*(uses.get(name, ()) for name in names)))
+            if embeddings and role == "embedding":
+                reason = "embedding: only modules with the forward function of nn.Embedding are measured"
         rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:]), role))
     return rows
 

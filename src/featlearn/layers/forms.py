@@ -24,11 +24,14 @@ class Form:
         kind: Kind of the layer, for tables.
         shape: Shape ``(groups, k_out, k_in)`` of the weight matrices.
         layout: Dimensions of the weight that are groups, outputs and inputs, where they may differ.
+        sizes: Sizes of the dimensions that make up the outputs, and of those that make up the inputs; empty if each
+            is one dimension.
     """
 
     kind: str
     shape: tuple[int, int, int]
     layout: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
@@ -96,6 +99,7 @@ class Contraction(Form):
         self._in = [x for x in parts if x not in result and x in activation]
         groups, k_out, k_in = (math.prod(sizes[x] for x in part) for part in (self._groups, self._out, self._in))
         self.shape = (groups, k_out, k_in)
+        self.sizes = tuple(tuple(sizes[x] for x in part) for part in (self._out, self._in))
         # Dimensions of size 1, such as a single sample, may be missing in another call.
         large = ([x for x in part if sizes[x] > 1] for part in (self._groups, self._out, self._in))
         self.layout = tuple(tuple(map(weight.index, part)) for part in large)
