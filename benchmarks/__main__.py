@@ -18,6 +18,7 @@ from rich.console import Console
 from benchmarks.timing import Row
 
 BENCHMARKS = {
+    "probe_cost": ("time_rows", "initial_rows", "memory_rows"),
     "probe_speed": ("mlp_rows", "resnet_rows", "gpt_rows"),
     "kernel_speed": ("mlp_rows", "conv_rows", "transformer_rows", "tail_rows"),
     "weights_speed": ("weights_rows",),

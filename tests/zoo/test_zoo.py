@@ -17,6 +17,7 @@ from zoo.reference import plain_output, reference_nfc, small_head
 pytestmark = pytest.mark.slow
 
 INDEPENDENT = "the output does not depend on this layer"
+ROUNDING = "gradients are not larger than rounding errors of those of other layers"
 
 
 def architectures(check: str) -> pytest.MarkDecorator:
@@ -97,7 +98,8 @@ def test_the_batch_size_does_not_matter(architecture: Architecture) -> None:
         differences = {
             name: (whole[name].nfc, other[name].nfc)
             for name in whole
-            if other[name].nfc != pytest.approx(whole[name].nfc, abs=architecture.tolerance, rel=0, nan_ok=True)
+            if ROUNDING not in whole[name].flags
+            and other[name].nfc != pytest.approx(whole[name].nfc, abs=architecture.tolerance, rel=0, nan_ok=True)
         }
         assert not differences
 
@@ -111,7 +113,9 @@ def test_the_nfc_is_that_of_the_reference(architecture: Architecture) -> None:
     differences = {
         name: (report[name].nfc, value)
         for name, value in expected.items()
-        if name in report and report[name].nfc != pytest.approx(value, abs=architecture.tolerance, rel=0, nan_ok=True)
+        if name in report
+        and ROUNDING not in report[name].flags
+        and report[name].nfc != pytest.approx(value, abs=architecture.tolerance, rel=0, nan_ok=True)
     }
     assert not differences
 

@@ -55,7 +55,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
     A forward pass is assumed not to change parameters, except embeddings with ``max_norm``, which renormalize their
     weight when they are called.
     """
-    modules = list(model.modules())
+    # TorchScript modules hold their state elsewhere.
+    modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
     training = [(module, module.training) for module in modules]
     requires_grad = [(p, p.requires_grad) for p in model.parameters()]
     registered = [(module, dict(module._buffers)) for module in modules]

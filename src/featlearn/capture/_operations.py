@@ -204,7 +204,9 @@ class Operations(TorchFunctionMode):
         if origin.view and not origin.copies:
             return frozenset()
         # Values of the parameters may be equal by chance, numbers of entries and random values are not.
-        value = origin.entries(self._find) if origin.view else origin.value(self._random)
+        value = origin.entries(self._find) if origin.view else self._at_random(origin, None)
+        if value is None:
+            value = weight.detach()
         return frozenset(
             dim
             for dim in range(value.ndim)
@@ -214,33 +216,45 @@ class Operations(TorchFunctionMode):
     def _mark(self, origin: Origin, form: Form) -> tuple[str, bool, bool]:
         """Return the mark of a matrix, whether it has each entry of its parameter at most once, and equal groups.
 
-        Matrices are the same if their values are the same for random parameters.
+        Matrices are the same if their values are the same for random parameters. Where the computation does not take
+        random values, such as a Cholesky factor, its steps are compared.
         """
         place = (origin.exact_signature, type(form).__name__, form.shape, form.layout)
         if place not in self._entries:
             block = None if origin.selection is None else 0
-            matrix = form.matrix(origin.value(self._random, block)).detach().cpu()
-            matrix = (torch.view_as_real(matrix) if matrix.is_complex() else matrix).double().contiguous()
-            largest = max(float(matrix.abs().amax()), torch.finfo(torch.float32).tiny)
-            digits = (matrix / largest * 1e9).round().long()
-            unique = False
+            value, unique, equal = self._at_random(origin, block), False, False
+            mark = str(place)
+            if value is not None:
+                matrix = form.matrix(value).cpu()
+                matrix = (torch.view_as_real(matrix) if matrix.is_complex() else matrix).double().contiguous()
+                largest = max(float(matrix.abs().amax()), torch.finfo(torch.float32).tiny)
+                digits = (matrix / largest * 1e9).round().long()
+                equal = len(digits) > 1 and _constant(digits, digits[:1])
+                mark = hashlib.blake2b(digits[: 1 if equal else None].numpy().tobytes()).hexdigest()
             if origin.view:
                 entries = form.matrix(origin.entries(self._find, block))
                 unique = bool((torch.bincount(entries.flatten()) < 2).all())
-            equal = len(digits) > 1 and _constant(digits, digits[:1])
-            mark = hashlib.blake2b(digits[: 1 if equal else None].numpy().tobytes()).hexdigest()
             self._entries[place] = (mark, unique, equal)
         return self._entries[place]
 
     def _find(self, path: str) -> Tensor:
         return tensor_at(self._model, path)
 
+    def _at_random(self, origin: Origin, block: int | None) -> Tensor | None:
+        """Return the weight for random parameters; None if it cannot be computed for them."""
+        try:
+            value = origin.value(self._random, block).detach()
+        except Exception:  # any error of a computation that random values do not suit
+            return None
+        return value if bool(torch.isfinite(value).all()) else None
+
     def _random(self, path: str) -> Tensor:
         tensor = tensor_at(self._model, path)
         if not tensor.is_floating_point() and not tensor.is_complex():
             return tensor  # indices and masks
         seed = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
-        return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor)
+        # Positive, for roots and logarithms.
+        return (torch.rand(tensor.shape, generator=torch.Generator().manual_seed(seed)) + 0.5).to(tensor)
 
     def _run(self, func: Any, call: ProductCall, product: Product) -> Any:
         earlier = self.found.get(product.key)

@@ -28,7 +28,7 @@ _VIEWS = frozenset(
 _COPIES = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"})
 _PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__"})
 _ADDS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"})
-_ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat"}
+_ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat", "__getitem__", "index_select", "gather"}
 _MAKES = frozenset(f"{kind}_{what}" for kind in ("new",) for what in ("zeros", "ones", "full", "empty", "tensor")) | {
     "zeros_like", "ones_like", "full_like", "empty_like",
 }  # fmt: skip

@@ -158,13 +158,14 @@ class ModelSession:
             with self.open(weight_gradients=not self.sharded):
                 assert self._capture is not None
                 seen, trace = self._capture.find_operations(lambda: self._call(batch))
+                hidden = self._hidden_uses(seen, trace)
         except Exception:
             self.layers = self._known_layers()
             raise
         self.uses = {path: set(names) for path, names in seen.uses.items()}
         self.mixed, self.lowered, self.prepared = trace.mixed, seen.lowered, True
         called = trace.calls.keys() | trace.blocked
-        for path in self._hidden_uses(seen, trace):
+        for path in hidden:
             self.uses.setdefault(path, set()).add(HIDDEN)
         self._watched = bool(self._unexplained(seen, trace))
         found = self._add_layers(seen, called)

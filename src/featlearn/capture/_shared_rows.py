@@ -99,9 +99,8 @@ def row_profiles(rows: Tensor) -> Profile:
 
 @lru_cache(maxsize=64)
 def _directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(size)
-    signs = torch.randint(0, 2, (size, _DIRECTIONS), generator=generator, dtype=torch.int8)
-    return signs.to(device, dtype).mul_(2).sub_(1)
+    # Normal, not signs: those would be orthogonal to a difference of two coordinates half of the time.
+    return torch.randn(size, _DIRECTIONS, generator=torch.Generator().manual_seed(size)).to(device, dtype)
 
 
 def shared_layers(

@@ -96,7 +96,9 @@ class BatchGradients:
 
     def _add_output_gradients(self, new: Mapping[str, BatchSums], plan: Outputs, generator: torch.Generator) -> None:
         trace, initial = self.trace, self.initial
-        for i, (group, v) in enumerate(cotangents(plan, trace.output, generator, self.seed)):
+        # Where functions round to single precision, each output is differentiated, whatever the batch it is in.
+        seed = None if trace.lowered else self.seed
+        for i, (group, v) in enumerate(cotangents(plan, trace.output, generator, seed)):
             v0 = v if initial is None else v.to(initial.output.dtype)
             before = None if initial is None else initial.gradients(initial.output, v0)
             if i == 0 and not (trace.shared or self.subject.sharded):
@@ -115,7 +117,8 @@ class BatchGradients:
         """Add the gradients of the first vector, and find the layers whose rows are shared by samples."""
         known: dict[str, dict[int, Profile]] = {}
         self._add_streamed(group, v, before, new, known)
-        covers_all, owners = plan.covers_all(v.dtype), Owners()
+        owners = Owners()
+        covers_all = plan.covers_all(v.dtype) and not (self.trace.lowered and not plan.sketches and plan.count > 1)
         profiles = known if covers_all else None
         shared = shared_layers(self.trace, v if covers_all else None, profiles, self.seed, owners)
         initial = self.initial if before is not None else None
