@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -230,6 +231,16 @@ def test_experts_that_are_convolutions() -> None:
         return end(m, (torch.tanh(parts[0]) * parts[1]).mean(-1))
 
     check(run, {"w": lambda p: p["w"].reshape(2, 5, 9)}, (3, 4), w=(2, 5, 3, 3))
+
+
+def test_experts_of_several_heads() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        chosen = x[:, 0, :3].argmax(1)
+        blocks = (2 * chosen[:, None] + torch.arange(2)).flatten()
+        h = torch.einsum("nhd,nhkd->nhk", x, m.p[chosen])
+        return end(m, torch.tanh(m.see("p", h, lambda t: t.reshape(-1, 5), block=blocks)).mean(1))
+
+    check(run, {"p": lambda p: p["p"].reshape(6, 5, 4)}, (2, 4), p=(3, 2, 5, 4))
 
 
 def test_stacks_of_layers_of_experts() -> None:
@@ -794,6 +805,32 @@ class Ensemble(nn.Module):
         stacked = {name: torch.stack([getattr(m, name) for m in self.members]) for name in ("weight", "bias")}
         run = torch.vmap(lambda state: torch.func.functional_call(self.members[0], state, (x,)))
         return self.head(torch.tanh(run(stacked)).mean(0))
+
+
+def _transposed_product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.t()
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted = torch.jit.script(_transposed_product)
+    scripted_layer = torch.jit.script(nn.Linear(4, 5).double())
+
+
+@pytest.mark.xfail(strict=True, reason="frozen parameters have no gradient that shows their use")
+def test_a_frozen_weight_in_a_scripted_function_is_not_unused() -> None:
+    model = built(lambda m, x: end(m, scripted(x, m.w)), setup=lambda m: m.requires_grad_(False), w=(5, 4))
+    assert role(fl.probe(model, real(7, 4)), "w") == "product"
+
+
+@pytest.mark.xfail(strict=True, raises=AttributeError, reason="buffers of scripted modules cannot be restored")
+def test_a_scripted_layer() -> None:
+    fl.probe(nn.Sequential(scripted_layer, nn.Tanh(), nn.Linear(5, 2).double()), real(7, 4))
+
+
+def test_a_traced_graph_of_modules() -> None:
+    model, x = seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))), real(7, 4)
+    same(fl.probe(torch.fx.symbolic_trace(model), x, batch_size=3), fl.probe(model, x))
 
 
 @pytest.mark.xfail(strict=True, reason="layers that were not called count as taken")
