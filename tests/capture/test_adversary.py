@@ -179,6 +179,41 @@ def test_weights_computed_from_one_parameter(name: str, compute: Callable[[Tenso
     )
 
 
+def test_weights_that_other_parameters_could_not_have() -> None:
+    """Square roots of positive, and factors of positive definite parameters."""
+
+    def setup(m: Any) -> None:
+        m.s, a = nn.Parameter(torch.rand(5, 1) + 0.5), torch.randn(4, 4)
+        m.c = nn.Parameter(a @ a.T + torch.eye(4))
+        for name in ("here", "there"):
+            m.register_buffer(name, (torch.rand(5, 4) > 0.5).double())
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        x = m.see("c", F.linear(x, torch.linalg.cholesky(m.c)))
+        a = m.see("w.0", F.linear(x, m.w * m.s.sqrt() * m.here))
+        return end(m, a * torch.tanh(m.see("w.1", F.linear(x, m.w * m.s.sqrt() * m.there))))
+
+    layers = {
+        "w.0": lambda p: p["w"] * p["s"].sqrt() * p["here"],
+        "w.1": lambda p: p["w"] * p["s"].sqrt() * p["there"],
+        "c": lambda p: torch.linalg.cholesky(p["c"]),
+    }
+    check(run, layers, setup=setup, w=(5, 4))
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_mask_of_numbers_as_an_index(scale: int) -> None:
+    def setup(m: Any) -> None:
+        m.register_buffer("on", torch.tensor([1.0, 0.0, 1.0, 1.0]))
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        on = m.on.bool()
+        w = m.w[:, on] if scale == 1 else m.w[:, on] * scale
+        return end(m, m.see("w", F.linear(x[:, on], w)))
+
+    check(run, {"w": lambda p: p["w"][:, p["on"].bool()] * scale}, setup=setup, w=(5, 4))
+
+
 # --- products -------------------------------------------------------------------------------------
 
 
@@ -496,6 +531,30 @@ def test_experts_that_the_first_samples_do_not_use(kind: str) -> None:
         grads = [torch.autograd.grad(v, h, retain_graph=True)[0] for v in out.flatten()]
         k = sum(g.T @ g for g in grads) / 7
         assert error(report[f"e.{i}"].ptk_covariance, k) < TOLERANCE
+
+
+class Sparse(nn.Module):
+    """Experts that are not called without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.h = nn.ModuleList(nn.Linear(4, 5) for _ in range(2)), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 5)
+        for expert, chosen in zip(self.e, (x[:, 0] > 0, x[:, 0] <= 0), strict=True):
+            if chosen.any():
+                rows = chosen.nonzero()[:, 0]
+                out = out.index_add(0, rows, torch.tanh(expert(x[rows])))
+        return torch.tanh(self.h(out))
+
+
+@pytest.mark.xfail(strict=True, raises=UnsupportedModelError, reason="a batch without a traced call has no gradient")
+def test_a_selected_layer_that_some_batches_do_not_call() -> None:
+    model, x = seeded(Sparse), real(8, 4)
+    x[:, 0] = torch.tensor([1.0] * 4 + [-1.0] * 4)
+    whole = fl.probe(model, x, layers="e.1", batch_size=8)
+    assert error(fl.probe(model, x, layers="e.1", batch_size=4)["e.1"].agop, whole["e.1"].agop) < TOLERANCE
 
 
 @pytest.mark.xfail(strict=True, reason="a weight that is sliced to the length of a sequence has another key")
