@@ -644,7 +644,7 @@ class Dispatched(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.e, self.h = nn.Parameter(torch.randn(3, 4, 4)), nn.Linear(4, 2)
+        self.e, self.h = nn.Parameter(torch.randn(3, 4, 16)), nn.Linear(16, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         chosen = x[:, :3].argmax(1)
@@ -763,6 +763,27 @@ def test_shared_rows_in_bfloat16() -> None:
     model = seeded(Query).to(torch.bfloat16)
     for n in (16, 64):
         assert fl.probe(model, real(n, 4).bfloat16(), batch_size=n)["lin"].flags, n
+
+
+class Margin(nn.Module):
+    """Outputs that depend on the difference of two entries of a row that all samples share."""
+
+    def __init__(self, width: int, first: int, second: int) -> None:
+        super().__init__()
+        self.enc, self.lin, self.q = nn.Linear(4, 1), nn.Linear(3, width), nn.Parameter(torch.randn(3))
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lin(self.q)
+        return self.enc(x) * (h[self.first] - h[self.second])
+
+
+@pytest.mark.xfail(strict=True, reason="rows of directions that are signs are equal for some pairs of entries")
+def test_shared_rows_along_differences_of_two_entries() -> None:
+    for first in range(5):
+        for second in range(first):
+            model = seeded(partial(Margin, 5, first, second))
+            assert fl.probe(model, real(6, 4), measure="nfc")["lin"].flags, (first, second)
 
 
 # --- copies per sample ----------------------------------------------------------------------------
