@@ -163,7 +163,6 @@ COMPUTED: list[tuple[str, Callable[[Tensor], Tensor], tuple[int, ...]]] = [
     ("sinkhorn", partial(balanced, steps=30), (5, 4)),
     pytest.param(
         "long sinkhorn", partial(balanced, steps=400), (5, 4),
-        marks=pytest.mark.xfail(strict=True, raises=RecursionError, reason="origins are replayed by recursion"),
     ),
 ]  # fmt: skip
 
@@ -309,7 +308,6 @@ def test_a_gradient_inside_the_forward_pass() -> None:
     check(run, head=4, w=(6, 4))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="sizes of 1 are not read in an einsum of three operands")
 def test_einsum_of_three_operands_with_a_broadcast_weight() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         gate = torch.tanh(x.mean(-1))
@@ -320,7 +318,6 @@ def test_einsum_of_three_operands_with_a_broadcast_weight() -> None:
     fl.probe(model, real(7, 2, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="the rows of a product with a learned vector count for modules only")
 def test_a_learned_initial_state_counts_as_in_a_module() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
@@ -457,14 +454,12 @@ class Kept(nn.Module):
         return self.h(self.last)
 
 
-@pytest.mark.xfail(strict=True, reason="attributes that are new after a forward pass are not removed")
 def test_a_model_that_keeps_activations_is_left_as_found() -> None:
     model = seeded(Kept)
     fl.probe(model, real(7, 4))
     assert not hasattr(model, "last")
 
 
-@pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="buffers are compared by torch.equal")
 def test_a_sparse_buffer() -> None:
     class Sparse(nn.Module):
         def __init__(self) -> None:
@@ -480,13 +475,11 @@ def test_a_sparse_buffer() -> None:
     same(size, fl.probe(model, x, batch_size=1))
 
 
-@pytest.mark.xfail(strict=True, raises=NotImplementedError, reason="an alias of a sparse tensor is not a view")
 def test_sparse_activations_with_gradients_at_inputs() -> None:
     model, x = built(lambda m, x: end(m, x.to_sparse() @ m.w), w=(4, 5)), real(7, 4)
     same(fl.probe(model, x, measure="nfc"), fl.probe(model, x))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="parameters do not require gradients in the forward pass")
 def test_a_forward_pass_that_differentiates_by_its_parameters() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         (g,) = torch.autograd.grad((m.w**2).sum(), [m.w], create_graph=True)
@@ -502,7 +495,7 @@ def test_a_forward_pass_that_differentiates_by_its_parameters() -> None:
     "kind",
     [
         "modules",
-        pytest.param("parameters", marks=pytest.mark.xfail(strict=True, reason="found in the first two samples only")),
+        pytest.param("parameters"),
     ],
 )
 def test_experts_that_the_first_samples_do_not_use(kind: str) -> None:
@@ -549,7 +542,6 @@ class Sparse(nn.Module):
         return torch.tanh(self.h(out))
 
 
-@pytest.mark.xfail(strict=True, raises=UnsupportedModelError, reason="a batch without a traced call has no gradient")
 def test_a_selected_layer_that_some_batches_do_not_call() -> None:
     model, x = seeded(Sparse), real(8, 4)
     x[:, 0] = torch.tensor([1.0] * 4 + [-1.0] * 4)
@@ -557,7 +549,6 @@ def test_a_selected_layer_that_some_batches_do_not_call() -> None:
     assert error(fl.probe(model, x, layers="e.1", batch_size=4)["e.1"].agop, whole["e.1"].agop) < TOLERANCE
 
 
-@pytest.mark.xfail(strict=True, reason="a weight that is sliced to the length of a sequence has another key")
 def test_batches_of_sequences_of_other_lengths() -> None:
     """Either each part is a layer, or the coverage tells that products were left out."""
 
@@ -607,7 +598,6 @@ class Routed(nn.Module):
         return torch.tanh(self.h(out))
 
 
-@pytest.mark.xfail(strict=True, reason="calls are paired by their shapes, not by the samples of their rows")
 def test_other_routing_in_the_initial_model() -> None:
     """Each expert has as many samples in both models, but not the same ones."""
     initial, model, x = seeded(Routed), seeded(Routed, 1), real(8, 4)
@@ -622,7 +612,6 @@ def test_other_routing_in_the_initial_model() -> None:
     assert all(map(math.isnan, values)) or max(values) - min(values) < TOLERANCE
 
 
-@pytest.mark.xfail(strict=True, reason="buffers in a computed weight are those of the trained model")
 def test_a_mask_that_the_initial_model_does_not_have() -> None:
     def setup(m: Any) -> None:
         m.register_buffer("mask", torch.ones(5, 4))
@@ -660,7 +649,6 @@ def test_dispatched_experts_do_not_depend_on_the_batch_size() -> None:
         same(fl.probe(model, x, batch_size=size), fl.probe(model, x, batch_size=1))
 
 
-@pytest.mark.xfail(strict=True, reason="the groups of a row have profiles together")
 def test_dispatched_experts_are_not_flagged() -> None:
     assert not fl.probe(seeded(Dispatched), real(9, 4))["e"].flags
 
@@ -700,7 +688,6 @@ def test_experts_that_choose_samples() -> None:
 # --- samples that act on each other ---------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="outputs whose shape depends on the batch size are not compared")
 def test_similarities_of_all_pairs_are_refused() -> None:
     class Pairs(nn.Module):
         def __init__(self) -> None:
@@ -715,7 +702,7 @@ def test_similarities_of_all_pairs_are_refused() -> None:
         fl.probe(seeded(Pairs), real(8, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="only the first batch is run in parts")
+@pytest.mark.xfail(strict=True, reason="batches 1, 2, 4, 8, ... are run in parts, the third is not")
 def test_samples_that_act_on_each_other_in_a_later_batch_are_refused() -> None:
     """Experts take at most three quarters of a batch: nothing is dropped in the first one."""
 
@@ -737,7 +724,6 @@ def test_samples_that_act_on_each_other_in_a_later_batch_are_refused() -> None:
         fl.probe(model, x, batch_size=8)
 
 
-@pytest.mark.xfail(strict=True, reason="losses of one value per sample are not checked")
 def test_a_contrastive_loss_is_refused() -> None:
     def contrast(f: Tensor, _: Tensor) -> Tensor:
         return F.cross_entropy(f @ f.T, torch.arange(len(f)), reduction="none")
@@ -758,7 +744,6 @@ class Query(nn.Module):
         return self.enc(x) + self.lin(self.q)
 
 
-@pytest.mark.xfail(strict=True, reason="the mean of the factors of samples is within 3% of a factor")
 def test_shared_rows_in_bfloat16() -> None:
     model = seeded(Query).to(torch.bfloat16)
     for n in (16, 64):
@@ -778,7 +763,6 @@ class Margin(nn.Module):
         return self.enc(x) * (h[self.first] - h[self.second])
 
 
-@pytest.mark.xfail(strict=True, reason="rows of directions that are signs are equal for some pairs of entries")
 def test_shared_rows_along_differences_of_two_entries() -> None:
     for first in range(5):
         for second in range(first):
@@ -798,12 +782,10 @@ def conv_of_each_sample(m: Any, x: Tensor) -> Tensor:
     return end(m, torch.tanh(h).mean(-1))
 
 
-@pytest.mark.xfail(strict=True, reason="the samples are read as groups of the weight")
 def test_a_convolution_with_one_group_per_sample() -> None:
     check(conv_of_each_sample, {"w": lambda p: p["w"].reshape(5, 6)}, (3, 4), w=(5, 3, 2))
 
 
-@pytest.mark.xfail(strict=True, reason="the samples are read as groups of the weight")
 @pytest.mark.parametrize("way", ["cat", "mul"])
 def test_a_weight_that_is_copied_for_each_sample(way: str) -> None:
     def run(m: Any, x: Tensor) -> Tensor:
@@ -814,7 +796,6 @@ def test_a_weight_that_is_copied_for_each_sample(way: str) -> None:
     check(run, w=(5, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="signatures of copies leave out their arguments")
 def test_two_ways_of_copying_are_two_layers() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         a = m.see("w.0", F.linear(x, m.w.repeat(2, 1).reshape(4, 4)))
@@ -853,21 +834,18 @@ CLAIMED: list[tuple[str, Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.xfail(strict=True, reason="the role is that of the first function that meets the data")
 @pytest.mark.parametrize(("name", "run", "shape"), CLAIMED, ids=[x[0] for x in CLAIMED])
 def test_a_weight_in_a_product_is_not_called_a_constant(name: str, run: Any, shape: tuple[int, ...]) -> None:
     report = fl.probe(built(lambda m, x: end(m, run(m, x)), w=shape), real(7, 4))
     assert role(report, "w") == "product"
 
 
-@pytest.mark.xfail(strict=True, reason="operations are not among the layers that layers= leaves out")
 def test_a_product_that_the_caller_leaves_out_is_not_unused() -> None:
     report = fl.probe(built(lambda m, x: end(m, F.linear(x, m.w)), w=(5, 4)), real(7, 4), layers="head")
     assert role(report, "w") == "product"
     assert report.covered == pytest.approx(1 / 3)
 
 
-@pytest.mark.xfail(strict=True, reason="uses are not shown for parameters with a layer")
 def test_a_second_use_that_is_not_measured_is_shown() -> None:
     model = built(lambda m, x: end(m, F.linear(x, m.w) * torch.inner(x.tanh(), m.w)), w=(5, 4))
     report = fl.probe(model, real(7, 4))
@@ -897,13 +875,11 @@ with warnings.catch_warnings():
     scripted_layer = torch.jit.script(nn.Linear(4, 5).double())
 
 
-@pytest.mark.xfail(strict=True, reason="frozen parameters have no gradient that shows their use")
 def test_a_frozen_weight_in_a_scripted_function_is_not_unused() -> None:
     model = built(lambda m, x: end(m, scripted(x, m.w)), setup=lambda m: m.requires_grad_(False), w=(5, 4))
     assert role(fl.probe(model, real(7, 4)), "w") == "product"
 
 
-@pytest.mark.xfail(strict=True, raises=AttributeError, reason="buffers of scripted modules cannot be restored")
 def test_a_scripted_layer() -> None:
     fl.probe(nn.Sequential(scripted_layer, nn.Tanh(), nn.Linear(5, 2).double()), real(7, 4))
 
@@ -913,12 +889,10 @@ def test_a_traced_graph_of_modules() -> None:
     same(fl.probe(torch.fx.symbolic_trace(model), x, batch_size=3), fl.probe(model, x))
 
 
-@pytest.mark.xfail(strict=True, reason="layers that were not called count as taken")
 def test_a_vectorized_ensemble_is_not_covered() -> None:
     assert fl.probe(seeded(Ensemble), real(7, 4)).covered < 1
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="hooks call requires_grad_ inside of vmap")
 def test_modules_under_vmap() -> None:
     class Vectorized(nn.Module):
         def __init__(self) -> None:
@@ -931,7 +905,6 @@ def test_modules_under_vmap() -> None:
     fl.probe(seeded(Vectorized), real(7, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="edges inside of torch.func.grad are not reached by a backward pass outside")
 def test_modules_under_a_functional_gradient() -> None:
     class Score(nn.Module):
         def __init__(self) -> None:
@@ -980,7 +953,6 @@ def test_fact_of_a_weight_that_is_used_in_several_ways(name: str) -> None:
             assert error(report[layer].fact, -(weights[layer].mT @ gradients[layer]) / DECAY) < TOLERANCE
 
 
-@pytest.mark.xfail(strict=True, reason="the jackknife is taken of cosines that are clamped to 1")
 def test_standard_errors_of_sketches_are_positive() -> None:
     model, x = seeded(lambda: nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 200))), real(1, 6)
     errors = [fl.probe(model, x, outputs=16, generator=seed)["0"].standard_error("nfc") for seed in range(20)]

@@ -17,7 +17,12 @@ from zoo.reference import plain_output, reference_nfc, small_head
 pytestmark = pytest.mark.slow
 
 INDEPENDENT = "the output does not depend on this layer"
-ROUNDING = "gradients are not larger than rounding errors of those of other layers"
+
+
+def is_rounding(report: fl.Report, name: str) -> bool:
+    """Return whether the gradients of a layer are zero but for rounding: queries and keys of equal tokens."""
+    sizes = {layer: float(features.agop.diagonal(dim1=-2, dim2=-1).max()) for layer, features in report.items()}
+    return sizes[name] < 1e-28 * max(sizes.values())
 
 
 def architectures(check: str) -> pytest.MarkDecorator:
@@ -98,7 +103,7 @@ def test_the_batch_size_does_not_matter(architecture: Architecture) -> None:
         differences = {
             name: (whole[name].nfc, other[name].nfc)
             for name in whole
-            if ROUNDING not in whole[name].flags
+            if not is_rounding(whole, name)
             and other[name].nfc != pytest.approx(whole[name].nfc, abs=architecture.tolerance, rel=0, nan_ok=True)
         }
         assert not differences
@@ -114,7 +119,7 @@ def test_the_nfc_is_that_of_the_reference(architecture: Architecture) -> None:
         name: (report[name].nfc, value)
         for name, value in expected.items()
         if name in report
-        and ROUNDING not in report[name].flags
+        and not is_rounding(report, name)
         and report[name].nfc != pytest.approx(value, abs=architecture.tolerance, rel=0, nan_ok=True)
     }
     assert not differences

@@ -207,6 +207,8 @@ class Capture:
                 f"the output must be floating point to be differentiated, got {trace.output.dtype}. "
                 "Pass forward= to return logits rather than predicted labels."
             )
+        if self._frozen and not trace.output.requires_grad and not trace.calls and not trace.blocked:
+            trace.output = trace.output.detach().requires_grad_()  # this batch calls none of the layers
         if not trace.output.requires_grad:
             raise UnsupportedModelError(
                 f"the output of {self._what} has no gradient: no layer was called with autograd on "

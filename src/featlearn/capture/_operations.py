@@ -191,10 +191,10 @@ class Operations(TorchFunctionMode):
             blocks = form.blocks_of_rows(of_slots) if of_slots.ndim else int(of_slots)
         elif blocks is None:
             blocks = form.members(call.args, call.kwargs)
-        mark, unique, equal = self._mark(origin, form)
+        mark, unique, equal = self._mark(origin, form, weight.shape)
         if equal and blocks is None:
             form = Folded(form)
-        key = (*sorted(origin.leaves), type(form).__name__, form.shape, mark)
+        key = (*sorted(origin.leaves), form.family, form.shape, mark)
         at_inputs = candidate.activation is not None and form.inputs is not None
         view = origin.view and unique and not equal
         return Product(origin, form, candidate.weight, candidate.activation, blocks, key, view, at_inputs)
@@ -204,7 +204,7 @@ class Operations(TorchFunctionMode):
         if origin.view and not origin.copies:
             return frozenset()
         # Values of the parameters may be equal by chance, numbers of entries and random values are not.
-        value = origin.entries(self._find) if origin.view else self._at_random(origin, None)
+        value = origin.entries(self._find) if origin.view else self._at_random(origin, None, weight.shape)
         if value is None:
             value = weight.detach()
         return frozenset(
@@ -213,16 +213,16 @@ class Operations(TorchFunctionMode):
             if dim not in chosen and value.shape[dim] > 1 and _constant(value, value.narrow(dim, 0, 1))
         )
 
-    def _mark(self, origin: Origin, form: Form) -> tuple[str, bool, bool]:
+    def _mark(self, origin: Origin, form: Form, shape: torch.Size) -> tuple[str, bool, bool]:
         """Return the mark of a matrix, whether it has each entry of its parameter at most once, and equal groups.
 
         Matrices are the same if their values are the same for random parameters. Where the computation does not take
         random values, such as a Cholesky factor, its steps are compared.
         """
-        place = (origin.exact_signature, type(form).__name__, form.shape, form.layout)
+        place = (origin.exact_signature, form.family, form.shape, form.layout)
         if place not in self._entries:
             block = None if origin.selection is None else 0
-            value, unique, equal = self._at_random(origin, block), False, False
+            value, unique, equal = self._at_random(origin, block, shape), False, False
             mark = str(place)
             if value is not None:
                 matrix = form.matrix(value).cpu()
@@ -240,13 +240,13 @@ class Operations(TorchFunctionMode):
     def _find(self, path: str) -> Tensor:
         return tensor_at(self._model, path)
 
-    def _at_random(self, origin: Origin, block: int | None) -> Tensor | None:
-        """Return the weight for random parameters; None if it cannot be computed for them."""
+    def _at_random(self, origin: Origin, block: int | None, shape: torch.Size) -> Tensor | None:
+        """Return the weight for random parameters; None if it cannot be computed for them, or has another shape."""
         try:
             value = origin.value(self._random, block).detach()
         except Exception:  # any error of a computation that random values do not suit
             return None
-        return value if bool(torch.isfinite(value).all()) else None
+        return value if value.shape == shape and bool(torch.isfinite(value).all()) else None
 
     def _random(self, path: str) -> Tensor:
         tensor = tensor_at(self._model, path)

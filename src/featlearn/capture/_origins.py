@@ -183,7 +183,8 @@ class Origin:
     def exact_signature(self) -> str:
         """Mark of the computation including the selected blocks."""
         ids = _marked(self.selection.ids) if self.selection is not None else None
-        return _digest((self.signature, ids))
+        kwargs = sorted((self.kwargs or {}).items())
+        return _digest((self.name, _exactly_marked(self.args), _exactly_marked(kwargs), self.item, ids))
 
 
 NEUTRAL = Origin(frozenset(), "constant")
@@ -203,10 +204,9 @@ class Origins:
         for prefix, module in model.named_modules():
             # Tensors that are plain attributes, such as masks, are constants as buffers are.
             plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
-            for local, tensor in (plain | module._buffers).items():
-                if tensor is not None:
-                    path = f"{prefix}.{local}" if prefix else local
-                    self._start[id(tensor)] = (tensor, Origin(frozenset(), path), 0)
+            for local, tensor in (plain | dict(module.named_buffers(recurse=False))).items():
+                path = f"{prefix}.{local}" if prefix else local
+                self._start[id(tensor)] = (tensor, Origin(frozenset(), path), 0)
         for path, parameter in model.named_parameters():
             self._start[id(parameter)] = (parameter, Origin(frozenset({path}), path), 0)
         for prefix, module in model.named_modules():

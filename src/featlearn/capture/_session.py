@@ -116,6 +116,7 @@ class ModelSession:
         self._capture: Capture | None = None
         self.unscaled: set[str] = set()
         self._passes = 0
+        self._called: set[str] = set()
         self.output_name = ""
 
     def for_initial_model(self, initial: nn.Module | Mapping[str, Tensor]) -> ModelSession:
@@ -203,7 +204,8 @@ class ModelSession:
             The new layers that the patterns of the caller select.
         """
         assert self._capture is not None and self._capture.operations is not None
-        found = self._add_layers(self._capture.operations, (layer.name for layer in self._all_layers))
+        products = {layer.name for layer in self._all_layers if layer.operation is not None}
+        found = self._add_layers(self._capture.operations, self._called | products)
         new = {layer.name for layer in found}
         known = {layer.name for layer in self.layers}
         self.layers = [x for x in self._all_layers if x.name in known or (x.name in new and self._is_selected(x))]
@@ -345,6 +347,7 @@ class ModelSession:
         assert self._capture is not None
         trace = self._capture.forward(lambda: self._call(batch), batch.size)
         trace.lowered = self.lowered
+        self._called |= trace.calls.keys()
         self._check_samples(trace, batch)
         if trace.output.shape[0] > 1 and not self.sharded:
             self._passes += 1

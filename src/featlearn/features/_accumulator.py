@@ -39,7 +39,6 @@ _LOST = (
 )
 
 
-_ROUNDING = 8  # units in the last place
 _LATE = 8  # times that a batch is run again, because it has products that no batch had before
 _OF_PAIRS = ("Kb", "double", "ptk")  # sums of J - J0
 
@@ -149,7 +148,7 @@ class FeatureAccumulator:
         self._held: ExitStack | None = None
         norms = nn.modules.batchnorm._BatchNorm
         self._normalized = any(isinstance(module, norms) for module in self._subject.model.modules())
-        self._planned, self._frozen, self._precision = False, True, 0.0
+        self._planned, self._frozen = False, True
 
     def _plan(self) -> None:
         """Choose the sums of each layer, once the layers are known."""
@@ -331,11 +330,6 @@ class FeatureAccumulator:
             raise InputError("no batch has been measured yet. Call update(batch) first.")
         outside = totals.outside - totals.seen
         measured = [layer for layer in self._subject.layers if layer.name not in outside]
-        sizes = {layer.name: totals.gradient_size(layer.name) for layer in measured}
-        largest = max(sizes.values(), default=0.0)
-        for name, size in sizes.items():
-            if 0 < size < _ROUNDING * self._precision * largest:
-                self._remarks.setdefault(name, "gradients are not larger than rounding errors of those of other layers")
         of_layers = {layer.name: self._features(layer, totals.outputs) for layer in measured}
         features = {part.name: part for parts in of_layers.values() for part in parts}
         reasons = dict.fromkeys(outside, "its weight is used without calling the module")
@@ -401,7 +395,6 @@ class FeatureAccumulator:
             cells = min(samples, CELLS) if totals.cells < CELLS**2 and not self._subject.sharded else 1
             spread = gradients.spread_over_parts(new, cells)
         # No statement below raises: the batch is added as a whole.
-        self._precision = torch.finfo(torch.float32 if trace.lowered else trace.output.dtype).eps
         totals.lost |= lost
         totals.unpaired |= gradients.unpaired
         totals.several |= trace.several

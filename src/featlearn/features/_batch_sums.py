@@ -232,14 +232,6 @@ class Totals:
         elif (outputs.sketches, outputs.groups) != (self.outputs.sketches, self.outputs.groups):
             raise InputError("the accumulators differentiated different outputs. Pass the same outputs= to all.")
 
-    def gradient_size(self, name: str) -> float:
-        """Return the size of the largest gradient in a coordinate of a layer, over the data."""
-        sums = self.sums.get(name, {})
-        value = sums.get("K", sums.get("agop"))
-        if value is None or not value.numel():
-            return 0.0
-        return math.sqrt(max(float(value.diagonal(dim1=-2, dim2=-1).amax()), 0.0))
-
     def add_batch(self, outputs: Outputs, samples: int, new: Mapping[str, BatchSums]) -> None:
         """Add the sums of a completely measured batch."""
         self.start(outputs)

@@ -37,6 +37,11 @@ class Form:
         """Reshape the weight, or its gradient, to ``(groups, k_out, k_in)``."""
         raise NotImplementedError
 
+    @property
+    def family(self) -> str:
+        """Name of the kind of form, which products of one layer share."""
+        return type(self).__name__
+
     def gradient(self, of_weight: Tensor) -> Tensor:
         """Reshape the gradient in a weight that may hold copies, whose gradients add up."""
         return self.matrix(of_weight)
@@ -162,6 +167,11 @@ class Folded(Form):
     def __init__(self, form: Form) -> None:
         self.kind, self._form = form.kind, form
         self.shape = (1, *form.shape[1:])
+
+    @property
+    def family(self) -> str:
+        """Name of the kind of form, which products of one layer share."""
+        return self._form.family
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Reshape the weight, or its gradient, to ``(1, k_out, k_in)``."""
