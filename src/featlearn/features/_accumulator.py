@@ -159,7 +159,7 @@ class FeatureAccumulator:
         self._planned = True
 
     def _plan_layers(self, layers: Sequence[Layer]) -> dict[str, SumPlan]:
-        """Choose the sums of some layers, and tell the sessions of all layers."""
+        """Choose the sums of some layers, and pass the layers on to the sessions."""
         subject = self._subject
         # Read from the original model: the optimizer holds its parameters, not those of a copy.
         self._decay = decay_of_layers(self._weight_decay, subject.layers_of_original())
