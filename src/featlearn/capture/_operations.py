@@ -219,11 +219,12 @@ class Operations(TorchFunctionMode):
         Matrices are the same if their values are the same for random parameters. Where the computation does not take
         random values, such as a Cholesky factor, its steps are compared.
         """
-        place = (origin.exact_signature, form.family, form.shape, form.layout)
+        computed = origin.exact_signature if origin.selection is None else origin.signature
+        place = (computed, form.family, form.shape, form.layout)
         if place not in self._entries:
             block = None if origin.selection is None else 0
             value, unique, equal = self._at_random(origin, block, shape), False, False
-            mark = str(place)
+            mark = str((origin.signature, form.layout))  # the same for each selected block
             if value is not None:
                 matrix = form.matrix(value).cpu()
                 matrix = (torch.view_as_real(matrix) if matrix.is_complex() else matrix).double().contiguous()
