@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from featlearn.capture._mixed import Mixed
 from featlearn.capture._model_state import COMPUTED
 from featlearn.capture._selections import Selection, read_index
+from featlearn.layers.base import child_name
 
 # Functions that only rearrange the entries of a tensor: a gradient can be rearranged in the same way.
 _VIEWS = frozenset(
@@ -29,9 +30,13 @@ _COPIES = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "tile", "r
 _PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__"})
 _ADDS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"})
 _ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat", "__getitem__", "index_select", "gather"}
-_MAKES = frozenset(f"{kind}_{what}" for kind in ("new",) for what in ("zeros", "ones", "full", "empty", "tensor")) | {
-    "zeros_like", "ones_like", "full_like", "empty_like",
-}  # fmt: skip
+# Functions that take a shape or dtype from a tensor, and none of its values.
+_MAKES = frozenset(
+    {
+        "new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like",
+        "empty_like",
+    }
+)  # fmt: skip
 _LIKE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
 WRITTEN = "writing into another tensor"
@@ -205,14 +210,14 @@ class Origins:
             # Tensors that are plain attributes, such as masks, are constants as buffers are.
             plain = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
             for local, tensor in (plain | dict(module.named_buffers(recurse=False))).items():
-                path = f"{prefix}.{local}" if prefix else local
+                path = child_name(prefix, local)
                 self._start[id(tensor)] = (tensor, Origin(frozenset(), path), 0)
         for path, parameter in model.named_parameters():
             self._start[id(parameter)] = (parameter, Origin(frozenset({path}), path), 0)
         for prefix, module in model.named_modules():
             # Parametrized weights are computed before the forward pass.
             for local, tensor in vars(module).get(COMPUTED, {}).items():
-                path = f"{prefix}.{local}" if prefix else local
+                path = child_name(prefix, local)
                 self._start[id(tensor)] = (tensor, Origin(frozenset({path}), path), 0)
         self.uses: dict[str, set[str]] = {}
         self.restart()
@@ -315,7 +320,7 @@ class Origins:
             tensors = tensors[:1]
         origins = [self.of(t) for t in tensors]
         known = [o for o in origins if o is not None and not o.constant]
-        if name in _MAKES or (None not in origins and all(o is NEUTRAL for o in origins)):
+        if (name in _MAKES and len(tensors) == 1) or (None not in origins and all(o is NEUTRAL for o in origins)):
             for part in _tensors(result):
                 self._keep(part, NEUTRAL)
             return
