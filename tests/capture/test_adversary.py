@@ -5,13 +5,17 @@ References are naive: zeros added to each product, or the same network written i
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import random
 import warnings
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from product_examples import (
@@ -526,6 +530,172 @@ def test_experts_that_the_first_samples_do_not_use(kind: str) -> None:
         assert error(report[f"e.{i}"].ptk_covariance, k) < TOLERANCE
 
 
+class Listed(nn.Module):
+    """Experts in a list of parameters, which are not multiplied without rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.e = nn.ParameterList(torch.randn(5, 4) for _ in range(3))
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_zeros(len(x), 5)
+        for i, w in enumerate(self.e):
+            rows = (x[:, 0] == i).nonzero()[:, 0]
+            if len(rows):
+                out = out.index_add(0, rows, torch.tanh(x[rows] @ w.T))
+        return torch.tanh(self.head(out))
+
+
+def routed(*experts: int) -> Tensor:
+    x = real(len(experts), 4)
+    x[:, 0] = torch.tensor(experts, dtype=x.dtype)
+    return x
+
+
+@pytest.mark.parametrize("pattern", ["e.1", ["e.1", "e.0"], ["e.[12]", "head"]])
+def test_a_pattern_of_a_layer_that_a_later_batch_has(pattern: Any) -> None:
+    model, x = seeded(Listed), routed(0, 0, 0, 0, 0, 0, 1, 1)
+    whole = fl.probe(model, x)
+    globs = [pattern] if isinstance(pattern, str) else pattern
+    report = fl.probe(model, x, layers=pattern, batch_size=4)
+    assert set(report) == {name for name in whole if any(fnmatchcase(name, glob) for glob in globs)}
+    for name in report:
+        assert error(report[name].agop, whole[name].agop) < TOLERANCE
+
+
+def test_a_pattern_of_a_layer_that_no_batch_has() -> None:
+    total = fl.FeatureAccumulator(seeded(Listed), layers=["e.0", "e.2"])
+    total.update(routed(0, 0, 1))
+    with pytest.raises(fl.InputError, match=r"^layers='e.2' matches no layer of any batch; there are 3"):
+        total.compute()
+    total.update(routed(2, 2, 1))
+    assert set(total.compute()) == {"e.0", "e.2"}
+
+
+def test_a_pattern_that_no_later_batch_can_match_is_refused_at_once() -> None:
+    total = fl.FeatureAccumulator(seeded(Listed), layers=["e.0", "f.*"])
+    with pytest.raises(fl.InputError, match=r"layers='f.\*' matches no layer; there are"):
+        total.update(routed(0, 0, 1))
+
+
+def test_a_model_whose_only_layers_come_with_a_later_batch() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.b + x @ self.w.T) if (x[:, 0] > 0).any() else self.b.expand(len(x), -1)
+
+    model = seeded(Late)
+    total = fl.FeatureAccumulator(model)
+    total.update(-real(3, 4).abs())
+    with pytest.raises(fl.InputError, match="has no layer"):
+        total.compute()
+    total.update(real(3, 4).abs())
+    assert set(total.compute()) == {"w"}
+
+
+def merged(model: nn.Module, parts: list[Any], inside: bool = False, **options: Any) -> fl.Report:
+    """Report of one accumulator per part, which are merged into the first."""
+    first, *others = (fl.FeatureAccumulator(model, **options) for _ in parts)
+    with first.session() if inside else contextlib.nullcontext():
+        first.update(parts[0])
+        for total, part in zip(others, parts[1:], strict=True):
+            total.update(part)
+            first.merge_state(total)
+        first.update(parts[0])  # an accumulator goes on after a merge
+    return first.compute()
+
+
+def same_numbers(a: fl.Report, b: fl.Report) -> None:
+    assert set(a) == set(b)
+    assert a.covered == b.covered
+    columns = list(
+        a.table("all", strict=False).drop(columns=["kind", "shape", "flags", "relgrad_noise"], errors="ignore")
+    )
+    difference = a.table("all", strict=False)[columns] - b.table("all", strict=False).loc[list(a), columns]
+    assert float(difference.abs().max().max()) < 1e-12
+    for name in a:
+        assert a[name].flags == b[name].flags
+        assert error(a[name].agop, b[name].agop) < 1e-12
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "parts", [[(0, 0), (1, 1)], [(0, 0), (0, 1), (2, 1, 0)], [(2, 1, 0), (0, 0)], [(2, 2), (0, 1)]]
+)
+def test_accumulators_with_other_late_layers_are_merged(parts: list[tuple[int, ...]], inside: bool) -> None:
+    model, initial = seeded(Listed), seeded(Listed, 1)
+    data = [(routed(*part), real(len(part), 2)) for part in parts]
+    options = {"initial": initial, "loss": half_squared, "weight_decay": DECAY}
+    total = fl.FeatureAccumulator(model, **options)
+    for batch in [*data, data[0]]:
+        total.update(batch)
+    same_numbers(merged(model, data, inside, **options), total.compute())
+    in_parts = {"layers": "e.*", "split": {"e.*": 5}}
+    total = fl.FeatureAccumulator(model, **in_parts)
+    for batch in [*data, data[0]]:
+        total.update(batch)
+    same_numbers(merged(model, data, inside, **in_parts), total.compute())
+
+
+def test_merged_layers_are_matched_by_their_products() -> None:
+    """The first product of a parameter gets its name, which is another product in each accumulator."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.head = nn.Parameter(torch.randn(4, 4)), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(x @ (self.w.T if x[0, 0] > 0 else self.w)))
+
+    model, x = seeded(Twice), real(6, 4).abs()
+    total = fl.FeatureAccumulator(model)
+    for batch in (x[:3], -x[3:], x[:3]):
+        total.update(batch)
+    same_numbers(merged(model, [x[:3], -x[3:]]), total.compute())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_merged_modules_that_are_multiplied_outside_of_a_call(order: int) -> None:
+    class Outside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.e, self.head = nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(2)), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            expert = self.e[int(x[0, 0])]
+            return self.head(torch.tanh(x @ expert.weight.T))
+
+    model, data = seeded(Outside), [routed(0, 0), routed(1, 1)][::order]
+    total = fl.FeatureAccumulator(model)
+    for batch in [*data, data[0]]:
+        total.update(batch)
+    same_numbers(merged(model, data), total.compute())
+
+
+def test_accumulators_of_other_late_weights_or_layers_are_not_merged() -> None:
+    model = seeded(Listed)
+    first, second, few = (fl.FeatureAccumulator(model, layers=layers) for layers in (None, None, "e.0"))
+    first.update(routed(0, 0))
+    few.update(routed(0, 0))
+    with torch.no_grad():
+        model.e[1].mul_(2)
+    second.update(routed(0, 1))
+    model.e[1].data.div_(2)
+    before = list(first.compute())
+    with pytest.raises(fl.InputError, match=r"different weights of layer 'e\.1'"):
+        first.merge_state(second)
+    with pytest.raises(fl.InputError, match="same layers"):
+        first.merge_state(few)
+    with pytest.raises(fl.InputError, match="same layers"):
+        few.merge_state(first)
+    assert list(first.compute()) == before
+
+
 class Sparse(nn.Module):
     """Experts that are not called without rows."""
 
@@ -685,6 +855,80 @@ def test_experts_that_choose_samples() -> None:
     assert error(report["e"].ptk_covariance, k) < TOLERANCE
 
 
+# --- gradients that are rounding errors -----------------------------------------------------------
+
+
+class Shifted(nn.Module):
+    """Numbers that are added to all scores: the output does not depend on them, but gradients are not exactly zero."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.q, self.s = kind, nn.Linear(4, 6), nn.Linear(6, 30), nn.Linear(6, 6)
+        self.w, self.g = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.full((6,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if self.kind == "small":  # a branch that is scaled down has small gradients, which are exact
+            h = h + self.g * (h @ self.w)
+        shift = F.linear(h, self.s.weight) if self.kind == "outside" else self.s(h)
+        z = self.q(h).unflatten(1, (6, 5)) + shift[..., None]
+        if self.kind == "mean":
+            return (z - z.mean(-1, keepdim=True)).flatten(1)
+        return (z if self.kind == "small" else z.softmax(-1)).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["softmax", "mean", "outside", "small"])
+def test_gradients_that_are_rounding_errors_are_flagged(kind: str, dtype: torch.dtype) -> None:
+    report = fl.probe(seeded(partial(Shifted, kind)).to(dtype), real(20, 4).to(dtype))
+    flagged = {name for name, f in report.items() if any("rounding errors" in flag for flag in f.flags)}
+    assert flagged == (set() if kind == "small" else {"s"})
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+class Drawing(nn.Module):
+    """Draws random numbers in evaluation mode from one of many generators."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.h = kind, nn.Linear(4, 5), nn.Linear(5, 2)
+        self.torch, self.numpy = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        self.python = random.Random(0)
+
+    def numbers(self, h: Tensor) -> Tensor:
+        if self.kind == "global":
+            return torch.rand_like(h)
+        if self.kind == "held by the model":
+            return torch.rand(h.shape, generator=self.torch, dtype=h.dtype)
+        if self.kind == "numpy":
+            return torch.from_numpy(np.random.rand(*h.shape))  # noqa: NPY002
+        if self.kind == "generator of numpy":
+            return torch.from_numpy(self.numpy.random(h.shape))
+        if self.kind == "python":
+            return torch.tensor(random.random())
+        if self.kind == "generator of python":
+            return torch.tensor(self.python.random())
+        return torch.zeros_like(h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        h = h + 0.1 * self.numbers(h)
+        return self.h(h)
+
+
+KINDS = ["global", "held by the model", "numpy", "generator of numpy", "python", "generator of python"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+@pytest.mark.parametrize("n", [1, 2, 20])
+def test_random_numbers_of_any_generator_are_flagged(kind: str, n: int) -> None:
+    report = fl.probe(seeded(partial(Drawing, kind)), real(n, 4), batch_size=16)
+    flagged = [any("random numbers are drawn" in flag for flag in features.flags) for features in report.values()]
+    assert flagged == [kind != "none"] * 2
+
+
 # --- samples that act on each other ---------------------------------------------------------------
 
 
@@ -702,26 +946,50 @@ def test_similarities_of_all_pairs_are_refused() -> None:
         fl.probe(seeded(Pairs), real(8, 4))
 
 
-@pytest.mark.xfail(strict=True, reason="batches 1, 2, 4, 8, ... are run in parts, the third is not")
-def test_samples_that_act_on_each_other_in_a_later_batch_are_refused() -> None:
-    """Experts take at most three quarters of a batch: nothing is dropped in the first one."""
+class Dropping(nn.Module):
+    """Experts take at most three quarters of a batch."""
 
-    class Dropping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.e, self.h = nn.ModuleList(nn.Linear(4, 5) for _ in range(2)), nn.Linear(5, 2)
+    def __init__(self) -> None:
+        super().__init__()
+        self.e, self.h = nn.ModuleList(nn.Linear(4, 5) for _ in range(2)), nn.Linear(5, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            chosen, out = (x[:, 0] > 0).long(), x.new_zeros(len(x), 5)
-            for i, expert in enumerate(self.e):
-                rows = (chosen == i).nonzero()[:, 0][: math.ceil(0.75 * len(x))]
-                out = out.index_add(0, rows, torch.tanh(expert(x[rows])))
-            return self.h(out)
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, out = (x[:, 0] > 0).long(), x.new_zeros(len(x), 5)
+        for i, expert in enumerate(self.e):
+            rows = (chosen == i).nonzero()[:, 0][: math.ceil(0.75 * len(x))]
+            out = out.index_add(0, rows, torch.tanh(expert(x[rows])))
+        return self.h(out)
 
-    model, x = seeded(Dropping), real(16, 4)
-    x[:, 0] = torch.tensor([1.0, -1.0] * 4 + [1.0] * 8)
+
+@pytest.mark.parametrize(("size", "batches"), [(8, 2), (16, 2), (32, 2), (32, 3), (32, 7), (64, 3), (128, 4)])
+def test_samples_that_act_on_each_other_in_a_later_batch_are_refused(size: int, batches: int) -> None:
+    """Nothing is dropped before the last batch."""
+    model, x = seeded(Dropping), real(size * batches, 4)
+    x[:, 0] = torch.tensor([1.0, -1.0] * (size * (batches - 1) // 2) + [1.0] * size)
+    fl.probe(model, x[:-size], batch_size=size)
     with pytest.raises(UnsupportedModelError, match="act on each other"):
-        fl.probe(model, x, batch_size=8)
+        fl.probe(model, x, batch_size=size)
+
+
+class Tied(nn.Module):
+    """Two experts with equal scores, so that rounding decides: it depends on the number of rows in this model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.e = nn.Linear(4, 1), nn.ModuleList(nn.Linear(4, 5) for _ in range(2))
+        self.h = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        score, other = self.gate(x), self.gate(x.flip(-1).flip(-1)) * (1 + 2e-16 * (-1) ** (len(x) // 16))
+        first = torch.where(score > other, self.e[0](x), self.e[1](x))
+        return self.h(torch.tanh(first))
+
+
+def test_ties_that_rounding_decides_are_not_actions_of_other_samples() -> None:
+    model, x = seeded(Tied), real(144, 4)
+    assert not torch.allclose(model(x[:48])[:2], model(x[:2]))
+    for size in (16, 48):
+        fl.probe(model, x, batch_size=size)
 
 
 def test_a_contrastive_loss_is_refused() -> None:
@@ -838,6 +1106,93 @@ CLAIMED: list[tuple[str, Callable[[Any, Tensor], Tensor], tuple[int, ...]]] = [
 def test_a_weight_in_a_product_is_not_called_a_constant(name: str, run: Any, shape: tuple[int, ...]) -> None:
     report = fl.probe(built(lambda m, x: end(m, run(m, x)), w=shape), real(7, 4))
     assert role(report, "w") == "product"
+
+
+def transform(x: Tensor) -> Tensor:
+    return torch.fft.rfft(x, dim=-1)
+
+
+def filtered(x: Tensor) -> Tensor:
+    return torch.fft.irfft(x, n=4)
+
+
+def multiplied_in_place(m: Any, x: Tensor) -> Tensor:
+    h = transform(x[:, None].expand(-1, 5, -1)).clone()
+    h *= transform(m.w)
+    return filtered(h).mean(-1)
+
+
+def squared(d: Tensor) -> Tensor:
+    return d * d
+
+
+MIXES: list[tuple[str, Callable[[Any, Tensor], Tensor], str]] = [
+    ("cdist", lambda m, x: torch.cdist(x, m.w), "distances"),
+    ("pairwise distance", lambda m, x: F.pairwise_distance(x[:, None], m.w), "distances"),
+    ("squares of differences", lambda m, x: (x[:, None] - m.w).square().sum(-1), "distances"),
+    ("power of scaled differences", lambda m, x: (((m.w - x[:, None]) / 2) ** 2).mean(-1), "distances"),
+    ("products of differences", lambda m, x: squared(x[:, None] - m.w).sum(2), "distances"),
+    ("absolute differences", lambda m, x: (x.unsqueeze(1) - m.w).abs().sum(dim=-1), "distances"),
+    ("norm", lambda m, x: (x[:, None] - m.w).norm(2, -1), "distances"),
+    ("vector norm", lambda m, x: torch.linalg.vector_norm(x[:, None] - m.w, dim=-1), "distances"),
+    ("transforms", lambda m, x: filtered(transform(x[:, None]) * transform(m.w)).mean(-1), "Fourier"),
+    ("sums of transforms", lambda m, x: filtered(transform(x[:, None]) * transform(m.w)).sum(-1), "Fourier"),
+    (
+        "a filter",
+        lambda m, x: filtered(transform(x[:, None]) * torch.view_as_complex(m.w[:, :2])[:, None]).mean(-1),
+        "Fourier",
+    ),
+    ("two filters", lambda m, x: filtered(transform(x[:, None]).mul(2) * transform(m.w)).mean(-1), "Fourier"),
+    ("in place", multiplied_in_place, "Fourier"),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "word"), MIXES, ids=[x[0] for x in MIXES])
+def test_centers_and_filters_are_not_called_constants(name: str, run: Any, word: str) -> None:
+    report = fl.probe(built(lambda m, x: end(m, run(m, x)), w=(5, 4)), real(7, 4))
+    row = report.coverage.set_index("parameter").loc["w"]
+    assert row.role == "mixed"
+    assert word in row.reason
+    assert "not in a product W x" in row.reason
+    assert report.covered == pytest.approx(1 / 3)
+
+
+ADDED: list[tuple[str, Callable[[Any, Tensor], Tensor]]] = [
+    ("positions in a norm by hand", lambda m, x: (x[:, None].expand(-1, 5, -1) + m.w).pow(2).mean(-1)),
+    ("tokens in a norm by hand", lambda m, x: (x[:, None] + m.w).pow(2).mean(-1)),
+    ("a shift in a norm by hand", lambda m, x: (x[:, None].expand(-1, 5, -1) - m.w).pow(2).mean(-1)),
+    ("differences", lambda m, x: torch.tanh(x[:, None] - m.w).mean(-1)),
+    ("a product after the inverse", lambda m, x: (filtered(transform(x))[:, None] * m.w)[..., 0]),
+]
+
+
+@pytest.mark.parametrize(("name", "run"), ADDED, ids=[x[0] for x in ADDED])
+def test_added_parameters_are_constants(name: str, run: Any) -> None:
+    report = fl.probe(built(lambda m, x: end(m, run(m, x)), w=(5, 4)), real(7, 4))
+    assert role(report, "w") == "constant"
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_weighted_bag_is_a_product(kind: str, weighted: bool) -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = nn.EmbeddingBag(6, 5, mode="sum")
+            self.head = nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            ids, weights = x[:, :2].long(), x[:, 2:] if weighted else None
+            if kind == "module":
+                return self.head(torch.tanh(self.bag(ids, per_sample_weights=weights)))
+            h = F.embedding_bag(ids, self.bag.weight, mode="sum", per_sample_weights=weights)
+            return self.head(torch.tanh(h))
+
+    report = fl.probe(seeded(Bag), real(7, 4).abs())
+    row = report.coverage.set_index("parameter").loc["bag.weight"]
+    assert row.role == ("product" if weighted else "embedding")
+    assert ("weighted counts" in row.reason) == weighted
+    assert report.covered == (pytest.approx(1 / 4) if weighted else 1)
 
 
 def test_a_product_that_the_caller_leaves_out_is_not_unused() -> None:

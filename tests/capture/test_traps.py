@@ -587,3 +587,17 @@ def test_a_transposed_gradient_reaches_a_batch_norm_of_one_sample() -> None:
     model, x = Patches().double().eval(), torch.randn(4, 2, 3, 3, dtype=torch.float64)
     whole, alone = (fl.probe(model, x, batch_size=size)["conv"] for size in (4, 1))
     torch.testing.assert_close(alone.agop, whole.agop, rtol=1e-10, atol=1e-14)
+
+
+def test_views_are_copied_only_if_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output of a Linear with a bias is a view; a copy of it takes memory and time in every batch."""
+    copied: list[torch.Size] = []
+    clone = Tensor.clone
+    monkeypatch.setattr(Tensor, "clone", lambda t, **options: copied.append(t.shape) or clone(t, **options))
+    for inplace in (False, True):
+        copied.clear()
+        last = nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=inplace), nn.Linear(7, 2))
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), last).double()
+        fl.probe(model, real(8, 3, 4), batch_size=4)
+        assert ((4, 3, 7) in copied) == inplace
+        assert (4, 3, 2) not in copied

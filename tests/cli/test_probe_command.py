@@ -191,7 +191,7 @@ def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> Non
         ("junk.safetensors", "cannot be read as a safetensors file"),
         ("empty", "No weights in 'empty'"),
         ("none.pt", "does not exist"),
-        ("model.py", "A file of weights must end in"),
+        ("model.py", "model.py must be a checkpoint of tensors only"),
     ):
         assert message in featlearn("spectra", source, "--out", "never").sentence
     assert not (folder / "never").exists()

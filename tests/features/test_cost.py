@@ -41,10 +41,11 @@ def test_operations_of_the_passes_are_those_that_torch_counts() -> None:
         total = fl.FeatureAccumulator(model, outputs="exact", measure="nfc")
         total.update(torch.randn(50, 12))
     cost = probe_cost(model, 50, outputs=8, exact=True)
-    # Forward passes of two samples (does the batch fit into memory?) and of eight by themselves (do samples act on each
-    # other?), a backward pass (which rows act on one sample alone?), and products of rows with four directions in two.
+    # Two forward passes of two samples (does the batch fit into memory? Are random numbers drawn?), one of eight by
+    # themselves (do samples act on each other?), a
+    # backward pass (which rows act on one sample alone?), and products of rows with four directions in two.
     profiles = 2 * 2 * 50 * 4 * sum(min(layer.weight.shape) for layer in model if isinstance(layer, nn.Linear))
-    on_trial = 2 * (2 + 8) * cost.parameters + 2 * 50 * cost.parameters + profiles
+    on_trial = 2 * (2 * 2 + 8) * cost.parameters + 2 * 50 * cost.parameters + profiles
     assert counter.get_total_flops() == cost.table["passes"].sum() + on_trial
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from cases import CASES, Case, half_squared, perturbed, weights
+from featlearn.features import LayerFeatures
 from oracles import reference
 
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -238,3 +240,15 @@ def compare(make: Any, batch: Any, names: list[str], seed: int, outputs: int) ->
             assert close(f.matrix(matrix), values[matrix]), (name, matrix)
         for number in ("nfc", "centered_nfc", "double_centered_nfc", "ptk_centered_nfc", "centered_ratio", "relgrad"):
             assert close(getattr(f, number), values[number], scale=1.0), (name, number)
+
+
+@pytest.mark.parametrize("rank", [2, 9])
+@pytest.mark.parametrize("shape", [(1, 5, 9), (1, 9, 5), (1, 6, 6), (3, 2, 4), (3, 4, 2), (1, 1, 4)])
+def test_cosines_of_symmetrized_matrices_need_no_matrix(shape: tuple[int, int, int], rank: int) -> None:
+    groups, k_out, k_in = shape
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    w, d = (draw(groups, k_out, rank) @ draw(groups, rank, k_in) for _ in range(2))
+    layer = LayerFeatures("a", "linear", shape, {"W": w}, {"D": d}, weight_decay=0.1)
+    for name, partner in (("fact_symmetric", "nfm"), ("bfact_symmetric", "bnfm")):
+        expected = fl.cosine(layer.matrix(name), layer.matrix(partner))
+        assert layer.correlation(name) == pytest.approx(expected, rel=1e-12)

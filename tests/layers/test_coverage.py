@@ -84,7 +84,7 @@ def test_no_parameter_is_skipped_silently() -> None:
 
 @pytest.fixture
 def registered() -> Iterator[None]:
-    before = dict(discover._FACTORIES)
+    before = dict(discover.FACTORIES)
 
     def factory(name: str, module: nn.Module) -> list[Layer]:
         assert isinstance(module, PairedLinear)
@@ -108,8 +108,8 @@ def registered() -> Iterator[None]:
 
     register_layer(PairedLinear, factory)
     yield
-    discover._FACTORIES.clear()
-    discover._FACTORIES.update(before)
+    discover.FACTORIES.clear()
+    discover.FACTORIES.update(before)
 
 
 def test_a_layer_can_be_taught(registered: None) -> None:

@@ -83,12 +83,12 @@ def test_norms_of_weights_are_not_moved_by_looking(make: Callable[[], nn.Module]
         torch.manual_seed(1)
         watched = make()
     monitor = watch(watched)
-    first = monitor._initial.state_dict()
+    first = monitor._measured.initial.state_dict()
     first = {k: v.clone() for k, v in first.items()}
     wanted = train(plain)
     for name, value in train(watched, monitor).items():
         assert torch.equal(value, wanted[name]), name
-    for name, value in monitor._initial.state_dict().items():
+    for name, value in monitor._measured.initial.state_dict().items():
         assert torch.equal(value, first[name]), name
 
 
@@ -187,9 +187,9 @@ def test_batches_that_are_padded_to_different_lengths() -> None:
     ids = [torch.randint(10, (4, n), generator=torch.Generator().manual_seed(n)) for n in (5, 7, 6, 7)]
     monitor = watch(Tokens(), [{"input_ids": x, "labels": x} for x in ids], kernel_samples=6)
     result = monitor.step(0)
-    assert monitor._rows.samples == 16
+    assert monitor._measured.rows.samples == 16
     # Kernels are of rows of one length: the one that most have.
-    assert [tuple(raw["input_ids"].shape) for raw in monitor._rows.kernel_batches] == [(4, 7), (2, 7)]
+    assert [tuple(raw["input_ids"].shape) for raw in monitor._measured.rows.kernel_batches] == [(4, 7), (2, 7)]
     assert math.isfinite(result.layers["head"]["nfc"])
     assert result.layers["head"]["ck.top"] > 0
 

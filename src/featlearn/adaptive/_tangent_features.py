@@ -15,7 +15,7 @@ from featlearn.capture import Batch, ModelSession, Trace, batches
 from featlearn.errors import InputError
 from featlearn.kernels import ntk
 from featlearn.kernels.contractions import Gradients, Share, bytes_of, contract, pairs_are_cheaper, share_of
-from featlearn.kernels.per_sample_gradients import owned
+from featlearn.kernels.parameter_owners import owned
 from featlearn.layers import Layer
 
 _LOOKED_AT = 64

@@ -19,7 +19,14 @@ from featlearn.capture._data import (
 )
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import copied, initial_model, matching_layers
-from featlearn.capture._model_state import at_rest, check_shaped, check_training_mode, preserved_rng, without_autocast
+from featlearn.capture._model_state import (
+    at_rest,
+    check_parameters,
+    check_shaped,
+    check_training_mode,
+    preserved_rng,
+    without_autocast,
+)
 from featlearn.capture._session import ModelSession
 from featlearn.capture._shared_rows import Owners, Profile, output_signs, row_profiles, shared_layers
 from featlearn.capture._trace import Call, Sizes, Trace
@@ -40,6 +47,7 @@ __all__ = [
     "as_tensors",
     "at_rest",
     "batches",
+    "check_parameters",
     "check_shaped",
     "check_training_mode",
     "copied",

@@ -11,13 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from featlearn._utils.validation import check_option
+from featlearn.capture._hook_functions import (
+    check_output,
+    check_same,
+    cloned,
+    complex_rows,
+    first_tensor,
+    gradient_in_block,
+    nearly_equal,
+    projected_rows,
+)
 from featlearn.capture._model_state import check_model, eager, parametrizations_computed_once, preserved, preserved_rng
 from featlearn.capture._operations import Operations, is_transformed
-from featlearn.capture._trace import Call, Trace, has_reentrant_checkpoint
-from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.layers import Layer, in_parts, real_form, real_rows
+from featlearn.capture._trace import Call, Trace
+from featlearn.errors import InputError
+from featlearn.layers import Layer, in_parts
 from featlearn.layers.forms import Form
 
 
@@ -68,9 +79,11 @@ class Capture:
         self._weight_gradients, self._frozen, self._watch = weight_gradients, frozen, watch
         self._stack = ExitStack()
         self._trace: Trace | None = None
-        self._cloned: set[str] = set()
+        self.cloned: set[str] = set()
+        self._views: list[tuple[str, Tensor, int]] = []
+        self._written: set[str] = set()
         self._checked: set[int] = set()
-        self._random_checked = False
+        self._random_checked, self._own_hooks = False, 0
         self._samples: int | None = None
         self._shared: dict[str, bool] = {}
         self._shared_checked = False
@@ -115,7 +128,7 @@ class Capture:
         """
         before, self._operations = self._operations, Operations(self._model)
         try:
-            trace, _ = self._run(call)
+            trace, _, _ = self._run(call)
             return self._operations, trace
         finally:
             self._operations = before
@@ -138,13 +151,15 @@ class Capture:
         self._samples = samples
         if samples is not None and not self._shared_checked and any(layer.one_hot for layer in self._layers):
             self._check_shared(call)
-        trace, x_moved = self._run(call)
-        if x_moved:
+        trace, x_moved, h_written = self._run(call)
+        while not (x_moved <= self.cloned and h_written <= self._written):
             # An operation after the layer wrote into its input (x += ...), so the kept input is not the one that the
-            # layer was called on. Pass copies to the layer from now on, and run this batch again.
-            self._cloned |= x_moved
-            trace, _ = self._run(call)
-        self._check_output(trace)
+            # layer was called on; or into its output, see `_with_graph`. Make copies of them from now on, and run this
+            # batch again.
+            self.cloned |= x_moved
+            self._written |= h_written
+            trace, x_moved, h_written = self._run(call)
+        check_output(trace, self._what, self._frozen)
         return trace
 
     def _check_shared(self, call: Callable[[], Any]) -> None:
@@ -157,23 +172,26 @@ class Capture:
         except Exception:  # any error that a model may raise for a tensor of another shape
             output = None
         comparable = isinstance(output, Tensor) and isinstance(expected, Tensor) and output.shape == expected.shape
-        if not comparable or not _nearly_equal(output.detach(), expected):
+        if not comparable or not nearly_equal(output.detach(), expected):
             self._shared = dict.fromkeys(self._shared, False)
 
-    def _run(self, call: Callable[[], Any]) -> tuple[Trace, set[str]]:
+    def _run(self, call: Callable[[], Any]) -> tuple[Trace, set[str], set[str]]:
         trace = Trace(self._layers, torch.empty(0), {}, {}, context=self._in_operations)
-        before = torch.get_rng_state()
+        before, handles, self._own_hooks = torch.get_rng_state(), RemovableHandle.next_id, 0
         self._trace = trace
         try:
             with self._in_operations(), warnings.catch_warnings():
-                # Of a checkpoint behind frozen layers; reentrant ones are looked for in `_check_output`.
+                # Of a checkpoint behind frozen layers; reentrant ones are looked for in `check_output`.
                 warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True", UserWarning)
                 output = call()
         finally:
             # Checkpointed regions run again in the backward pass; those calls must not be recorded.
             self._trace = None
             self._aliases.clear()
+            written = {name for name, h, version in self._views if h._version != version}
+            self._views.clear()
         trace.random = not torch.equal(before, torch.get_rng_state())
+        trace.hooked = RemovableHandle.next_id - handles != self._own_hooks
         if not self._random_checked:
             if trace.random and any(m.training for m in self._model.modules()):
                 raise InputError(
@@ -191,38 +209,16 @@ class Capture:
         moved = {name for name, record in records if record.x is not None and record.x._version != record.version}
         for _, record in records if not self._keep_inputs else ():
             record.x = None
-        return trace, moved
+        return trace, moved, written
 
     def _in_operations(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._operations is None else self._operations.restart()
-
-    def _check_output(self, trace: Trace) -> None:
-        if trace.blocked and has_reentrant_checkpoint(trace.output):
-            raise UnsupportedModelError(
-                f"{self._what} uses reentrant checkpointing, which hides layers such as "
-                f"{min(trace.blocked)!r} from autograd. Call checkpoint(..., use_reentrant=False)."
-            )
-        if not trace.output.is_floating_point():
-            raise InputError(
-                f"the output must be floating point to be differentiated, got {trace.output.dtype}. "
-                "Pass forward= to return logits rather than predicted labels."
-            )
-        if self._frozen and not trace.output.requires_grad and not trace.calls and not trace.blocked:
-            trace.output = trace.output.detach().requires_grad_()  # this batch calls none of the layers
-        if not trace.output.requires_grad:
-            raise UnsupportedModelError(
-                f"the output of {self._what} has no gradient: no layer was called with autograd on "
-                "(is its forward decorated with torch.no_grad, or does it detach its result? Checkpointed regions need "
-                "checkpoint(..., use_reentrant=False))."
-            )
-        if not torch.isfinite(trace.output.detach()).all():
-            raise InputError(f"the output of {self._what} must be finite, got NaN or infinite entries.")
 
     def _attach(self, stack: ExitStack) -> None:
         parts: dict[int, tuple[nn.Module, dict[str, Layer]]] = {}
         for module in self._model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                stack.enter_context(module.register_forward_hook(_with_contiguous_gradient))
+                stack.enter_context(module.register_forward_hook(self._with_contiguous_gradient))
         for module in {id(x.module): x.module for x in self._others if x.operation is None}.values():
             stack.enter_context(module.register_forward_pre_hook(self._step_inside))
             stack.enter_context(module.register_forward_hook(self._step_outside, always_call=True))
@@ -239,6 +235,16 @@ class Capture:
         for module, by_part in parts.values():
             stack.enter_context(self._in_parts(module, by_part))
 
+    def _with_contiguous_gradient(self, module: nn.Module, args: Any, h: Tensor) -> None:
+        """Let the gradient of a BatchNorm arrive in the usual order.
+
+        PyTorch 2.13 returns wrong gradients for a single sample in evaluation mode if the gradient is transposed
+        (strides (3, 1, 6, 3) for the shape (1, 3, 2, 2)).
+        """
+        if isinstance(h, Tensor) and h.requires_grad:
+            h.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+            self._own_hooks += 1
+
     def _step_inside(self, _: nn.Module, inputs: Any) -> None:
         if self._operations is not None:
             self._operations.mark_inputs(inputs)
@@ -252,9 +258,9 @@ class Capture:
         if self._has_other_weight(layer):
             return None  # its product is one of the other weight
         self._step_inside(module, (args, kwargs))
-        changed = layer.name in self._cloned
+        changed = layer.name in self.cloned
         if changed:
-            args, kwargs = _cloned(args, kwargs)
+            args, kwargs = cloned(args, kwargs)
         if layer.name in self._at_inputs:
             if args:
                 args, changed = (self._alias(layer, args[0]), *args[1:]), True
@@ -284,7 +290,7 @@ class Capture:
         if self._trace is not None and "forward" in module.__dict__ and id(module) not in self._checked:
             # forward was replaced on the instance, by a wrapper that moves tensors or by another function.
             with torch.no_grad():
-                _check_same(type(module).forward(module, *args, **kwargs), h.detach(), f"layer {layer.name!r}")
+                check_same(type(module).forward(module, *args, **kwargs), h.detach(), f"layer {layer.name!r}")
             self._checked.add(id(module))
         self._step_outside()
         return self._record(layer, args[0] if args else next(iter(kwargs.values())), h)
@@ -306,15 +312,15 @@ class Capture:
         replaced, original = module.__dict__.get("forward"), module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if any(layer.name in self._cloned for layer in by_part.values()):
-                args, kwargs = _cloned(args, kwargs)
+            if any(layer.name in self.cloned for layer in by_part.values()):
+                args, kwargs = cloned(args, kwargs)
             self._step_inside(module, (args, kwargs))
             result = separate(*args, **kwargs)
             if id(module) not in self._checked:
                 with torch.no_grad():
                     expected = original(*args, **kwargs)
                 what = f"a {type(module).__name__} in separate products"
-                _check_same(_first(result).detach(), _first(expected), what)
+                check_same(first_tensor(result).detach(), first_tensor(expected), what)
                 self._checked.add(id(module))
             self._step_outside()
             return result
@@ -334,7 +340,7 @@ class Capture:
                 self._trace.transformed.add(layer.name)
             return h
         if self._trace is None:
-            return _with_graph(h)
+            return self._with_graph(layer, h)
         if h.is_complex() and not layer.is_complex:
             self._trace.complex.add(layer.name)
             return h
@@ -344,7 +350,7 @@ class Capture:
         self._trace.mixed |= x.is_floating_point() and h.is_floating_point() and h.dtype != x.dtype
         if layer.one_hot and self._samples is not None and self._is_shared(layer, x):
             x, h = (t.expand(self._samples, *t.shape[-d:]) for t, d in ((x, 1), (h, 2)))
-        h, alias = _with_graph(h), self._aliases.pop(layer.name, None)
+        h, alias = self._with_graph(layer, h), self._aliases.pop(layer.name, None)
         # The edge is taken now: after an in-place activation h has the edge of the activation.
         if alias is None:
             call = Call(get_gradient_edge(h), h.shape, x.detach(), x._version, layer.outputs, h.shape)
@@ -357,6 +363,27 @@ class Capture:
             self._use_weight(layer.name, layer.weight(), layer.matrix)
         return h
 
+    def _with_graph(self, layer: Layer, h: Tensor) -> Tensor:
+        """Return pre-activations at a place in the graph that receives the whole gradient.
+
+        After frozen parameters or token ids this is a copy with which the graph starts; it is not a leaf, so an
+        in-place activation may write into it. A Linear with a bias returns a *view* for inputs of three or more
+        dimensions, and after an in-place operation on a view the gradient bypasses the view: a copy again, if there is
+        such an operation. A checkpointed region that runs again in the backward pass gets the same, because it must
+        save the same tensors.
+        """
+        if not torch.is_grad_enabled():
+            return h
+        if not h.requires_grad:
+            return h.detach().requires_grad_().clone()
+        if not h._is_view():
+            return h
+        if layer.name in self._written:
+            return h.clone()
+        if self._trace is not None:
+            self._views.append((layer.name, h, h._version))
+        return h
+
     def _use_weight(self, name: str, weight: Tensor, matrix: Callable[[Tensor], Tensor]) -> None:
         assert self._trace is not None
         uses = self._trace.weights.setdefault(name, [])
@@ -367,26 +394,26 @@ class Capture:
         """Record a product outside of module layers; its input is not kept."""
         trace, alias = self._trace, self._aliases.pop(layer.name, None)
         if trace is None:
-            return _with_graph(h)
+            return self._with_graph(layer, h)
         if not torch.is_grad_enabled():
             trace.blocked.add(layer.name)
             return h
-        h = _with_graph(h)
+        h = self._with_graph(layer, h)
         edge, shape = h, h.shape
         rows: Callable[[Tensor], Tensor] = form.outputs
         if layer.is_complex:
-            rows = partial(_complex_rows, form)
+            rows = partial(complex_rows, form)
         elif alias is not None and form.inputs is not None:
             edge, rows, shape = alias, form.inputs, alias.shape
         elif layer.name in self._at_inputs:  # another call of this layer: J W has to be computed
-            rows = partial(_projected_rows, form, layer, blocks)
+            rows = partial(projected_rows, form, layer, blocks)
         call = Call(get_gradient_edge(edge), h.shape, None, 0, rows, shape, blocks)
         trace.calls.setdefault(layer.name, []).append(call)
         assert layer.operation is not None
         if self._weight_gradients and layer.operation.view:
             self._use_weight(layer.name, layer.weight(), layer.matrix)
         elif self._weight_gradients and weight.requires_grad:
-            self._use_weight(layer.name, weight, partial(_gradient_in_block, form, layer, blocks))
+            self._use_weight(layer.name, weight, partial(gradient_in_block, form, layer, blocks))
         return h
 
     def _is_shared(self, layer: Layer, ids: Tensor) -> bool:
@@ -395,82 +422,3 @@ class Capture:
             once = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
             self._shared[layer.name] = once and ids.shape[0] != self._samples
         return self._shared[layer.name]
-
-
-def _complex_rows(form: Form, gradient: Tensor) -> Tensor:
-    return real_rows(form.outputs(gradient))
-
-
-def _projected_rows(form: Form, layer: Layer, blocks: int | Tensor | None, gradient: Tensor) -> Tensor:
-    """Return rows ``J W`` of a call whose gradient is taken at the pre-activations."""
-    rows, matrices = form.outputs(gradient), layer.matrix(layer.weight()).detach().to(gradient.dtype)
-    if blocks is None:
-        return torch.einsum("npgo,goi->npgi", rows, matrices)
-    of_blocks = matrices.reshape(-1, *form.shape)
-    if isinstance(blocks, int):
-        return torch.einsum("npgo,goi->npgi", rows, of_blocks[blocks])
-    return torch.einsum("npgo,npgoi->npgi", rows, of_blocks[blocks].reshape(*rows.shape[:2], *form.shape))
-
-
-def _gradient_in_block(form: Form, layer: Layer, block: int | Tensor | None, gradient: Tensor) -> Tensor:
-    """Return the gradient in all blocks from that in the weight of one call."""
-    matrix = form.gradient(gradient)
-    if layer.is_complex:
-        matrix = real_form(matrix)
-    if not isinstance(block, int):
-        return matrix
-    total = matrix.new_zeros(layer.shape)
-    total[block * len(matrix) : (block + 1) * len(matrix)] = matrix
-    return total
-
-
-def _with_contiguous_gradient(module: nn.Module, args: Any, h: Tensor) -> None:
-    """Let the gradient of a BatchNorm arrive in the usual order.
-
-    PyTorch 2.13 returns wrong gradients for a single sample in evaluation mode if the gradient is transposed (strides
-    (3, 1, 6, 3) for the shape (1, 3, 2, 2)).
-    """
-    if isinstance(h, Tensor) and h.requires_grad:
-        h.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
-
-
-def _first(result: Any) -> Tensor:
-    """Return the first tensor of the result of a module."""
-    while not isinstance(result, Tensor):
-        result = result[0]  # a tuple, or a packed sequence
-    return result
-
-
-def _with_graph(h: Tensor) -> Tensor:
-    """Return pre-activations at a place in the graph that receives the whole gradient.
-
-    After frozen parameters or token ids this is a copy with which the graph starts; it is not a leaf, so an in-place
-    activation may write into it. A Linear with a bias returns a *view* for inputs of three or more dimensions, and
-    after an in-place operation on a view the gradient bypasses the view: a copy again. A checkpointed region that runs
-    again in the backward pass gets the same, because it must save the same tensors.
-    """
-    if not torch.is_grad_enabled():
-        return h
-    if not h.requires_grad:
-        return h.detach().requires_grad_().clone()
-    return h.clone() if h._is_view() else h
-
-
-def _cloned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    values = [value.clone() if isinstance(value, Tensor) else value for value in (*args, *kwargs.values())]
-    return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
-
-
-def _nearly_equal(result: Tensor, expected: Tensor) -> bool:
-    eps = torch.finfo(result.dtype).eps
-    scale = expected.abs().amax().clamp_min(1.0) if expected.numel() else expected.new_ones(())
-    return torch.allclose(result, expected.to(result.dtype), rtol=0.0, atol=1e3 * eps * float(scale), equal_nan=True)
-
-
-def _check_same(result: Tensor, expected: Tensor, what: str) -> None:
-    if not _nearly_equal(result, expected):
-        gap = float((result - expected).abs().max())
-        raise UnsupportedModelError(
-            f"the output of {what} differs from that of its own forward function by {gap:.2g}. "
-            "Leave it out with layers=."
-        )

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featlearn.capture._origins import Origin, Origins
+from featlearn.capture._origin import Origin
+from featlearn.capture._origins import Origins
 from featlearn.layers import LAYER_INPUT, OF_PARAMETERS, Layer
 from featlearn.layers.forms import Folded, Form
 from featlearn.layers.operations import Operation, operation_layer, tensor_at
@@ -166,7 +167,7 @@ class Operations(TorchFunctionMode):
             return product, call
         operands = [call.at(candidate.weight) for candidate in call.candidates]
         if sum(self._origins.of(t) is None for t in operands) > 1:
-            self._origins.mark_mixed(operands)
+            self._origins.mixtures.mark_product(operands)
         return None, call
 
     def _product(
@@ -311,6 +312,30 @@ def _python_body(func: Any) -> Callable[..., Any] | None:
     return body
 
 
+def layer_name(path: str) -> str:
+    """Return the name of the layer of a parameter, if it has one layer.
+
+    Args:
+        path: Path of the parameter.
+    """
+    plain = path.removesuffix(".weight").removesuffix("_weight") or "model"
+    return "model" if plain == "weight" else plain
+
+
+def free_name(name: str, plain: str, taken: Collection[str]) -> str:
+    """Return a name of a layer, with another number at its end if it is taken.
+
+    Args:
+        name: Name to start from.
+        plain: Name of the layer without a number.
+        taken: Names of other layers.
+    """
+    while name in taken:
+        head, _, last = name.rpartition(".")
+        name = f"{head}.{int(last) + 1}" if head and last.isdigit() and name != plain else f"{name}.2"
+    return name
+
+
 def operation_layers(
     model: nn.Module,
     products: Mapping[Any, Product],
@@ -335,13 +360,9 @@ def operation_layers(
         if main not in skipped:
             by_leaf.setdefault(main, []).append(product)
     for path, several in by_leaf.items():
-        plain = path.removesuffix(".weight").removesuffix("_weight") or "model"
-        plain = "model" if plain == "weight" else plain
+        plain = layer_name(path)
         for number, product in enumerate(several):
-            name = plain if len(several) == 1 else f"{plain}.{number}"
-            while name in taken:
-                head, _, last = name.rpartition(".")
-                name = f"{head}.{int(last) + 1}" if head and last.isdigit() and name != plain else f"{name}.2"
+            name = free_name(plain if len(several) == 1 else f"{plain}.{number}", plain, taken)
             taken.add(name)
             origin = product.origin
             operation = Operation(

@@ -1,200 +1,23 @@
-"""Origins of tensors in a forward pass: which are computed from parameters alone, and how."""
+"""Origins of the tensors of a forward pass: which are computed from parameters alone, and how."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.capture._mixed import Mixed
+from featlearn.capture._function_names import COPIES, LIKE, MAKES, VIEWS, function_name, writes
+from featlearn.capture._mixed import Mixtures
 from featlearn.capture._model_state import COMPUTED
+from featlearn.capture._origin import NEUTRAL, Origin
 from featlearn.capture._selections import Selection, read_index
+from featlearn.layers import WEIGHTED_COUNTS
 from featlearn.layers.base import child_name
 
-# Functions that only rearrange the entries of a tensor: a gradient can be rearranged in the same way.
-_VIEWS = frozenset(
-    {
-        "t", "T", "mT", "H", "mH", "transpose", "swapaxes", "swapdims", "movedim", "permute", "reshape", "view",
-        "unsqueeze", "squeeze", "select", "narrow", "chunk", "split", "unbind", "tensor_split", "flatten", "unflatten",
-        "__getitem__", "contiguous", "clone", "detach", "alias", "view_as", "expand", "expand_as", "broadcast_to",
-        "to", "type", "type_as", "float", "double", "half", "bfloat16", "data", "requires_grad_", "flip", "roll",
-    }
-)  # fmt: skip
-# Functions that copy a tensor along new dimensions, often as many times as there are samples.
-_COPIES = frozenset({"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"})
-_PRODUCTS = frozenset({"mul", "__mul__", "__rmul__", "multiply", "div", "__truediv__"})
-_ADDS = frozenset({"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"})
-_ENTRYWISE = _PRODUCTS | _ADDS | {"where", "cat", "stack", "concat", "__getitem__", "index_select", "gather"}
-# Functions that take a shape or dtype from a tensor, and none of its values.
-_MAKES = frozenset(
-    {
-        "new_zeros", "new_ones", "new_full", "new_empty", "zeros_like", "ones_like", "full_like",
-        "empty_like",
-    }
-)  # fmt: skip
-_LIKE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
-_CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "contiguous", "clone", "detach"})
 WRITTEN = "writing into another tensor"
 """Use of a parameter that is written into a tensor whose origin is not followed."""
-MIXED = "a product after it was combined with activations"
-"""Use of a parameter in ``(W * s(x)) @ x``, where the weight depends on the data."""
-SUMMED = "a sum of entrywise products"
-"""Use of a parameter in ``(x[:, None] * W).sum(-1)``."""
-
-Parameters = Callable[[str], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Origin:
-    """Way in which a tensor was computed from parameters alone.
-
-    Attributes:
-        leaves: Paths of the parameters.
-        name: Name of the function that was called; the path of a parameter itself.
-        function: Function that was called; None for a parameter, and for a selection.
-        args: Arguments of the call, with origins in place of tensors that have one.
-        kwargs: Keyword arguments of the call.
-        item: Position in the tuple that the call returned; None if it returned a tensor.
-        view: Whether the entries of one parameter were only rearranged.
-        copies: Whether the computation copies a tensor along new dimensions.
-        selection: Selection from a stack of matrices, made by this step or an earlier one. None without one.
-    """
-
-    leaves: frozenset[str]
-    name: str
-    function: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] | None = None
-    item: int | None = None
-    view: bool = True
-    copies: bool = False
-    selection: Selection | None = None
-
-    @property
-    def constant(self) -> bool:
-        """True if the tensor depends neither on parameters nor on data."""
-        return not self.leaves
-
-    @property
-    def soft(self) -> bool:
-        """True if the data select among the parameters, as in a look-up."""
-        return self.selection is not None and self.selection.soft
-
-    @property
-    def selects(self) -> bool:
-        """True if this step, not an earlier one, is a selection."""
-        return self.selection is not None and self.function is None
-
-    def value(self, parameters: Parameters, block: int | None = None) -> Tensor:
-        """Compute the tensor again.
-
-        Args:
-            parameters: Function that returns the parameter of a path.
-            block: Block in place of the selected ones. None takes those of the call.
-        """
-        return self._replayed(parameters, lambda s, stack: s.of(stack(), block), True, {})
-
-    def entries(self, parameters: Parameters, block: int | None = None) -> Tensor:
-        """Return the number of each entry in its parameter; for views only.
-
-        Args:
-            parameters: Function that returns the parameter or constant of a path.
-            block: Block in place of the selected ones. None takes those of the call.
-        """
-
-        def numbers(path: str) -> Tensor:
-            tensor = parameters(path)
-            return torch.arange(tensor.numel()).reshape(tensor.shape) if path in self.leaves else tensor.detach().cpu()
-
-        return self._replayed(numbers, lambda s, stack: s.of(stack(), block), False, {})
-
-    def slots(self) -> Tensor:
-        """Return the position of each entry in the ids of the selection; for views only."""
-        return self._replayed(lambda _: torch.empty(0), lambda s, _: s.slots(), False, {})
-
-    def _replayed(
-        self,
-        parameters: Parameters,
-        select: Callable[[Selection, Callable[[], Tensor]], Tensor],
-        casts: bool,
-        known: dict[int, Tensor],
-    ) -> Tensor:
-        """Repeat the computation with other parameters and selections."""
-        # A weight may be computed in a long loop: steps are repeated one after the other, not recursively.
-        todo: list[tuple[Origin, bool]] = [(self, False)]
-        while todo:
-            origin, ready = todo.pop()
-            if id(origin) in known:
-                continue
-            if ready:
-                known[id(origin)] = origin._step(parameters, select, casts, known)
-            else:
-                todo.append((origin, True))
-                todo += [(part, False) for part in _origins((origin.args, *(origin.kwargs or {}).values()))]
-        return known[id(self)]
-
-    def _step(
-        self,
-        parameters: Parameters,
-        select: Callable[[Selection, Callable[[], Tensor]], Tensor],
-        casts: bool,
-        known: Mapping[int, Tensor],
-    ) -> Tensor:
-        """Repeat one step, whose arguments are known."""
-
-        def computed(part: Any) -> Any:
-            if isinstance(part, Origin):
-                return known[id(part)]
-            if isinstance(part, Tensor) and not casts and part.device.type != "cpu":
-                return part.cpu()  # whole numbers are replayed on the host
-            return type(part)(map(computed, part)) if type(part) in (list, tuple) else part
-
-        if self.selects:
-            assert self.selection is not None
-            value = select(self.selection, lambda: computed(self.args[0]))
-        elif self.function is None:
-            value = parameters(self.name)
-        elif self.name in _CASTS and not casts:
-            value = computed(self.args[0])
-        else:
-            kwargs = {key: computed(part) for key, part in (self.kwargs or {}).items()}
-            result = self.function(*map(computed, self.args), **kwargs)
-            value = result if self.item is None else result[self.item]
-        return value
-
-    @cached_property
-    def signature(self) -> str:
-        """Mark of the computation, the same in each forward pass and for each selected block."""
-        if self.function is None and not self.selects:
-            return self.name
-        if self.selects:
-            assert self.selection is not None
-            return _digest(("selection", self.args[0].signature, _marked(self.selection.rest)))
-        if self.name in _CASTS and isinstance(self.args[0], Origin):
-            return self.args[0].signature
-        if self.copies and self.name in (*_COPIES, "stack"):  # the number of copies is that of the samples
-            return _digest((self.name, next(iter(_origins(self.args))).signature))
-        # Blocks that differ are parts of the computation, a selection that is kept is not.
-        mark = _marked if self.selection is not None else _exactly_marked
-        kwargs = sorted((self.kwargs or {}).items())
-        return _digest((self.name, mark(self.args), mark(kwargs), self.item))
-
-    @cached_property
-    def exact_signature(self) -> str:
-        """Mark of the computation including the selected blocks."""
-        ids = _marked(self.selection.ids) if self.selection is not None else None
-        kwargs = sorted((self.kwargs or {}).items())
-        return _digest((self.name, _exactly_marked(self.args), _exactly_marked(kwargs), self.item, ids))
-
-
-NEUTRAL = Origin(frozenset(), "constant")
-"""Origin of constants that the forward pass makes itself, such as masks and positions. Other constants are buffers, and
-what is computed from them."""
 
 
 class Origins:
@@ -220,14 +43,14 @@ class Origins:
                 path = child_name(prefix, local)
                 self._start[id(tensor)] = (tensor, Origin(frozenset({path}), path), 0)
         self.uses: dict[str, set[str]] = {}
+        self.mixtures = Mixtures(self._leaves_of, lambda path, name: self.uses.setdefault(path, set()).add(name))
         self.restart()
 
     def restart(self) -> None:
         """Forget the tensors of the last forward pass."""
         # Tensors are kept: the id of a freed one would be used again.
         self._known = dict(self._start)
-        self._mixed: dict[int, Mixed] = {}
-        self._kept: list[Tensor] = []
+        self.mixtures.restart()
 
     def of(self, tensor: Any) -> Origin | None:
         """Return the origin of a tensor; None if it depends on the data."""
@@ -253,7 +76,7 @@ class Origins:
             Its result.
         """
         name = function_name(func)
-        if args and isinstance(args[0], Tensor) and _writes(name):
+        if args and isinstance(args[0], Tensor) and writes(name):
             return self._call_in_place(name, func, args, kwargs)
         result = func(*args, **kwargs)
         if isinstance(result, Tensor | tuple | list):
@@ -273,6 +96,10 @@ class Origins:
     def _use(self, origin: Origin | None, name: str) -> None:
         for leaf in origin.leaves if origin is not None else ():
             self.uses.setdefault(leaf, set()).add(name)
+
+    def _leaves_of(self, tensor: Tensor) -> frozenset[str]:
+        origin = self.of(tensor)
+        return frozenset() if origin is None else origin.leaves
 
     def _keep(self, tensor: Tensor, origin: Origin) -> None:
         _ = origin.exact_signature  # computed step by step, not recursively
@@ -296,6 +123,7 @@ class Origins:
             result = func(*args, **kwargs)
             self._keep(target, Origin(leaves, name, _out_of_place(func), steps, options, view=False))
             return result
+        self.mixtures.mark_in_place(name, target, _tensors(args[1:]))
         for origin in origins:
             self._use(origin, name if before is None or None in origins else WRITTEN)
         self._known.pop(id(target), None)
@@ -314,26 +142,26 @@ class Origins:
                 self._keep(tensor, Origin(source.leaves, name, None, (source,), None, None, view, copies, selection))
             return
         tensors = list(_tensors((args, kwargs.values())))
-        if name in _LIKE and len(tensors) == 2:  # the other tensor gives a dtype or a shape only
+        if name in LIKE and len(tensors) == 2:  # the other tensor gives a dtype or a shape only
             args = (args[0], *(_shape_only(part) for part in args[1:]))
             kwargs = {key: _shape_only(part) for key, part in kwargs.items()}
             tensors = tensors[:1]
         origins = [self.of(t) for t in tensors]
         known = [o for o in origins if o is not None and not o.constant]
-        if (name in _MAKES and len(tensors) == 1) or (None not in origins and all(o is NEUTRAL for o in origins)):
+        if (name in MAKES and len(tensors) == 1) or (None not in origins and all(o is NEUTRAL for o in origins)):
             for part in _tensors(result):
                 self._keep(part, NEUTRAL)
             return
-        view = name in _VIEWS and len(known) == 1 and known[0].view and self.of(tensors[0]) is known[0]
+        view = name in VIEWS and len(known) == 1 and known[0].view and self.of(tensors[0]) is known[0]
         if None in origins or (any(o.soft for o in known) and not view):
             for tensor, origin in zip(tensors, origins, strict=True):
                 if origin is not None and not origin.soft:  # a look-up is data once it is computed with
-                    self._use(origin, "attn_mask" if _is_mask(name, args, kwargs, tensor) else name)
-            self._mix(name, tensors, args, kwargs, result)
+                    self._use(origin, _use_of(name, args, kwargs, tensor))
+            self.mixtures.follow(name, tensors, args, kwargs, list(_tensors(result)))
             return
         leaves = _leaves(known)
         same = [o for o in known if o.signature == known[0].signature]
-        copies = name in _COPIES or (name == "stack" and bool(known) and len(same) == len(known) == len(tensors))
+        copies = name in COPIES or (name == "stack" and bool(known) and len(same) == len(known) == len(tensors))
         common = _common_selection(known)
         known = known or [o for o in origins if o is not None]
         if not view and common is not None and isinstance(common.ids, Tensor):
@@ -364,45 +192,6 @@ class Origins:
             return origin, [(part, index.selection(part, i, False)) for i, part in enumerate(result)]
         return origin, [(result, index.selection(result, index.ids, soft))]
 
-    def mark_mixed(self, tensors: Iterable[Any]) -> None:
-        """Record the parameters that were combined with data entry by entry before a product with other data.
-
-        Args:
-            tensors: Operands of the product.
-        """
-        for tensor in tensors:
-            if id(tensor) in self._mixed:
-                for leaf in self._mixed[id(tensor)].leaves:
-                    self.uses.setdefault(leaf, set()).add(MIXED)
-
-    def _mix(
-        self, name: str, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        """Follow parameters that are combined with data entry by entry, and find sums over such products."""
-        earlier = [self._mixed[id(t)] for t in tensors if id(t) in self._mixed]
-        if name in ("sum", "mean", "einsum"):
-            if len(tensors) == 1 and earlier:
-                self._use_sum(earlier[0].summed(name, args, kwargs))
-            return
-        if name not in _ENTRYWISE and name not in _VIEWS:
-            return
-        mixed = Mixed(frozenset(), {})
-        for part in earlier:
-            if name in _ADDS:  # a sum of several products with one parameter
-                self._use_sum(mixed.factors.keys() & part.factors.keys())
-            mixed = mixed.joined(part, name in _VIEWS)
-        for tensor in tensors if name in _ENTRYWISE else ():
-            origin = self.of(tensor)
-            if origin is not None and origin.leaves:
-                mixed = mixed.joined(Mixed.of(tensor, origin.leaves, name in _PRODUCTS), False)
-        for made in _tensors(result) if mixed.leaves else ():
-            self._mixed[id(made)] = mixed
-            self._kept.append(made)
-
-    def _use_sum(self, leaves: Iterable[str]) -> None:
-        for leaf in leaves:
-            self.uses.setdefault(leaf, set()).add(SUMMED)
-
     def _traced(self, part: Any) -> Any:
         if isinstance(part, Tensor):
             origin = self.of(part)
@@ -416,11 +205,13 @@ def _common_selection(known: Sequence[Origin]) -> Selection | None:
     return selections[0] if selections and all(s.same_block(selections[0]) for s in selections) else None
 
 
-def _is_mask(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> bool:
-    """Return whether a tensor is added to the scores of ``scaled_dot_product_attention``."""
-    if name != "scaled_dot_product_attention":
-        return False
-    return kwargs.get("attn_mask", args[3] if len(args) > 3 else None) is tensor
+def _use_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensor: Tensor) -> str:
+    """Return the use of a tensor by a function: its name, or that of the argument."""
+    if name == "scaled_dot_product_attention":
+        return "attn_mask" if kwargs.get("attn_mask", args[3] if len(args) > 3 else None) is tensor else name
+    if name == "embedding_bag" and kwargs.get("per_sample_weights", args[6] if len(args) > 6 else None) is not None:
+        return WEIGHTED_COUNTS
+    return name
 
 
 def _shape_only(part: Any) -> Any:
@@ -443,21 +234,6 @@ def _out_of_place(func: Any) -> Callable[..., Tensor]:
     return written
 
 
-def function_name(func: Any) -> str:
-    """Return the name of a function of PyTorch, or of the attribute that it reads."""
-    name = str(getattr(func, "__name__", ""))
-    if name == "__get__":
-        return str(getattr(func.__self__, "__name__", name))
-    return name
-
-
-def _writes(name: str) -> bool:
-    """Return whether a function of this name writes into its first argument."""
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__invert__", "__index__", "__int__"))
-    return name.endswith("_") and name not in ("requires_grad_", "retain_grad_")
-
-
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
@@ -470,34 +246,3 @@ def _tensors(value: Any) -> Iterable[Tensor]:
     elif not isinstance(value, str) and hasattr(value, "__iter__") and not isinstance(value, torch.Size):
         for part in value:
             yield from _tensors(part)
-
-
-def _origins(value: Any) -> Iterable[Origin]:
-    if isinstance(value, Origin):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _origins(part)
-
-
-def _marked(value: Any, exact: bool = False) -> Any:
-    """Return a text or number that marks an argument, nested as the argument."""
-    if isinstance(value, Origin):
-        return value.exact_signature if exact else value.signature
-    if isinstance(value, Tensor):  # constants differ by their values
-        data = value.detach().cpu().contiguous().flatten()
-        data = torch.view_as_real(data) if data.is_complex() else data
-        return ("tensor", str(value.dtype), tuple(value.shape), _digest(data.view(torch.uint8).numpy().tobytes()))
-    if isinstance(value, list | tuple):
-        return tuple(_marked(part, exact) for part in value)
-    if isinstance(value, slice):
-        return ("slice", value.start, value.stop, value.step)
-    return value if isinstance(value, int | float | str | bool | type(None)) else str(value)
-
-
-def _exactly_marked(value: Any) -> Any:
-    return _marked(value, exact=True)
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(value if isinstance(value, bytes) else repr(value).encode(), digest_size=16).hexdigest()

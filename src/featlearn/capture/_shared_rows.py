@@ -114,7 +114,7 @@ def shared_layers(
 
     The cotangent of each sample is scaled by a different factor. The gradient at a row that acts on one sample is then
     scaled by the factor of that sample; at a row that acts on several samples it is scaled by none of the factors.
-    Time: one backward pass, and another one without ``known``.
+    Time: one backward pass, and another one without ``known``; none if the graph proves that there are no such rows.
 
     Args:
         trace: Trace of the batch.
@@ -129,7 +129,7 @@ def shared_layers(
     """
     output = trace.output
     n = output.shape[0]
-    if n < 2:
+    if n < 2 or trace.has_own_rows:
         return set()
     v = output_signs(output, seed) if cotangent is None else cotangent
     plain = _profiles(trace, v) if known is None else known

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from featlearn.capture._own_rows import in_order, is_separate, nodes_leading_to
 from featlearn.errors import UnsupportedModelError
 from featlearn.layers import Layer
 
@@ -95,6 +96,7 @@ class Trace:
         mixed: Whether a layer has pre-activations of another precision than its input, as under autocast.
         lowered: Whether functions between the layers compute in a lower precision than that of the parameters.
         random: Whether the forward pass drew random numbers.
+        hooked: Whether the forward pass registered hooks, which may change gradients in the backward pass.
         several: Names of the layers whose weight is merged from several parameters, so that it has no gradient.
         context: Function that returns the context of backward passes, in which checkpointed regions run again.
     """
@@ -111,8 +113,10 @@ class Trace:
     mixed: bool = False
     lowered: bool = False
     random: bool = False
+    hooked: bool = False
     several: set[str] = field(default_factory=set)
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    _leading: dict[frozenset[Any], set[Any]] = field(default_factory=dict, repr=False)
     _divided: dict[frozenset[Place], tuple[list[Place], list[Place]]] = field(default_factory=dict, repr=False)
 
     def inputs(self, layer: Layer) -> Tensor:
@@ -235,6 +239,19 @@ class Trace:
         gradients = ((t, totals.get(id(t))) for t in tensors)
         return rows, [torch.zeros_like(t) if g is None else g for t, g in gradients]
 
+    @cached_property
+    def has_own_rows(self) -> bool:
+        """True if the graph proves that each row of every layer acts on one sample; False if that is not known."""
+        n = self.output.shape[0]
+        if n < 2:
+            return True
+        calls = [call for calls in self.calls.values() for call in calls]
+        if self.hooked or any(call.blocks is not None or not in_order(call.at, call.rows, n) for call in calls):
+            return False
+        nodes = frozenset(call.edge.node for call in calls)
+        leading = self._leading_to(nodes)
+        return is_separate(leading, leading | nodes, n)
+
     @property
     def _separable(self) -> list[Layer]:
         return [layer for layer in self.layers if layer.name not in self.shared]
@@ -336,35 +353,16 @@ class Trace:
         """Divide calls into those where a backward pass ends, and those that it passes."""
         key = frozenset(places)
         if key not in self._divided:
-            nodes = {self.calls[name][i].edge.node for name, i in places}
-            before_others = _nodes_before(self.output, nodes)
-            inside = [place for place in places if self.calls[place[0]][place[1]].edge.node in before_others]
+            leading = self._leading_to(frozenset(self.calls[name][i].edge.node for name, i in places))
+            inside = [place for place in places if self.calls[place[0]][place[1]].edge.node in leading]
             passed = set(inside)
             self._divided[key] = ([place for place in places if place not in passed], inside)
         return self._divided[key]
 
-
-def _nodes_before(output: Tensor, marked: set[Any]) -> set[Any]:
-    """Return the marked nodes of a graph from which another marked node can be reached."""
-    # The nodes in the order in which a walk leaves them: all that a node leads to come before it.
-    order: list[Any] = []
-    seen: set[Any] = set()
-    todo: list[tuple[Any, bool]] = [(output.grad_fn, False)]
-    while todo:
-        node, left = todo.pop()
-        if node is None or (node in seen and not left):
-            continue
-        if left:
-            order.append(node)
-            continue
-        seen.add(node)
-        todo.append((node, True))
-        todo += [(following, False) for following, _ in node.next_functions]
-    leads: set[Any] = set()
-    for node in order:
-        if any(following in leads or following in marked for following, _ in node.next_functions):
-            leads.add(node)
-    return leads & marked
+    def _leading_to(self, nodes: frozenset[Any]) -> set[Any]:
+        if nodes not in self._leading:
+            self._leading[nodes] = nodes_leading_to(self.output, nodes)
+        return self._leading[nodes]
 
 
 def has_reentrant_checkpoint(output: Tensor) -> bool:

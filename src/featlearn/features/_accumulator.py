@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from featlearn._utils.memory import check_fits, memory_limit, parse_memory
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_option
-from featlearn.capture import Batch, Forward, ModelSession, Sizes, Trace, batches, few_rows, preserved_rng, rows_of
+from featlearn.capture import Batch, Forward, ModelSession, Sizes, batches, few_rows, preserved_rng, rows_of
 from featlearn.errors import FeatlearnError, InputError, UnsupportedModelError
 from featlearn.features._batch_gradients import BatchGradients
 from featlearn.features._batch_sums import CELLS, BatchSums, Totals, in_processes
 from featlearn.features._feature_matrices import LayerFeatures
+from featlearn.features._merging import totals_of_layers
 from featlearn.features._report import Report
 from featlearn.features._split import SplitArgument, parse_split, plan_splits
 from featlearn.features.measurement_plan import (
@@ -40,6 +41,7 @@ _LOST = (
 
 
 _LATE = 8  # times that a batch is run again, because it has products that no batch had before
+_SMALL = 1e-3  # rounding errors of sums whose terms are a thousand times larger than other gradients, and more
 _OF_PAIRS = ("Kb", "double", "ptk")  # sums of J - J0
 
 
@@ -134,11 +136,13 @@ class FeatureAccumulator:
         self._arguments: dict[str, Any] = {"measure": measure, "initial": initial is not None, "loss": loss is not None}
         self._wanted = resolve_measure(**self._arguments, decay=weight_decay is not None)
         self._initial = None if initial is None else self._subject.for_initial_model(initial)
-        self._loss, self._loss_reduction, self._outputs_argument = loss, loss_reduction, outputs
+        self._loss, self._loss_argument = loss, loss
+        self._loss_reduction, self._outputs_argument = loss_reduction, outputs
         self._memory, self._max_memory = parse_memory(max_memory), max_memory
         if max_memory is None:
             self._memory = min(self._memory, memory_limit(None))
         self._sizes: Sizes | None = None
+        self._seed = generator
         self._generator = as_generator(generator, "sketch")
         self._totals = Totals({}, self._subject.device)
         self._weights: dict[str, dict[str, Tensor]] = {}
@@ -164,8 +168,7 @@ class FeatureAccumulator:
         # Read from the original model: the optimizer holds its parameters, not those of a copy.
         self._decay = decay_of_layers(self._weight_decay, subject.layers_of_original())
         self._wanted = resolve_measure(**self._arguments, decay=bool(self._decay))
-        if not self._wanted & {"B", "D"}:
-            self._loss = None
+        self._loss = self._loss_argument if self._wanted & {"B", "D"} else None
         groups = 1 if self._outputs_argument == "exact" else GROUPS
         everything = self._arguments["measure"] is None
         # A backward pass in half precision would round J W, which is computed in single precision otherwise.
@@ -272,6 +275,35 @@ class FeatureAccumulator:
             self._check_memory(ready)
             self._update(ready)
 
+    def reset(self) -> None:
+        """Drop all sums, and measure the present weights of the model from the next batch on.
+
+        For use after a training step: a new accumulator would search the layers and make its checks again. Layers,
+        checks and the initial model are kept, and random output vectors start again if `generator` is a seed. The
+        structure of the model must be as before.
+
+        Raises:
+            InputError: A parameter is NaN or infinite.
+
+        Example:
+            >>> import torch, featlearn as fl
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+            >>> total = fl.FeatureAccumulator(model)
+            >>> total.update(torch.randn(8, 3))
+            >>> _ = model[0].weight.data.mul_(2.0)
+            >>> total.reset()
+            >>> total.update(torch.randn(8, 3))
+            >>> total.compute().samples
+            8
+        """
+        self._subject.refresh()
+        self._generator = as_generator(self._seed, "sketch")
+        self._weights, self._marks, self._spare, self._synced = {}, [], None, False
+        self._totals = Totals({}, self._subject.device)
+        self._planned = False
+        if self._subject.prepared:
+            self._plan()  # the weight decay of an optimizer may have changed
+
     def merge_state(self, other: FeatureAccumulator) -> None:
         """Add the sums of another accumulator of the same model, as if this one had measured its data.
 
@@ -292,13 +324,25 @@ class FeatureAccumulator:
                 self._subject.adopt(other._subject)
                 self._plan()
             self._read_weights()
-        if self._settings() != other._settings():
+        names = self._subject.names_of_layers(other._subject)
+        if names is None or self._settings(names.values()) != other._settings(names):
             raise InputError("only accumulators of the same layers and quantities can be merged.")
-        for name, weights in self._weights.items():
-            for key, value in weights.items():
-                if not torch.equal(value.cpu(), other._weights[name][key].cpu()):
-                    raise InputError(f"the accumulators measured different weights of layer {name!r}.")
-        self._totals.add(other._totals)
+        # Layers that only the data of the other accumulator have, such as experts.
+        late = self._subject.late_layers_of(other._subject)
+        weights = self._weights | {name: {"W": w} for name, w in self._subject.weights(late.values()).items()}
+        names |= {name: layer.name for name, layer in late.items()}
+        for name, own in names.items():
+            for key, value in weights[own].items():
+                if not torch.equal(value.cpu(), other._weights[name][key].cpu().reshape(value.shape)):
+                    raise InputError(f"the accumulators measured different weights of layer {own!r}.")
+        self._subject.add_layers_of(other._subject, late.values())
+        if late:
+            self._totals.extend(self._plan_layers(list(late.values())))
+            self._weights |= self._weights_of({layer.name for layer in late.values()})
+            self._spare = None
+            if self._subject.is_open:
+                self._reopen()
+        self._totals.add(totals_of_layers(other._totals, names, self._totals.plans))
 
     def sync(self) -> None:
         """Add up the sums of all processes of ``torch.distributed``; each process then holds the total.
@@ -348,7 +392,13 @@ class FeatureAccumulator:
     # --- one batch -------------------------------------------------------------------------------
 
     def _update(self, batch: Batch) -> None:
-        totals, trace = self._totals, self._trace(batch)
+        totals = self._totals
+        try:
+            trace = self._subject.trace(batch)
+        except RuntimeError as error:
+            if not self._unfreeze(error):
+                raise
+            trace = self._subject.trace(batch)
         for _ in range(_LATE):
             if not self._subject.has_late_products():
                 break
@@ -389,6 +439,8 @@ class FeatureAccumulator:
                     f"the gradients of every layer, such as {min(lost)!r}, are NaN, infinite or too small to be "
                     "squared on this batch. Scale the output, or pass dtype=torch.float64."
                 )
+        if not totals.samples and _has_small(new):
+            self._subject.look_for_noise(batch)
         outside = self._subject.used_outside(trace)
         cells, spread = 0, dict[str, Tensor]()
         if total is not None and "D" in self._wanted:
@@ -407,18 +459,13 @@ class FeatureAccumulator:
         totals.transformed |= trace.transformed
         totals.outside |= outside
 
-    def _trace(self, batch: Batch) -> Trace:
-        """Trace a batch; a model that differentiates by its own parameters is not frozen."""
-        try:
-            return self._subject.trace(batch)
-        except FeatlearnError:
-            raise
-        except RuntimeError as error:
-            if not self._frozen or "require" not in str(error):
-                raise
+    def _unfreeze(self, error: Exception) -> bool:
+        """Open the session without frozen parameters, if an error shows that the model differentiates by its own."""
+        if not self._frozen or isinstance(error, FeatlearnError) or "require" not in str(error):
+            return False
         self._frozen = False
         self._reopen()
-        return self._subject.trace(batch)
+        return True
 
     def _empty(self, name: str, plan: Outputs, dtype: torch.dtype) -> BatchSums:
         return BatchSums(self._totals.plans[name], plan.groups, self._weights[name], dtype)
@@ -495,10 +542,18 @@ class FeatureAccumulator:
         split = self._totals.plans[name].split
         return weight if split is None else weight.reshape(split.shape)
 
-    def _settings(self) -> str:
-        """Return a text that is equal for accumulators whose sums can be added."""
-        plans = {name: (plan.outer, dict(plan.sums), plan.split) for name, plan in self._totals.plans.items()}
-        return repr((plans, sorted(self._decay.items()), self._loss_reduction))
+    def _settings(self, names: Iterable[str] | None = None) -> str:
+        """Return a text that is equal for accumulators whose sums can be added.
+
+        Args:
+            names: Names of the layers to compare, in the same order for both accumulators. None compares all layers,
+                and their names.
+        """
+        chosen = list(self._totals.plans if names is None else names)
+        plans = [self._totals.plans[name] for name in chosen]
+        sums = [(plan.outer, sorted(plan.sums.items()), plan.split and plan.split.part_shape) for plan in plans]
+        decay = [self._decay.get(name) for name in chosen]
+        return repr((chosen if names is None else [], sums, decay, self._loss_reduction))
 
     def _why_unseen(self, name: str) -> str:
         """Return why a layer has no gradients."""
@@ -557,3 +612,14 @@ class FeatureAccumulator:
             deviation = None if noise is None else noise[i]
             features.append(LayerFeatures(name, layer.kind, shape, matrices, sums, decay, tuple(remarks), deviation))
         return features
+
+
+def _has_small(sums: Mapping[str, BatchSums]) -> bool:
+    """Return whether the gradients of a layer are so much smaller than those of others that they may be rounding."""
+    sizes = [
+        float(part.sums[key].diagonal(dim1=-2, dim2=-1).sum())
+        for part in sums.values()
+        for key in part.sums
+        if key in ("K", "agop")
+    ]
+    return any(0 < size < _SMALL**2 * max(sizes) for size in sizes)

@@ -116,17 +116,17 @@ class BatchGradients:
     ) -> None:
         """Add the gradients of the first vector, and find the layers whose rows are shared by samples."""
         known: dict[str, dict[int, Profile]] = {}
-        self._add_streamed(group, v, before, new, known)
+        self._add_streamed(group, v, before, new, None if self.trace.has_own_rows else known)
         owners = Owners()
         covers_all = plan.covers_all(v.dtype) and not (self.trace.lowered and not plan.sketches and plan.count > 1)
         profiles = known if covers_all else None
         shared = shared_layers(self.trace, v if covers_all else None, profiles, self.seed, owners)
         initial = self.initial if before is not None else None
         if initial is not None and before is not None:
-            known_before = {name: dict(enumerate(map(row_profiles, rows))) for name, rows in before.items()}
-            vector = v0 if covers_all else None
-            profiles_before, owners_before = known_before if covers_all else None, Owners()
-            shared |= shared_layers(initial, vector, profiles_before, self.seed, owners_before)
+            vector, known_before, owners_before = v0 if covers_all else None, None, Owners()
+            if covers_all and not initial.has_own_rows:
+                known_before = {name: dict(enumerate(map(row_profiles, rows))) for name, rows in before.items()}
+            shared |= shared_layers(initial, vector, known_before, self.seed, owners_before)
             self.unpaired.update(_with_other_owners(owners, owners_before))
         self._separate(shared, before)
         for name in shared & new.keys():

@@ -15,12 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from featlearn.errors import InputError, NotMeasuredError
 from featlearn.linalg.matrices import psd_power
 from featlearn.linalg.symmetric_products import gram
+
+FloatArray = NDArray[np.float64]
 
 # Gram matrices, and their weights: W now, W0 before training, Wb their difference.
 _GRAMS = {"nfm": "W", "bnfm": "W^T", "centered_nfm": "Wb", "initial_nfm": "W0"}
@@ -168,6 +172,8 @@ def factored(left: Factor, core: Tensor | None, right: Factor) -> Factored:
     product = Factored(left, core, right)
     if left.tensor.shape[1] <= left.tensor.shape[2]:
         return product
+    if core is None and left is right:
+        return Factored(None, gram(left.tensor.mT), None)
     return Factored(None, product.dense(), None)
 
 
@@ -208,13 +214,13 @@ class GroupProducts:
     """
 
     size: float
-    inner: Tensor
-    products: Tensor
+    inner: FloatArray
+    products: FloatArray
 
     def without(self, group: int) -> GroupProducts:
         """Return the inner products without one group."""
-        rest = [i for i in range(len(self.inner)) if i != group]
-        return GroupProducts(self.size, self.inner[rest], self.products[rest][:, rest])
+        products = np.delete(np.delete(self.products, group, 0), group, 1)
+        return GroupProducts(self.size, np.delete(self.inner, group), products)
 
     def cosine(self, clamped: bool = True) -> float:
         """Return the cosine of F and the mean of the groups.
@@ -228,7 +234,7 @@ class GroupProducts:
         groups = len(self.inner)
         square = float(self.products.sum()) / groups**2
         if groups > 1:
-            pairs = float(self.products.sum() - self.products.diagonal().sum()) / (groups * (groups - 1))
+            pairs = float(self.products.sum() - self.products.trace()) / (groups * (groups - 1))
             # If the noise dominates, the mean over pairs can be negative: use the biased norm then.
             square = pairs if pairs > 0 else square
         value = ratio(float(self.inner.mean()), self.size * math.sqrt(max(square, 0.0)))
@@ -241,17 +247,17 @@ class GroupProducts:
 
 def group_products(nfm: Factored, groups: Sequence[Factored]) -> GroupProducts:
     """Return all inner products of a neural feature matrix and the estimates of its partner, one per group."""
-    return GroupProducts(
-        nfm.norm(),
-        torch.tensor([nfm.inner(g) for g in groups], dtype=torch.float64),
-        torch.tensor([[g.inner(h) for h in groups] for g in groups], dtype=torch.float64),
-    )
+    products = np.zeros((len(groups), len(groups)))
+    for i, g in enumerate(groups):
+        for j, h in enumerate(groups[: i + 1]):
+            products[i, j] = products[j, i] = g.inner(h)
+    return GroupProducts(nfm.norm(), np.array([nfm.inner(g) for g in groups]), products)
 
 
 def jackknife_error(values: Sequence[float]) -> float:
     """Return the jackknife standard error ``((m-1)/m sum (v_j - mean)^2)^{1/2}`` from leave-one-out values."""
-    v = torch.tensor(values, dtype=torch.float64)
-    return float(((len(v) - 1) / len(v) * (v - v.mean()).square().sum()).sqrt())
+    v = np.array(values)
+    return math.sqrt((len(v) - 1) / len(v) * float(np.square(v - v.mean()).sum()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,6 +361,12 @@ class LayerMatrices:
             raise InputError(f"power must be 1 for {name}, which is not symmetric, got {power}. Use {name}_symmetric.")
         return self._matrix(name).power(power)
 
+    def _symmetric_cosine(self, name: str) -> float:
+        """Return the cosine of a symmetrized matrix and its partner."""
+        weight, gradient = map(self._factor, _FACTS[name.removesuffix("_symmetric")])
+        inner, size = symmetrized_inner(weight.tensor, gradient.tensor)
+        return ratio(inner, self._matrix(PARTNERS[name]).norm() * size)
+
     def _overlap(self, name: str) -> float:
         """Return the inner product of a feature matrix and its partner."""
         return self._matrix(PARTNERS[name]).inner(self._matrix(name))
@@ -386,7 +398,29 @@ def _symmetrized(w: Tensor, d: Tensor) -> Factored:
     """
     thin = w.shape[1] < w.shape[2]
     q, r = torch.linalg.qr(w.mT) if thin else (None, w.mT)
-    u, s, _ = torch.linalg.svd(r @ d, full_matrices=False)
+    u, s = _left_singular(r, d)
     core = (u * s.unsqueeze(-2)) @ u.mT
     basis = None if q is None else Factor(q.mT)
     return Factored(basis, core, basis)
+
+
+def symmetrized_inner(w: Tensor, d: Tensor) -> tuple[float, float]:
+    """Return ``<W^T W, S>`` and ``|S|`` of ``S = (M M^T)^{1/2}`` with ``M = W^T D``, without computing S.
+
+    With the factors of `_symmetrized` they are ``sum_i s_i |R^T u_i|^2`` and ``|s|``: Q is not needed.
+
+    Args:
+        w: Weights W, shape (blocks, r, k).
+        d: Matrices D of the same shape.
+    """
+    r = torch.linalg.qr(w.mT, mode="r").R if w.shape[1] < w.shape[2] else w.mT
+    u, s = _left_singular(r, d)
+    return float((s * (r.mT @ u).square().sum(-2)).sum()), float(s.norm())
+
+
+def _left_singular(r: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the left singular vectors and the singular values of ``R D``."""
+    if d.shape[1] < d.shape[2]:  # D^T = Q2 R2, and Q2 changes the right singular vectors only
+        d = torch.linalg.qr(d.mT, mode="r").R.mT
+    u, s, _ = torch.linalg.svd(r @ d, full_matrices=False)
+    return u, s

@@ -159,8 +159,11 @@ class LayerFeatures(LayerMatrices):
         check_option("kind", kind, ("cosine", "pearson"))
         key = (name, kind, power, diagonal)
         if key not in self._correlations:
-            if self.sketched and name in CONJUGATES and name != "enfa" and key[1:] == ("cosine", 1.0, False):
+            plain = key[1:] == ("cosine", 1.0, False)
+            if plain and self.sketched and name in CONJUGATES and name != "enfa":
                 self._correlations[key] = self._group_products(name).cosine()
+            elif plain and name.endswith("_symmetric"):
+                self._correlations[key] = self._symmetric_cosine(name)
             else:
                 partner = self._matrix(PARTNERS[name])
                 self._correlations[key] = correlation(partner, self._power(name, power), kind, diagonal)

@@ -138,10 +138,11 @@ class Report(Mapping[str, LayerFeatures]):
     def covered(self) -> float:
         """Share of the weights in products that the layers of this report hold.
 
-        Parameters of two or more dimensions count by their entries; embeddings, constants that are added to
-        activations, and parameters that the forward pass does not use do not count. NaN if there are none.
+        Parameters of two or more dimensions count by their entries, also those that are mixed with activations in
+        another way (distances, Fourier transforms); embeddings, constants that are added to activations, and parameters
+        that the forward pass does not use do not count. NaN if there are none.
         """
-        counted = [p for p in self.parameters if p.role in ("product", "")]
+        counted = [p for p in self.parameters if p.role in ("product", "mixed", "")]
         total = sum(math.prod(p.shape) for p in counted)
         return sum(math.prod(p.shape) for p in counted if p.taken) / total if total else math.nan
 

@@ -7,7 +7,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,9 @@ from featlearn._utils.memory import check_fits
 from featlearn.capture import Forward, ModelSession, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.measurement_plan import Outputs, cotangents
+from featlearn.kernels._layer_features import Features, add_features, as_rows, input_rows, products_of
 from featlearn.kernels._ntk import most_rows
 from featlearn.layers import Layer, find_layers, unwrap
-
-Features = Callable[[Trace, Layer], Iterator[Tensor]]
 
 
 def ck(
@@ -66,7 +65,7 @@ def ck(
         [[1.0, 0.0], [0.0, 1.0]]
     """
     subject = _subject(model, layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
-    (kernel,) = _kernels(subject, X, Z, _inputs, batch_size, inputs=True).values()
+    (kernel,) = _kernels(subject, X, Z, input_rows, batch_size, inputs=True).values()
     return kernel
 
 
@@ -108,11 +107,7 @@ def ck_by_layer(
         [[5.0, 3.0], [3.0, 9.0]]
     """
     subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode)
-    return _kernels(subject, X, None, _inputs, batch_size, inputs=True, strict=False)
-
-
-def _inputs(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
-    yield torch.cat([_rows(call.x) for call in trace.calls[chosen.name] if call.x is not None], dim=1)
+    return _kernels(subject, X, None, input_rows, batch_size, inputs=True, strict=False)
 
 
 def ptk(
@@ -178,7 +173,7 @@ def ptk(
                 continue
             rows = trace.gradients(trace.output, v)[chosen.name]
             width = sum(layer_call.shape.numel() for layer_call in trace.calls[chosen.name]) // n
-            yield torch.cat([_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
+            yield torch.cat([as_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
 
     subject = _subject(model, layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     (kernel,) = _kernels(subject, X, Z, features, batch_size, inputs=False).values()
@@ -212,8 +207,7 @@ def _kernels(
     for name, rows in left.items():
         if rows.shape[1] != right[name].shape[1]:
             raise InputError(f"X and Z must have features of one size, got {rows.shape[1]} and {right[name].shape[1]}.")
-        with torch.autocast(rows.device.type, enabled=False):  # it would round the product too
-            kernels[name] = (rows @ right[name].mT).to(torch.float64)
+        kernels[name] = products_of(rows, right[name])
     return kernels
 
 
@@ -225,27 +219,7 @@ def _stacked(
     for raw in batches(data, batch_size if sliceable(data) else None):
         batch = subject.batch(raw)
         trace = subject.trace(batch)
-        n = trace.output.shape[0]
         if not inputs:
             subject.separate(trace, batch, shared_layers(trace, seed=len(blocks)))
-        for layer in subject.layers:
-            if layer.name not in trace.calls:
-                if strict:
-                    raise InputError(f"layer {layer.name!r} is not called in the forward pass, or with autograd off.")
-                continue
-            counts = {call.shape[0] if call.shape else 1 for call in trace.calls[layer.name]}
-            if layer.name not in trace.shared and (counts != {n} or (inputs and layer.name in subject.unscaled)):
-                if not strict:
-                    continue
-                raise InputError(
-                    f"layer {layer.name!r} has {max(counts)} rows for {n} samples; samples must be its first dimension."
-                )
-            rows = torch.cat(list(features(trace, layer)), dim=1).detach()
-            if not torch.isfinite(rows).all():
-                raise InputError(f"the features of layer {layer.name!r} must be finite, got NaN or infinite ones.")
-            blocks.setdefault(layer.name, []).append(rows if rows.dtype == torch.float64 else rows.to(torch.float32))
+        add_features(blocks, trace, subject.layers, features, subject.unscaled if inputs else (), strict)
     return {name: torch.cat(rows) for name, rows in blocks.items()}
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)

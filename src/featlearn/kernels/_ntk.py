@@ -8,7 +8,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from featlearn._utils.memory import available_memory, check_fits, parse_memory
 from featlearn._utils.rng import Seed, as_generator
 from featlearn._utils.validation import check_int, is_int
-from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, rows_of, sliceable
+from featlearn.capture import Batch, Forward, ModelSession, Trace, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.contractions import bytes_of, contract
 from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, Sketch, called_by_some
@@ -255,34 +255,84 @@ def ntk(
     """
     check_outputs(outputs)
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
-    memory = gradient_memory(max_memory)
-    sketch = _sketch(sketches, outputs, generator)
-    tangents = PerSampleGradients(subject, outputs, parameters, sketch)
+    tangents = PerSampleGradients(subject, outputs, parameters, make_sketch(sketches, outputs, generator))
+    kernels = kernels_by_layer(tangents, X, Z, max_memory=max_memory, batch_size=batch_size)
+    return kernels if by_layer else summed(kernels)
+
+
+def summed(kernels: Mapping[str, Tensor]) -> Tensor:
+    """Return the sum of the contributions of all layers."""
+    total = sum(kernels.values())
+    assert isinstance(total, Tensor)
+    return total
+
+
+def kernels_by_layer(
+    tangents: PerSampleGradients,
+    X: Any,
+    Z: Any = None,
+    *,
+    max_memory: int | float | str | None = None,
+    batch_size: int | None = None,
+    observe: Callable[[Trace], None] | None = None,
+) -> dict[str, Tensor]:
+    """Compute the contribution of each layer to the tangent kernel, for the present weights of the model.
+
+    Args:
+        tangents: Gradients per sample, whose session is closed.
+        X: Inputs, as in `ntk`.
+        Z: Other inputs, or None.
+        max_memory: Limit of the gradients, as in `ntk`.
+        batch_size: Number of rows per block, as in `ntk`.
+        observe: Function that receives one trace of all samples of X, in parts and in order. None makes no call.
+
+    Returns:
+        Kernels in float64 by layer name.
+
+    Raises:
+        InputError: The gradients of two samples or the kernel do not fit into memory, or are not finite.
+    """
+    memory, subject, full = gradient_memory(max_memory), tangents.session, tangents.full
+    observed: set[int] = set()
 
     def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
         rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
         left = blocks_of(subject, X, rows)
         return left, left if Z is None else blocks_of(subject, Z, rows)
 
-    full = outputs == "full"
     with subject.open(inputs=True, weight_gradients=True):
-        tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+        if not tangents.settled:
+            tangents.prepare(first_batch(subject, X), most_rows(X, Z))
         check_kernel_memory(X, Z, tangents, full, max_memory)
-        kernels = block_kernels(*blocks(tangents.numbers), tangents.features, full, memory)
+        left, right = blocks(tangents.numbers)
+        of_x = {id(block) for block in left}
+
+        def features(block: Batch) -> Features:
+            new = id(block) in of_x - observed  # features that do not fit into memory are computed again
+            observed.add(id(block))
+            return tangents.features(block, observe if new else None)
+
+        kernels = block_kernels(left, right, features, full, memory)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
         kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory)
     for name, kernel in kernels.items():
         if not torch.isfinite(kernel).all():
             raise InputError(f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=.")
-    if by_layer:
-        return kernels
-    total = sum(kernels.values())
-    assert isinstance(total, Tensor)
-    return total
+    return kernels
 
 
-def _sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch | None:
+def make_sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch | None:
+    """Return the random output vectors of a tangent kernel; None to differentiate every output.
+
+    Args:
+        sketches: Number of vectors, as in `ntk`.
+        outputs: Outputs, as in `ntk`.
+        generator: Generator or seed of the vectors.
+
+    Raises:
+        InputError: The number is invalid, or the outputs are not summed.
+    """
     if sketches is None:
         return None
     check_int("sketches", sketches, optional=True)

@@ -29,6 +29,7 @@ from featlearn.kernels._ntk import (
     gradient_memory,
     most_rows,
     rows_at_a_time,
+    summed,
 )
 from featlearn.kernels.contractions import average
 from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients
@@ -154,9 +155,7 @@ def average_ntk(
     gap = float((linear - change).norm() / change.norm()) if change.any() else float((linear - change).norm())
     if gap > _CLOSE:
         _log.warning("the average over %d points differs from the change of the network by %.0f%%", points, 100 * gap)
-    total = sum(kernels.values())
-    assert isinstance(total, Tensor)
-    return AverageKernel(total, gap, points, rule)
+    return AverageKernel(summed(kernels), gap, points, rule)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,35 +13,15 @@ from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, few_rows, row_profiles, shared_layers
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
-from featlearn.layers import Layer
+from featlearn.kernels.parameter_owners import bias_of, owned
 
 OTHER = "other parameters"
 """Name of the gradients in parameters that do not belong to one layer."""
 
 _CACHE = 2**24  # gradients per block: more would exceed the cache of the processor
 _FEW = 16
-_COARSEST = 0.03  # relative error of sums in half precision; a gradient with a part of another layer differs more
 
 Features = dict[str, Share]
-
-
-@dataclass(frozen=True)
-class Owned:
-    """Parameters that belong to layers, see `owned`.
-
-    Attributes:
-        weights: Names of the layers that own their weight.
-        biases: Names of the layers that own their bias.
-        parameters: ``id`` of the parameters that belong to layers completely.
-        totals: Total gradients that the gradients of layers were compared with, by ``id`` of the parameter.
-        telling: Whether none of the gradients that agreed was zero; the agreement of zeros is not conclusive.
-    """
-
-    weights: frozenset[str]
-    biases: frozenset[str]
-    parameters: frozenset[int]
-    totals: Mapping[int, Tensor]
-    telling: bool
 
 
 @dataclass(frozen=True)
@@ -80,6 +59,7 @@ class PerSampleGradients:
         materialize: Whether to form gradients in weights even if pairs of positions are cheaper.
 
     Attributes:
+        settled: Whether `prepare` has found the parameters of each layer, from gradients that are not zero.
         rest: Parameters that do not belong to a layer, after `prepare`.
         numbers: Number of features per sample, with intermediate results.
         count: Number of outputs, or output vectors, that are differentiated.
@@ -101,9 +81,20 @@ class PerSampleGradients:
         self._called: set[str] = set()
         self._materialize = materialize
         self._rows_at_a_time = 1
+        self.settled = False
         self.count = 1
         self.rest: dict[str, Tensor] = {}
         self.numbers = 0.0
+
+    @property
+    def session(self) -> ModelSession:
+        """Session of the model."""
+        return self._subject
+
+    @property
+    def full(self) -> bool:
+        """True if outputs are kept apart."""
+        return self._outputs == "full"
 
     def prepare(self, batch: Batch, samples: int) -> None:
         """Determine from a first batch which parameters belong to layers, and the size of a sample.
@@ -116,8 +107,9 @@ class PerSampleGradients:
         trace = self._subject.trace(few_rows(batch))
         self._check_alone(trace, few_rows(batch))
         self._measure(trace, samples)
-        if not self._sort(trace) and trace.output.shape[0] < (batch.size or 0):
-            self._sort(self._subject.trace(batch))
+        self.settled = self._sort(trace)
+        if not self.settled and trace.output.shape[0] < (batch.size or 0):
+            self.settled = self._sort(self._subject.trace(batch))
 
     def _check_alone(self, trace: Trace, batch: Batch) -> None:
         """Refuse a model whose samples act on each other, so that gradients of single samples are not defined."""
@@ -138,20 +130,27 @@ class PerSampleGradients:
         """Number of features per sample including the other parameters, with intermediate results."""
         return self.numbers + self.count * sum(p.numel() for p in self.rest.values())
 
-    def features(self, batch: Batch) -> Features:
-        """Return the features of a batch by layer name: ``x`` and ``J``, or gradients in the parameters."""
+    def features(self, batch: Batch, observe: Callable[[Trace], None] | None = None) -> Features:
+        """Return the features of a batch by layer name: ``x`` and ``J``, or gradients in the parameters.
+
+        Args:
+            batch: Batch of samples.
+            observe: Function that receives each trace of the batch, which may be made in parts. None makes no call.
+        """
         if batch.size is None or few_rows(batch) is batch or batch.size <= self._rows_at_a_time:
-            return self._features(batch)
+            return self._features(batch, observe)
         starts = range(0, batch.size, self._rows_at_a_time)
-        parts = [self._features(batch.rows(i, min(i + self._rows_at_a_time, batch.size))) for i in starts]
+        parts = [self._features(batch.rows(i, min(i + self._rows_at_a_time, batch.size)), observe) for i in starts]
         for part in parts[1:]:
             if differing := set(part) ^ set(parts[0]):
                 raise called_by_some(min(differing))
         # Popped, so that at most one layer is in memory twice.
         return {name: joined([part.pop(name) for part in parts]) for name in list(parts[0])}
 
-    def _features(self, batch: Batch) -> Features:
+    def _features(self, batch: Batch, observe: Callable[[Trace], None] | None) -> Features:
         trace = self._subject.trace(batch)
+        if observe is not None:
+            observe(trace)
         if newly := set(trace.calls) - self._called:
             raise called_by_some(min(newly))
         rows: dict[str, list[list[Tensor]]] = {}
@@ -197,7 +196,7 @@ class PerSampleGradients:
                 layer, steps = layers[name], []
                 if name in self._weights:
                     steps.append(layer.matrix(change[names[id(layer.weight())]]))
-                bias = _bias_of(layer)
+                bias = bias_of(layer)
                 if name in self._biases and bias is not None and layer.vector is not None:
                     steps.append(layer.vector(change[names[id(bias)]]))
             part = derivative(share, [step.double() for step in steps])
@@ -298,65 +297,12 @@ class PerSampleGradients:
             id(tensor)
             for layer in self._subject.layers
             if layer.name not in trace.calls
-            for tensor in (layer.weight(), _bias_of(layer))
+            for tensor in (layer.weight(), bias_of(layer))
             if id(tensor) in owned_tensors.totals and not owned_tensors.totals[id(tensor)].any()
         }
         known = owned_tensors.parameters | idle
         self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
         return owned_tensors.telling
-
-
-def owned(layers: Iterable[Layer], trace: Trace, parameters: Sequence[Tensor]) -> Owned:
-    """Find the parameters that belong to layers, by one backward pass with random weights.
-
-    A parameter belongs to a layer if its total gradient is the one assembled from the ``x`` and ``J`` of the layer. A
-    parameter that belongs to layers only in part, as that of a packed attention may, is not included.
-
-    Args:
-        layers: Layers of the model.
-        trace: Trace of a batch.
-        parameters: Parameters of the model.
-
-    Returns:
-        The layers and parameters.
-    """
-    n = trace.output.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    # Normal weights, because the signs of two samples may cancel.
-    weights = torch.randn(trace.output.shape, generator=generator).to(trace.output)
-    rows, grads = trace.gradients_and_totals(trace.output, weights, parameters)
-    true = {id(t): g for t, g in zip(parameters, grads, strict=True)}
-    alone = torch.zeros_like(weights)
-    alone[0] = weights[0]
-    first = trace.gradients(trace.output, alone)
-    covered: dict[int, int] = {}
-    claims: list[tuple[int, str, str]] = []
-    for layer in layers:
-        # Rows must be samples: the output of the first sample must not depend on the other rows.
-        if not rows[layer.name] or any(j.shape[0] != n or j[1:].any() for j in first[layer.name]):
-            continue
-        j, x = torch.cat(rows[layer.name], dim=1), trace.inputs(layer)
-        weight, eps = layer.weight(), torch.finfo(j.dtype).eps
-        j, x = single(j), single(x) if x.is_floating_point() else x
-        if id(weight) in true:
-            sizes = _assembled(layer, x.abs() if x.is_floating_point() else x, j.abs())  # indices have no size
-            if _is_sum(layer.matrix(true[id(weight)]), _assembled(layer, x, j), sizes, eps):
-                claims.append((id(weight), layer.name, "weight"))
-                covered[id(weight)] = covered.get(id(weight), 0) + layer.matrix(weight).numel()
-        bias = _bias_of(layer)
-        if bias is None or layer.vector is None or id(bias) not in true:
-            continue
-        if _is_sum(layer.vector(true[id(bias)]), j.sum((0, 1)), j.abs().sum((0, 1)), eps):
-            claims.append((id(bias), layer.name, "bias"))
-            covered[id(bias)] = covered.get(id(bias), 0) + layer.vector(bias).numel()
-    whole = frozenset(id(t) for t in parameters if covered.get(id(t)) == t.numel())
-    return Owned(
-        frozenset(name for key, name, part in claims if part == "weight" and key in whole),
-        frozenset(name for key, name, part in claims if part == "bias" and key in whole),
-        whole,
-        true,
-        all(bool(true[key].any()) for key, _, _ in claims),
-    )
 
 
 def called_by_some(name: str) -> InputError:
@@ -390,30 +336,5 @@ def counted_parameters(model: nn.Module, patterns: str | Iterable[str] | None) -
     return {name: named[name] for name in picked}
 
 
-def _assembled(layer: Layer, x: Tensor, j: Tensor) -> Tensor:
-    """Return the gradient in a layer's weight from its inputs and gradients, shape (groups, k_out, k_in)."""
-    if not layer.one_hot:
-        return torch.einsum("npgo,npgi->goi", j, x)
-    ids, kept = x.flatten(), (x.flatten() >= 0).unsqueeze(1)
-    table = j.new_zeros(layer.k_in, layer.k_out)
-    return table.index_add_(0, ids.clamp_min(0), j.flatten(0, 2) * kept).mT.unsqueeze(0)
-
-
-def _is_sum(total: Tensor, other: Tensor, sizes: Tensor, eps: float) -> bool:
-    """Return whether two sums are equal up to rounding by ``eps``, given the sum of the absolute values of their terms.
-
-    Terms may cancel: the gradient in the bias of the keys of an attention is zero up to rounding.
-    """
-    limit = min(100 * max(eps, torch.finfo(total.dtype).eps), _COARSEST)
-    return float((total - other).norm()) <= limit * float(sizes.norm())
-
-
 def _same(expected: Tensor, result: Tensor) -> bool:
     return float((expected - result).norm()) <= 1e3 * torch.finfo(result.dtype).eps * float(expected.norm())
-
-
-def _bias_of(layer: Layer) -> Tensor | None:
-    bias: Any = layer.module
-    for part in (layer.bias or "").split("."):
-        bias = getattr(bias, part, None)
-    return bias if isinstance(bias, Tensor) else None

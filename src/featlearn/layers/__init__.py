@@ -2,13 +2,20 @@
 
 from featlearn.layers._attention import attention_in_parts
 from featlearn.layers._complex import real_form, real_rows
+from featlearn.layers._coverage import (
+    CONVOLVED,
+    DISTANCES,
+    LAYER_INPUT,
+    MIXED,
+    OF_PARAMETERS,
+    SUMMED,
+    WEIGHTED_COUNTS,
+    ParameterCoverage,
+    coverage,
+)
 from featlearn.layers._heads import Heads, find_heads
 from featlearn.layers._linear_conv import token_rows
 from featlearn.layers._registry import (
-    LAYER_INPUT,
-    OF_PARAMETERS,
-    ParameterCoverage,
-    coverage,
     find_layers,
     in_parts,
     register_layer,
@@ -20,8 +27,13 @@ from featlearn.layers._registry import (
 from featlearn.layers.base import Layer, stacked
 
 __all__ = [
+    "CONVOLVED",
+    "DISTANCES",
     "LAYER_INPUT",
+    "MIXED",
     "OF_PARAMETERS",
+    "SUMMED",
+    "WEIGHTED_COUNTS",
     "Heads",
     "Layer",
     "ParameterCoverage",

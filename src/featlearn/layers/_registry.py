@@ -1,9 +1,9 @@
-"""Registry of kinds of layers, search for the layers of a model, and coverage of its parameters."""
+"""Registry of kinds of layers, and search for the layers of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,18 +23,18 @@ from featlearn.layers._norm_embedding import (
     last_norm_layers,
 )
 from featlearn.layers._recurrent import recurrent_in_parts, recurrent_layers
-from featlearn.layers.base import Layer, Record, child_name
+from featlearn.layers.base import Layer, Record
 
 Factory = Callable[[str, nn.Module], list[Layer]]
 """Function of the name and the module that returns the layers of the module."""
 
-# A factory is used for a subclass only if the subclass has the same forward function.
-_FACTORIES: dict[type[nn.Module], Factory] = {
+FACTORIES: dict[type[nn.Module], Factory] = {
     nn.Linear: linear_layers,
     **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), conv_layers),
     nn.MultiheadAttention: attention_layers,
     **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU, nn.RNNCell, nn.LSTMCell, nn.GRUCell), recurrent_layers),
 }
+"""Factories by class. A factory is used for a subclass only if the subclass has the same forward function."""
 
 # Modules without a weight matrix that are linear in their parameters: for kernels, which include all parameters.
 _VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
@@ -45,41 +45,6 @@ _VECTOR_FACTORIES: dict[type[nn.Module], Factory] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), batch_norm_layers),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), instance_norm_layers),
 }
-
-_REGISTER = "register it with featlearn.layers.register_layer"
-_REASONS: list[tuple[type[nn.Module] | tuple[type[nn.Module], ...], str]] = [
-    ((nn.Embedding, nn.EmbeddingBag), "embedding: a look-up by index, it has no vector input x"),
-    (nn.LayerNorm, "normalization: an elementwise scale, not a matrix product"),
-    (nn.MultiheadAttention, "attention: a constant key or value token, not a matrix product"),
-]
-
-
-@dataclass(frozen=True)
-class ParameterCoverage:
-    """Layers of one parameter of two or more dimensions, or the reason why it has none.
-
-    Attributes:
-        parameter: Path of the parameter in the model.
-        shape: Shape of the parameter.
-        layers: Names of the layers that are measured.
-        reason: ``"taken"`` with remarks, or the reason why no layer is measured.
-        tied_to: Other paths of the same parameter.
-        role: Use of the parameter: ``"product"`` (of a layer, or of a product that was not measured), ``"embedding"``,
-            ``"constant"`` (added to activations or multiplied with them entry by entry), ``"unused"``, or ``""`` if it
-            is not known.
-    """
-
-    parameter: str
-    shape: tuple[int, ...]
-    layers: tuple[str, ...]
-    reason: str
-    tied_to: tuple[str, ...]
-    role: str = ""
-
-    @property
-    def taken(self) -> bool:
-        """True if the parameter is measured as a layer."""
-        return bool(self.layers)
 
 
 def register_layer(module_type: type[nn.Module], factory: Factory) -> None:
@@ -107,7 +72,7 @@ def register_layer(module_type: type[nn.Module], factory: Factory) -> None:
         >>> [layer.kind for layer in find_layers(torch.nn.Sequential(Dense(3, 2)))]
         ['dense']
     """
-    _FACTORIES[module_type] = factory
+    FACTORIES[module_type] = factory
 
 
 def in_parts(module: nn.Module, record: Record) -> Callable[..., Any]:
@@ -165,13 +130,13 @@ def find_layers(model: nn.Module, vectors: bool = False, merged: bool = False, e
         >>> [layer.name for layer in find_layers(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()))]
         ['0']
     """
-    factories = _FACTORIES | _VECTOR_FACTORIES if vectors else _FACTORIES
+    factories = FACTORIES | _VECTOR_FACTORIES if vectors else FACTORIES
     if embeddings:
         factories = factories | {nn.Embedding: embedding_layers}
     layers: list[Layer] = []
     owned: set[int] = set()  # modules whose matrix a parent has, such as out_proj of attention
-    for name, module, skip in _walk(model):
-        factory = None if skip or id(module) in owned else _factory(module, factories)
+    for name, module, skip in walk(model):
+        factory = None if skip or id(module) in owned else find_factory(module, factories)
         if merged and not skip and is_adapter(module):
             factory = adapter_layers
         if factory is not None:
@@ -207,115 +172,7 @@ def select_layers(layers: Sequence[Layer], patterns: str | Iterable[str] | None)
     return [layer for layer in layers if layer.name in picked]
 
 
-def coverage(
-    model: nn.Module,
-    taken: Iterable[Layer],
-    reasons: Mapping[str, str] | None = None,
-    uses: Mapping[str, Collection[str]] | None = None,
-    left_out: Iterable[Layer] = (),
-    embeddings: bool = False,
-) -> list[ParameterCoverage]:
-    """List each parameter of two or more dimensions with its layers, or the reason why it has none.
-
-    Args:
-        model: Module with the parameters.
-        taken: Layers that were measured.
-        reasons: Reasons why layers were not measured, by layer name. Other layers were left out by the caller.
-        uses: Names of the functions that used each parameter together with data, by path. None if not known.
-        left_out: Further layers of the model that were not measured, beside those of its modules.
-        embeddings: Whether embeddings count as layers.
-
-    Returns:
-        One row per parameter; tied parameters have one row.
-    """
-    taken = list(taken)
-    measured = {id(layer.module) for layer in taken}
-    names_of: dict[int, list[str]] = {}
-    shapes: dict[int, tuple[int, ...]] = {}
-    owner: dict[int, tuple[nn.Module, str]] = {}
-    others: dict[int, list[str]] = {}  # modules that use a parameter in another way, such as embeddings
-    for name, module, skip in _walk(model):
-        for local, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim >= 2:
-                names_of.setdefault(id(parameter), []).append(child_name(name, local))
-                shapes[id(parameter)] = tuple(parameter.shape)
-                owner.setdefault(id(parameter), (module, skip))
-                if _factory(module) is None and id(module) not in measured:
-                    others.setdefault(id(parameter), []).append(f"{name} ({type(module).__name__})")
-    layers_of: dict[int, list[str]] = {}
-    products: set[int] = set()
-    for layer in taken:
-        for tensor in tensors_behind(layer):
-            layers_of.setdefault(id(tensor), []).append(layer.name)
-            products |= set() if layer.one_hot else {id(tensor)}
-    others_known = (*find_layers(model, embeddings=embeddings), *left_out)
-    # A table that is tied to a product is known by the product.
-    ordered = sorted(others_known, key=lambda layer: not layer.one_hot)
-    known = {id(p): layer for layer in ordered for p in tensors_behind(layer)}
-    rows = []
-    for key, names in names_of.items():
-        layers = tuple(dict.fromkeys(layers_of.get(key, ())))
-        module, skip = owner[key]
-        role = "product"
-        if layers:
-            role = "product" if key in products else "embedding"
-            reason = "taken" + "".join(f"; {use} uses it as well" for use in others.get(key, ()) if len(names) > 1)
-            rest = set[str]().union(*((uses or {}).get(name, ()) for name in names)) - _KNOWN_USES
-            if rest:
-                reason += f"; a use by {', '.join(sorted(rest))} is not measured"
-        elif key in known:
-            reason = (reasons or {}).get(known[key].name, "left out by the layers argument")
-            role = "embedding" if known[key].one_hot else "product"
-        elif skip or uses is None:
-            reason, role = _reason(module, skip), ""
-        else:
-            reason, role = _use(module, set[str]().union(*(uses.get(name, ()) for name in names)))
-            if embeddings and role == "embedding":
-                reason = "embedding: only modules with the forward function of nn.Embedding are measured"
-        rows.append(ParameterCoverage(names[0], shapes[key], layers, reason, tuple(names[1:]), role))
-    return rows
-
-
-LAYER_INPUT = "a layer that takes it as its input"
-"""Use of a parameter, such as a learned query, as the input of a layer."""
-OF_PARAMETERS = "a product with another parameter"
-"""Use of a parameter in a product that computes a weight, or a constant."""
-# Functions that use a parameter together with activations, without a product.
-_USES = {
-    "embedding": ("embedding", "embedding_bag", "__getitem__", "index_select", "gather", "take_along_dim"),
-    "constant": (
-        "add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__rsub__", "cat", "concat", "concatenate",
-        "stack", "where", "mul", "__mul__", "__rmul__", "mul_", "__imul__", "div", "__truediv__", "layer_norm",
-        "rms_norm", "group_norm", "instance_norm", "batch_norm", "prelu", "pow", "__pow__", "__setitem__",
-        "masked_fill", "attn_mask", LAYER_INPUT,
-    ),
-}  # fmt: skip
-
-
-_KNOWN_USES = {OF_PARAMETERS} | {function for functions in _USES.values() for function in functions}
-
-
-def _use(module: nn.Module, names: set[str]) -> tuple[str, str]:
-    """Return the reason why a parameter is not a layer, and its role, from the functions that used it."""
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        return _reason(module, ""), "embedding"
-    if not names:
-        return "not used in the forward pass", "unused"
-    reason = _reason(module, "")
-    if "forward of its own" in reason:
-        return reason, "product"
-    role = next((role for role, functions in _USES.items() if names <= {*functions}), "product")
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return reason, role
-    if role == "embedding":
-        return "embedding: a look-up by index, it has no vector input x", role
-    shown = ", ".join(sorted(names))
-    if role == "constant":
-        return f"a constant that is combined with activations entry by entry ({shown}), not a matrix product", role
-    return f"used by {shown}, in a form that is not W x; {_REGISTER}", role
-
-
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield each module once: its path without those of wrappers, the module, and its reason to be left out."""
     skipped: dict[str, str] = {}
     for path, module in model.named_modules():
@@ -331,11 +188,17 @@ def skipped_parameters(model: nn.Module) -> set[str]:
     Args:
         model: Module to search.
     """
-    skipped = {id(p) for _, module, skip in _walk(model) if skip for p in module.parameters(recurse=False)}
+    skipped = {id(p) for _, module, skip in walk(model) if skip for p in module.parameters(recurse=False)}
     return {path for path, p in model.named_parameters() if id(p) in skipped}
 
 
-def _factory(module: nn.Module, factories: Mapping[type[nn.Module], Factory] = _FACTORIES) -> Factory | None:
+def find_factory(module: nn.Module, factories: Mapping[type[nn.Module], Factory] = FACTORIES) -> Factory | None:
+    """Return the function that makes the layers of a module; None if it is of another kind, or has another forward.
+
+    Args:
+        module: Module of the model.
+        factories: Functions by class of modules.
+    """
     kind = type(module)
     if kind.__name__ == "Conv1D" and kind.__module__.startswith("transformers."):
         return transposed_layers
@@ -380,15 +243,3 @@ def _with_note(layer: Layer) -> Layer:
     if local in dict(module.named_parameters(recurse=False)):
         return layer
     return replace(layer, note="parametrized: decay acts on the factors, so FACT = NFM need not hold")
-
-
-def _reason(module: nn.Module, skip: str) -> str:
-    if skip:
-        return skip
-    known = next((base.__name__ for base in type(module).__mro__ if base in _FACTORIES), None)
-    if known is not None and _factory(module) is None:
-        return f"{type(module).__name__} is a {known} with a forward of its own; {_REGISTER}"
-    for kinds, reason in _REASONS:
-        if isinstance(module, kinds):
-            return reason
-    return f"a parameter of {type(module).__name__} used in its own code; {_REGISTER}"

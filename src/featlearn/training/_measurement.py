@@ -13,24 +13,24 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from featlearn.capture import Forward, at_rest
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.features import FeatureAccumulator, NotMeasuredError, Report, in_processes
-from featlearn.kernels import ck_by_layer, kernel_target_alignment, ntk
+from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, in_processes
+from featlearn.kernels import kernel_target_alignment
 from featlearn.kernels.alignment import labels_vary
+from featlearn.kernels.model_kernels import ModelKernels
 from featlearn.layers import Layer
 from featlearn.spectra import (
     Phase,
     against_norms,
-    change_norms,
     effective_rank,
     leading_alignment,
     phase,
     stable_rank,
     weight_eigenvalues,
 )
+from featlearn.spectra.matrix_norms import matrix_norms, relative_norms
 from featlearn.training._plan import MeasurementPlan
 from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training.diagnosis import Diagnosis, diagnose_layer
@@ -117,15 +117,35 @@ class Snapshot:
         return result
 
 
-def initial_spectra(
-    initial: nn.Module, layers: Mapping[str, Layer], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
-) -> dict[Key, Array]:
-    """Return the eigenvalues of the weights and kernels of the initial model, which later ones are compared with."""
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Numbers of the initial model, which those of later models are compared with.
+
+    Attributes:
+        spectra: Eigenvalues of weights and kernels.
+        norms: Frobenius, operator and 2-to-infinity norms of the weights of each layer with one matrix.
+    """
+
+    spectra: Mapping[Key, Array]
+    norms: Mapping[str, tuple[float, float, float]]
+
+
+def measure_start(layers: Mapping[str, Layer], kernels: Mapping[Key, Tensor], plan: MeasurementPlan) -> Start:
+    """Measure the initial model, which must be at rest (`featlearn.capture.at_rest`).
+
+    Args:
+        layers: Layers of the initial model, by name.
+        kernels: Its kernels, from `measure_kernels`.
+        plan: Plan of the measurement.
+    """
     spectra: dict[Key, Array] = {}
+    norms = {}
     if "weights" in plan.parts:
-        with at_rest(initial):
-            spectra |= {(name, "w"): _weight_spectrum(layers[name]) for name in layers if name in plan.spectra}
-    return spectra | {key: _eigenvalues(k) for key, k in _kernels(initial, list(layers), rows, plan, forward).items()}
+        for name in (name for name in layers if name in plan.spectra):
+            spectra[name, "w"] = _weight_spectrum(layers[name])
+            if layers[name].groups == 1:
+                norms[name] = matrix_norms(_weight(layers[name])[0].double().cpu())
+    return Start(spectra | {key: _eigenvalues(kernel) for key, kernel in kernels.items()}, norms)
 
 
 def feature_numbers(
@@ -166,7 +186,7 @@ def _raise_on_all_ranks() -> Iterator[None]:
 def weight_numbers(
     layers: Mapping[str, Layer],
     initial: Mapping[str, Layer],
-    start: Mapping[Key, Array],
+    start: Start,
     directions: Mapping[str, Any],
     wanted: Iterable[str],
 ) -> tuple[dict[str, Numbers], dict[Key, Phase], dict[str, Tensor]]:
@@ -177,7 +197,7 @@ def weight_numbers(
     Args:
         layers: Layers of the trained model, by name.
         initial: Layers of the initial model, by name.
-        start: Result of `initial_spectra`.
+        start: Numbers of the initial model.
         directions: Directions of some layers, by name.
         wanted: Names of the matrices to store; "spectra" stores the eigenvalues.
 
@@ -189,7 +209,7 @@ def weight_numbers(
     spectra: dict[str, Tensor] = {}
     for name, layer in layers.items():
         values = numbers.setdefault(name, {})
-        before = start.get((name, "w"))
+        before = start.spectra.get((name, "w"))
         if before is not None:
             after = _weight_spectrum(layer)
             metrics, of = _spectrum_numbers(before, after, "w", partial(_weight, layer))
@@ -200,12 +220,12 @@ def weight_numbers(
                 spectra[f"{name}/w{_EIGENVALUES}"] = torch.from_numpy(after)
         now = _weight(layer)
         then = _weight(initial[name]).to(now)  # the model may have been moved or cast since the initial copy
-        values["weight_norm"] = float(now.double().norm())
-        values["weight_change"] = float((now.double() - then.double()).norm() / then.double().norm())
-        if layer.groups == 1 and before is not None:
-            change = change_norms(then[0], now[0])
-            values["weight_change_operator"] = change.relative_operator
-            values["weight_change_two_to_infinity"] = change.relative_two_to_infinity
+        features = LayerFeatures(name, layer.kind, layer.shape, {"W": now, "W0": then}, {})
+        values |= {"weight_norm": features.weight_norm, "weight_change": features.weight_change}
+        if name in start.norms:
+            change = matrix_norms((now[0].double() - then[0].double()).cpu())
+            _, operator, two_to_infinity = relative_norms(change, start.norms[name])
+            values |= {"weight_change_operator": operator, "weight_change_two_to_infinity": two_to_infinity}
             if name in directions:
                 beta = torch.as_tensor(directions[name])
                 leading = leading_alignment(now[0], beta, k=1 if beta.ndim == 1 else beta.shape[1])
@@ -214,23 +234,14 @@ def weight_numbers(
 
 
 def kernel_numbers(
-    model: nn.Module,
-    names: list[str],
-    rows: ProbeRows,
-    start: Mapping[Key, Array],
-    plan: MeasurementPlan,
-    forward: Forward | None,
-    wanted: Iterable[str],
+    kernels: Mapping[Key, Tensor], targets: Tensor | None, start: Start, wanted: Iterable[str]
 ) -> tuple[dict[str | None, Numbers], dict[Key, Phase], dict[str, Tensor]]:
-    """Measure spectra of conjugate and tangent kernels, and their alignment with the labels.
+    """Compute spectra of conjugate and tangent kernels, and their alignment with the labels.
 
     Args:
-        model: Model to measure.
-        names: Names of the layers whose inputs get a conjugate kernel.
-        rows: Rows to measure on.
-        start: Result of `initial_spectra`.
-        plan: Plan of the measurement.
-        forward: Forward function, as in `featlearn.probe`.
+        kernels: Kernels, from `measure_kernels`.
+        targets: Labels of the rows; None if there is not one per row.
+        start: Numbers of the initial model.
         wanted: Names of the matrices to store: "ck", "ntk", and "spectra" for eigenvalues.
 
     Returns:
@@ -239,17 +250,17 @@ def kernel_numbers(
     numbers: dict[str | None, Numbers] = {}
     phases: dict[Key, Phase] = {}
     matrices: dict[str, Tensor] = {}
-    for (layer, kind), kernel in _kernels(model, names, rows, plan, forward).items():
-        before = start.get((layer, kind))
+    for (layer, kind), kernel in kernels.items():
+        before = start.spectra.get((layer, kind))
         if before is None:
             continue
         after = _eigenvalues(kernel)
         values, of = _spectrum_numbers(before, after, kind)
         if of is not None:
             phases[layer, kind] = of
-        targets = None if rows.kernel_targets is None else rows.kernel_targets[: len(kernel)]
-        if targets is not None and kernel.any() and labels_vary(targets):
-            values[f"{kind}.kta"] = kernel_target_alignment(kernel, targets)
+        labels = None if targets is None else targets[: len(kernel)]
+        if labels is not None and kernel.any() and labels_vary(labels):
+            values[f"{kind}.kta"] = kernel_target_alignment(kernel, labels)
         numbers.setdefault(layer, {}).update(values)
         name = kind if layer is None else f"{layer}/{kind}"
         if kind in wanted:
@@ -289,24 +300,28 @@ def feature_matrices(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]
     return result
 
 
-def _kernels(
-    model: nn.Module, names: list[str], rows: ProbeRows, plan: MeasurementPlan, forward: Forward | None
-) -> dict[Key, Tensor]:
-    """Return the conjugate and tangent kernels on the CPU; kernels that the model does not allow give a warning."""
+def measure_kernels(kernels: ModelKernels, rows: ProbeRows, plan: MeasurementPlan) -> dict[Key, Tensor]:
+    """Return the conjugate and tangent kernels on the CPU; kernels that the model does not allow give a warning.
+
+    Args:
+        kernels: Kernels of the model.
+        rows: Rows to measure on.
+        plan: Plan of the measurement.
+    """
     result: dict[Key, Tensor] = {}
-    options: dict[str, Any] = {"forward": forward, "train_mode": "eval"}
-    if "ck" in plan.parts and names:
-        data = first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows)
+    wanted = [part for part in ("ck", "ntk") if part in plan.parts]
+    if wanted == ["ck", "ntk"] and plan.ck_rows == plan.ntk_rows:
+        with suppress(FeatlearnError):  # one of them may be possible on its own
+            conjugate, tangent = kernels.both(first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows))
+            result |= {(name, "ck"): kernel.cpu() for name, kernel in conjugate.items()}
+            return result | {(None, "ntk"): tangent.cpu()}
+    if "ck" in wanted:
         with _warn_if_unsupported("conjugate kernels"):
-            kernels = ck_by_layer(model, data, layers=names, **options)
-            result |= {(name, "ck"): kernel.cpu() for name, kernel in kernels.items()}
-    if "ntk" in plan.parts:
-        data = first_of(rows.kernel_batches, plan.ntk_rows, plan.batch_rows)
+            conjugate = kernels.conjugate(first_of(rows.kernel_batches, plan.ck_rows, plan.batch_rows))
+            result |= {(name, "ck"): kernel.cpu() for name, kernel in conjugate.items()}
+    if "ntk" in wanted:
         with _warn_if_unsupported("tangent kernels"):
-            # The same output vectors each time, so that spectra can be compared with the initial ones.
-            kernel = ntk(model, data, sketches=plan.sketches, generator=0, max_memory=plan.memory, **options)
-            assert isinstance(kernel, Tensor)
-            result[None, "ntk"] = kernel.cpu()
+            result[None, "ntk"] = kernels.tangent(first_of(rows.kernel_batches, plan.ntk_rows, plan.batch_rows)).cpu()
     return result
 
 

@@ -18,19 +18,17 @@ import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from featlearn._utils.memory import available_memory, parse_memory
+from featlearn._utils.memory import parse_memory
 from featlearn._utils.rng import Seed
 from featlearn._utils.validation import as_number, as_step
-from featlearn.capture import Forward, at_rest, check_shaped, copied, initial_model, matching_layers, preserved_rng
+from featlearn.capture import Forward, check_shaped, copied, initial_model, preserved_rng
 from featlearn.errors import InputError
-from featlearn.features import FeatureAccumulator
 from featlearn.features.objective import Loss, WeightDecay
-from featlearn.layers import Layer, find_layers, select_layers, unwrap
+from featlearn.layers import unwrap
 from featlearn.runs import Run
-from featlearn.training import _measurement as measuring
 from featlearn.training._first_process import broadcast, run_in_first, writes_files
+from featlearn.training._measured_model import MeasuredModel, selected_layers
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
-from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
 from featlearn.training._recorder import Recorder, open_run, stored_start
@@ -154,21 +152,17 @@ class Monitor:
         self._recorder = Recorder(None, False, (), on_error)  # replaced in the first process
         self._due = step_rule(every)
         self.budget = Budget(budget)
-        self._parts = as_parts(measure)
-        self._model, self._forward, self._globs = model, forward, layers
-        self._features: dict[str, Any] = {
+        parts = as_parts(measure)
+        features: dict[str, Any] = {
             "loss": loss, "loss_reduction": loss_reduction, "weight_decay": weight_decay, "layers": layers,
             "outputs": outputs, "forward": forward, "train_mode": "eval", "generator": generator,
         }  # fmt: skip
         check_shaped(unwrap(model))
-        self._directions = as_directions(directions or {}, self._layers(model))
-        self._matrices = [matrices] if isinstance(matrices, str) else list(matrices)
-        self._rows = take_rows(data, samples, kernel_samples, batch_size)
-        self._max_memory = None if max_memory is None else parse_memory(max_memory)
-        self._plan: MeasurementPlan | None = None
+        checked = as_directions(directions or {}, selected_layers(model, layers))
+        rows = take_rows(data, samples, kernel_samples, batch_size)
+        memory = None if max_memory is None else parse_memory(max_memory)
         self._on_error = on_error
         self._writes = writes_files()
-        self._start: dict[measuring.Key, measuring.Array] | None = None
         self.latest: Snapshot | None = None
         self._last = -1
         # Before the run is opened: invalid arguments leave no files behind.
@@ -176,9 +170,11 @@ class Monitor:
         target = unwrap(model)
         with preserved_rng():
             start = stored if initial is None else initial
-            self._initial = copied(target) if start is None else initial_model(start, target, target)
-        self._initial.requires_grad_(True)
-        opened = run_in_first(lambda: open_run(run, config, resume, self._initial.state_dict()), share=False)
+            first = copied(target) if start is None else initial_model(start, target, target)
+        first.requires_grad_(True)
+        kept = [matrices] if isinstance(matrices, str) else list(matrices)
+        self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory)
+        opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
             self._recorder = Recorder(opened, not isinstance(run, Run), trackers, on_error)
         self._calls = 0
@@ -257,7 +253,7 @@ class Monitor:
         began = time.perf_counter()
         try:
             with preserved_rng():
-                snapshot = self._snapshot(number)
+                snapshot = self._measured.measure(number, self._writes)
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
             if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
@@ -337,62 +333,3 @@ class Monitor:
             The figure.
         """
         return evolution(self.metrics(), names)
-
-    # -- parts of a measurement ---------------------------------------------------------------------------------------
-
-    def _snapshot(self, step: int) -> Snapshot:
-        layers, first = self._layers(self._model), self._layers(self._initial)
-        matching_layers(layers.values(), first.values())
-        numbers: dict[str, dict[str, float]] = {name: {} for name in layers}
-        whole: dict[str, float] = {}
-        phases: dict[measuring.Key, Any] = {}
-        matrices: dict[str, Tensor] = {}
-        single = {name for name, layer in layers.items() if layer.groups * layer.k_out == 1}
-        if self._plan is None:  # once: later measurements must be of the same rows as the first
-            self._plan = run_in_first(lambda: self._make_plan(layers))
-            if self._plan.notes and self._writes:
-                warnings.warn(self._plan.warning(), UserWarning, stacklevel=5)
-        plan = self._plan
-        if "features" in plan.parts:
-            options = self._features | {"outputs": plan.outputs, "max_memory": plan.memory}
-            total = FeatureAccumulator(self._model, initial=self._initial, **options)
-            report, by_layer = measuring.feature_numbers(total, self._rows, plan)
-            for name, values in by_layer.items():
-                # Products outside of modules are known to the probe alone.
-                numbers.setdefault(name, {}).update(values)
-            single |= {name for name, features in report.items() if features.shape[:2] == (1, 1)}
-            matrices |= measuring.feature_matrices(report, self._matrices)
-        if self._writes:
-            if self._start is None:
-                self._start = measuring.initial_spectra(self._initial, first, self._rows, plan, self._forward)
-            if "weights" in plan.parts:
-                with at_rest(unwrap(self._model)), at_rest(self._initial):
-                    by_layer, of, stored = measuring.weight_numbers(
-                        layers, first, self._start, self._directions, self._matrices
-                    )
-                numbers = {name: by_layer.get(name, {}) | values for name, values in numbers.items()}
-                phases |= of
-                matrices |= stored
-            by_owner, of, stored = measuring.kernel_numbers(
-                self._model, list(layers), self._rows, self._start, plan, self._forward, self._matrices
-            )
-            for owner, values in by_owner.items():
-                (whole if owner is None else numbers[owner]).update(values)
-            phases |= of
-            matrices |= stored
-        numbers = {name: values for name, values in numbers.items() if values}
-        part = self._rows.part or plan.feature_rows < self._rows.samples
-        readings = measuring.diagnose_layers(single, numbers, phases, part)
-        return Snapshot(step, numbers, whole, readings, phases, matrices)
-
-    def _make_plan(self, layers: Mapping[str, Layer]) -> MeasurementPlan:
-        memory = self._max_memory or available_memory() // 10
-        sizes = sizes_of(self._model, self._rows, self._forward)
-        parts, sharing = frozenset(self._parts), None
-        if "features" in parts:
-            sharing = sharing_of(self._model, self._rows, sizes, memory, self._forward, self._globs)
-        return plan_measurement(unwrap(self._model), layers, sizes, self._rows, parts, self._features, memory, sharing)
-
-    def _layers(self, model: nn.Module) -> dict[str, Layer]:
-        layers = find_layers(unwrap(model))
-        return {layer.name: layer for layer in select_layers(layers, self._globs)} if layers else {}
