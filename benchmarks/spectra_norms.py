@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from featlearn.spectra import bbp_threshold, weight_spectra
-from featlearn.spectra._ranks import gram_eigenvalues
+from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._weight_spectrum import measure_spectrum
 
 Array = NDArray[np.float64]

@@ -59,9 +59,9 @@ def test_a_fit_loads_neither_papers_nor_the_monitor(tmp_path: Path) -> None:
     reported = ["fit", str(tmp_path / "table.csv"), "--target", "y", "--out", str(tmp_path / "out"), "--json"]
     loaded = _loaded_by(f"from featlearn.cli import app\napp({reported}, standalone_mode=False)")
     ours = [name for name in loaded if name.partition(".")[0] == "featlearn"]
-    assert len(ours) <= 110
-    unneeded = ("featlearn.papers", "featlearn.kernels", "featlearn.capture", "featlearn.training._monitor")
-    assert not [name for name in ours if name.startswith(unneeded)]
+    assert len(ours) <= 80
+    unneeded = ("papers", "kernels", "spectra", "capture", "layers", "training._monitor")
+    assert not [name for name in ours if name.startswith(tuple(f"featlearn.{part}" for part in unneeded))]
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -220,5 +220,5 @@ def test_bad_input_is_refused(values, options, message) -> None:
 
 
 def test_an_unknown_law_is_refused() -> None:
-    with pytest.raises(InputError, match="other must be 'lognormal' or 'exponential', got 'weibull'"):
+    with pytest.raises(InputError, match="other must be 'lognormal', 'exponential' or 'truncated', got 'weibull'"):
         compare(power_law(SAMPLES["pareto"]), "weibull")

@@ -8,6 +8,7 @@ import pickle
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -59,8 +60,9 @@ def damaged(tmp_path: Path, kind: str) -> object:
     elif kind == "twice":
         safetensors.torch.save_file(STATE, tmp_path / "v.safetensors")
         return tmp_path
-    elif kind == "suffix":
-        return file.rename(tmp_path / "w.gguf")
+    elif kind == "GGUF":
+        (tmp_path / "w.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(100))
+        return tmp_path / "w.gguf"
     elif kind == "nowhere":
         return tmp_path / "nothing.pt"
     elif kind == "many checkpoints":
@@ -83,7 +85,7 @@ def damaged(tmp_path: Path, kind: str) -> object:
         ("shard elsewhere", "must be files in the same folder, got '../w.safetensors'"),
         ("broken index", "must be an index of weights, got JSONDecodeError"),
         ("twice", "is both in v.safetensors and in w.safetensors"),
-        ("suffix", "'w.gguf'"),
+        ("GGUF", "got a GGUF file. Dequantize"),
         ("nowhere", "does not exist"),
         ("many checkpoints", "must contain one checkpoint, got 'a.pt', 'b.pt'"),
     ],
@@ -98,15 +100,11 @@ def test_a_pickle_is_never_executed(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     file = tmp_path / "w.pt"
     torch.save({"a.weight": torch.eye(3), "b": Harmful(trace)}, file)
-    with pytest.raises(InputError, match=r"refers to .*mkdir, and a pickle is never executed"):
-        weight_spectra(file)
+    assert weight_spectra(file).skipped.set_index("parameter")["reason"]["b"] == "not a tensor but mkdir"
     file.write_bytes(pickle.dumps(Harmful(trace)))
-    with pytest.raises(InputError, match="never executed"):
+    with pytest.raises(InputError, match=r"w\.pt must contain a state dict, got posix\.mkdir"):
         weight_spectra(file)
     assert not trace.exists()
-    torch.save(nn.Linear(3, 3), file)
-    with pytest.raises(InputError, match="Linear"):
-        weight_spectra(file)
     torch.save(STATE, file)
     file.write_bytes(file.read_bytes()[:300])
     with pytest.raises(InputError, match="damaged"):
@@ -160,12 +158,17 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize("ending", [".safetensors", ".pt"])
+@pytest.mark.parametrize("ending", [".safetensors", ".pt", ".legacy", ".npz"])
 def test_one_tensor_at_a_time(tmp_path: Path, ending: str) -> None:
     large = {f"{i}.weight": torch.full((200_000, 64), 0.5) for i in range(6)}  # 51 MB each, 102 MB in float64
     small, file = str(tmp_path / "small.pt"), str(tmp_path / f"large{ending}")
     torch.save({"0.weight": torch.eye(64)}, small)
-    (torch.save if ending == ".pt" else safetensors.torch.save_file)(large, file)
+    if ending == ".safetensors":
+        safetensors.torch.save_file(large, file)
+    elif ending == ".npz":
+        np.savez(file, **{name: tensor.numpy() for name, tensor in large.items()})
+    else:
+        torch.save(large, file, _use_new_zipfile_serialization=ending == ".pt")
     done = run_code(MEMORY, small, file)
     assert done.returncode == 0, done.stderr
     assert 51e6 < int(done.stdout) < 1.5 * 200_000 * 64 * 8  # the tensor itself is in it

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from featlearn._utils.formatting import count, pick_text
+from featlearn._utils.weight_formats import weight_files
 from featlearn.cli._console import print_files, print_json, print_line, result_console, text_table
 from featlearn.cli._errors import handle_errors
 from featlearn.cli._output_dir import check_folder, open_page, staged
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _DRAWN = 12
 _LINES = 60
 _MEANINGS = {
-    "random-like": "a Marchenko-Pastur bulk without outliers",
+    "random-like": "noise with the same row and column norms, without outliers",
     "invariant bulk": "unchanged since the start",
     "bulk + spikes": "a few eigenvalues have left the bulk: learned directions",
     "heavy tail": "eigenvalues over many orders of magnitude: a power law",
@@ -31,7 +32,7 @@ _MEANINGS = {
 
 
 def spectra(
-    source: Annotated[Path, typer.Argument(help="Weights: .safetensors, .pt, .pth, .bin, .ckpt, or a folder.")],
+    source: Annotated[Path, typer.Argument(help="Weights: safetensors, a PyTorch checkpoint, npz, or a folder.")],
     initial: Annotated[Path | None, typer.Option(help="Weights before training, in the same formats.")] = None,
     layers: Annotated[list[str] | None, typer.Option(help="Glob pattern of matrices; may be repeated.")] = None,
     max_size: Annotated[int | None, typer.Option(help="Omit larger matrices: time grows with the cube.")] = None,
@@ -51,9 +52,13 @@ def spectra(
       featlearn spectra models/gpt2 --layers "*attn*" --json
     """
     with handle_errors():
+        weight_files(source)  # before torch is imported, so that a mistyped name is reported at once
+        if initial is not None:
+            weight_files(initial, "initial")
+        check_folder(out, ("spectra.csv", "index.html"))
+
         from featlearn.spectra import weight_spectra
 
-        check_folder(out, ("spectra.csv", "index.html"))
         result = weight_spectra(source, layers=layers, initial=initial, max_size=max_size, progress=True)
         if not len(result):
             reasons = [f"{row['parameter']} ({row['reason']})" for _, row in result.skipped.iterrows()]
@@ -74,10 +79,14 @@ def _write(result: WeightSpectra, out: Path, name: str, initial: Path | None) ->
 
     table = result.table("all")
     drawn = [matrix for matrix in result.values() if matrix.eigenvalues[-1] > 0][:_DRAWN]
-    compared = f"compared with {initial.name}" if initial else "compared with the Marchenko-Pastur law of its bulk"
-    shown = result.table(["shape", "phase", "spikes", "alpha", "stable_rank", "effective_rank", "spectral_norm"])
-    shown = shown.rename(columns=lambda title: title.replace("_", " ")).astype({"spikes": float})
-    alpha = "alpha: exponent of the best-fitting power law of the tail, even if it does not fit well"
+    compared = f"compared with {initial.name}" if initial else "compared with noise of the same row and column norms"
+    shown = result.table(["shape", "phase", "spikes", "spikes_mp", "alpha", "stable_rank", "effective_rank"])
+    shown = shown.assign(spectral_norm=table["spectral_norm"]).astype({"spikes": float})
+    shown = shown.rename(columns={"spikes_mp": "beyond MP"}).rename(columns=lambda t: t.replace("_", " "))
+    alpha = (
+        "spikes: eigenvalues beyond the bulk and beyond noise of the same norms; beyond MP: those beyond the "
+        "Marchenko-Pastur law alone; alpha: exponent of the best-fitting power law, even if it does not fit well"
+    )
     phases = {phase: meaning for phase, meaning in _MEANINGS.items() if phase in set(table["phase"])}
     part = f" of the first {len(drawn)} of {count(len(result), 'matrix', 'matrices')}"
     figures = {f"{matrix.name}: {matrix.phase.reason}": matrix.plot() for matrix in drawn}

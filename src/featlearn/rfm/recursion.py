@@ -18,12 +18,12 @@ from torch import Tensor
 
 from featlearn._utils.rng import as_generator
 from featlearn.errors import SingularKernelError
+from featlearn.linalg.ranks import effective_rank
 from featlearn.rfm._hyperparameters import Hyperparameters, LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
 from featlearn.rfm.training_rows import TrainingRows
-from featlearn.spectra import effective_rank
 
 WINDOWS = 2
 """Number of windows of rows over which an iteration averages M, if it does not use all rows."""

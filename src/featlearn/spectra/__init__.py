@@ -8,6 +8,7 @@ References:
     https://arxiv.org/abs/1810.01075.
 """
 
+from featlearn.linalg.ranks import effective_rank, spectral_entropy, stable_rank
 from featlearn.spectra._bulk_and_spikes import (
     EmpiricalEdge,
     FittedBulk,
@@ -20,22 +21,19 @@ from featlearn.spectra._bulk_and_spikes import (
 )
 from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
+from featlearn.spectra._gram_eigenvalues import weight_eigenvalues
 from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
 from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
-from featlearn.spectra._ranks import (
-    ChangeNorms,
-    change_norms,
-    effective_rank,
-    spectral_entropy,
-    stable_rank,
-    weight_eigenvalues,
-)
 from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
 from featlearn.spectra._weight_spectrum import WeightSpectrum
+from featlearn.spectra.matrix_norms import ChangeNorms, change_norms
+from featlearn.spectra.profile_null import ProfileNull, Spike, profile_null
+from featlearn.spectra.tracy_widom import tracy_widom_sf
+from featlearn.spectra.variance_profiles import Profile, variance_profile
 
 __all__ = [
     "Bulk",
@@ -49,7 +47,10 @@ __all__ = [
     "PhaseEvidence",
     "PhaseName",
     "PowerLawFit",
+    "Profile",
+    "ProfileNull",
     "Quantiles",
+    "Spike",
     "Spikes",
     "TailComparison",
     "TailEvidence",
@@ -72,12 +73,15 @@ __all__ = [
     "marchenko_pastur",
     "phase",
     "power_law",
+    "profile_null",
     "qq",
     "spectral_entropy",
     "spikes",
     "stable_rank",
     "subspace_alignment",
     "tail_evidence",
+    "tracy_widom_sf",
+    "variance_profile",
     "varying_norms",
     "weight_eigenvalues",
     "weight_spectra",

@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
+from featlearn.linalg.ranks import clean_eigenvalues, eigenvalue_vector, positive_eigenvalues
 from featlearn.spectra._compare import ks_distance
 from featlearn.spectra._laws import Law, marchenko_pastur
-from featlearn.spectra._ranks import clean_eigenvalues, eigenvalue_vector, positive_eigenvalues
 
-MOST_SPIKES = 0.1  # largest share of spikes: with more, the eigenvalues outside the bulk are not single outliers
+MOST_SPIKES = 0.25  # largest share of spikes: with more, too little of the bulk is left to fit its edge
 Array = NDArray[np.float64]
 LEAST_EIGENVALUES = 50
 """Smallest number of positive eigenvalues for an edge or a phase.
@@ -50,7 +50,7 @@ def empirical_edge(eigenvalues: Any, *, margin: float = MARGIN) -> EmpiricalEdge
     These are the mean positions of the Airy process, ``scale`` is that of `edge_scale`, and the last term is the first
     correction to the square root. The three coefficients are fitted by least squares to the upper 40% of the bulk, and
     to at least 40 eigenvalues. Spikes are the eigenvalues above ``edge + margin * scale``. They would distort the fit
-    and are left out of it: the result has the largest number of spikes, up to a tenth of the eigenvalues, for which
+    and are left out of it: the result has the largest number of spikes, up to a quarter of the eigenvalues, for which
     exactly these eigenvalues exceed the threshold that is fitted to the rest.
 
     Measured on Marchenko-Pastur spectra with 50 to 500 columns: the edge has an error of 0.6 to 1.1 scales, and the
@@ -286,7 +286,7 @@ def fit_marchenko_pastur(eigenvalues: Any, rows: int, columns: int) -> FittedBul
     The mean square of the entries cannot serve as the variance, because one spike or a heavy tail inflates it. Each
     eigenvalue of the middle half, by rank, gives the estimate ``lambda_i / Q((i - 1/2) / n)``, where Q is the quantile
     function of the law of variance 1, and the median of the estimates is the variance. Spikes shift the ranks of the
-    other eigenvalues: the spikes of the fitted law, up to a tenth of the eigenvalues, are left out and the median is
+    other eigenvalues: the spikes of the fitted law, up to a quarter of the eigenvalues, are left out and the median is
     computed again, until nothing changes. A signal of rank k leaves the bulk of a matrix with k rows and k columns
     less, and the law is that of the smaller matrix.
 

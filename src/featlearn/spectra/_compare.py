@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
+from featlearn.linalg.ranks import clean_eigenvalues, positive_eigenvalues
 from featlearn.spectra._laws import Law
-from featlearn.spectra._ranks import clean_eigenvalues, positive_eigenvalues
 
 Array = NDArray[np.float64]
 

@@ -1,9 +1,7 @@
-"""Null model for spikes and heavy tails: a matrix with the same row and column norms, and random signs.
+"""Comparison of a phase with what the norms of rows and columns alone explain.
 
-A matrix ``D_1 G D_2`` with Gaussian entries G and diagonal scales has no signal, but its spectrum differs from the
-Marchenko-Pastur law: large rows look like spikes, and rows of many sizes like a heavy tail. A copy of the matrix with
-random signs has the same entries up to sign, the same norms, and no other structure. The phase of a matrix is compared
-with such copies.
+Spikes are compared with the edge of noise with the same norms (`featlearn.spectra.profile_null`), heavy tails with a
+copy of the matrix that has random signs: the same entries up to sign, the same norms, and no other structure.
 """
 
 from __future__ import annotations
@@ -15,21 +13,19 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.stats import norm
 from torch import Tensor
 
 from featlearn._utils.public_names import renamed_arguments
+from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._phase import Phase
-from featlearn.spectra._ranks import gram_eigenvalues
+from featlearn.spectra.profile_null import profile_null
 
 Array = NDArray[np.float64]
 
 _CHANCE = 5.0  # critical value of the test for equal norms, in standard deviations
-_COPIES = 8
-_FAR = 1.5  # an eigenvalue larger than one copy's by this factor exceeds those of all copies
 _SAME_TAIL = 0.1  # difference of logarithms: below 0.08 for nulls of log-sd 1, above 0.12 for planted power laws
-_LARGE_ROWS = 64
-_DENSE = 256  # side up to which all eigenvalues are computed, in milliseconds
+_LARGE_ROWS, _LEVEL = 64, 0.01
 _BLOCK = 1 << 20
 
 
@@ -111,21 +107,13 @@ def flip_random_signs(weight: Tensor, seed: int) -> Tensor:
 def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
     """Return the phase of a matrix, or "undecided" if the norms of its rows and columns alone explain it.
 
-    If the norms vary more than chance allows, spikes and heavy tails are compared with those of copies of the matrix
-    with random signs. Spikes are explained by the norms if the largest eigenvalue does not exceed the largest of eight
-    copies by more than their range, and no two large rows or columns are parallel. A heavy tail is explained if its
-    largest eigenvalue does not exceed that of the copies either, or if its eigenvalues are those of a copy, rank by
-    rank (the median ratio is within 10%). A signal remains, because it requires signs that agree along rows and
-    columns. If the phase is already "undecided", varying norms are added to its reason.
+    Spikes must be beyond the edge of noise with the same row and column norms (`profile_null`); others are dropped. If
+    none is left, the phase is "undecided", unless two large rows or columns are parallel, which noise does not make. If
+    norms vary more than chance allows, a heavy tail is explained by them if its largest eigenvalue is not beyond that
+    edge, or if its eigenvalues are those of a copy of the matrix with random signs, rank by rank (the median ratio is
+    within 10%). If the phase is already "undecided", varying norms are added to its reason.
 
-    Measured (``benchmarks/spectra_norms.py``, 60 draws of each kind): Gaussian matrices with scales of log-standard
-    deviation 0.1 to 1 in rows, columns or both are classified as spikes or heavy tails in 0 to 2% of draws, by
-    eigenvalues alone in up to 100%. Delocalized spikes, spikes on ten rows or columns, Cauchy entries and power laws
-    are detected as often as by eigenvalues alone. A spike on three rows, most of it on one of them, is undecided in 2
-    to 5% of draws. A spike on a single row can always be undecided, because it is a row of a larger norm. Next to rows
-    of log-sd 0.3 a spike must be about 4 times `bbp_threshold`, next to those of log-sd 1 larger.
-
-    Time: if norms vary, the largest eigenvalue of one to eight matrices; for a heavy tail two whole spectra.
+    Time: a few milliseconds; for a heavy tail two whole spectra.
 
     Args:
         phase: Phase of the matrix, from its eigenvalues.
@@ -139,94 +127,81 @@ def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
         return phase
     weight = make_weight()
     varying = varying_norms(weight)
-    if not varying:
-        return phase
     if phase.name == "undecided":
-        return replace(phase, reason=f"{phase.reason}; {varying}")
-    weight = weight.detach() / weight.detach().abs().max()  # squares of a copy in float32 stay in range
-    # The eigenvalues can have a divisor, such as the number of rows.
-    unit = float(phase.trained.sum() / sum(float(w.double().square().sum()) for w in weight))
-    values = phase.trained / unit
-    threshold = _reach(weight, float(values[-1]))
-    beyond = values[values > threshold][::-1] * unit
-    if phase.name == "heavy tail":
-        assert phase.evidence.tail is not None
-        tail = slice(-phase.evidence.tail.fit.n_tail, None)
-        copy = gram_eigenvalues(flip_random_signs(weight, 0))
-        ratios = values[tail] / copy[-values.size :][tail].clip(min=np.finfo(float).tiny)
-        same = float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL
-        if beyond.size and not same:
-            return phase
-        also = f"; {beyond.size} of its eigenvalues are beyond that" if beyond.size else ""
-        reason = (
-            f"{varying}: the same entries with random signs "
-            + ("have the same heavy tail" if same else f"reach as far as the tail ({threshold * unit:.3g})")
-            + also
-        )
-    elif beyond.size or _coherent(weight):
+        return replace(phase, reason=f"{phase.reason}; {varying}") if varying else phase
+    if phase.name == "heavy tail" and not varying:
         return phase
-    else:
-        count = len(phase.evidence.spikes)
-        spikes = f"{count} spikes" if count > 1 else "1 spike"
-        reason = (
-            f"{varying}: {spikes} beyond the bulk, but the same entries with random signs reach as far "
-            f"({threshold * unit:.3g})"
+    unit = _unit(phase, weight)
+    limit = profile_null(weight, eigenvalues=phase.trained / unit).limit * unit
+    if phase.name == "heavy tail":
+        explained = explain_tail(phase, weight, limit)
+        if not explained:
+            return phase
+        beyond = phase.trained[phase.trained > limit][::-1]
+        also = f"; {beyond.size} of its eigenvalues are beyond that" if beyond.size else ""
+        evidence = replace(phase.evidence, spikes=tuple(beyond.tolist()))
+        return replace(phase, name="undecided", reason=f"{varying}: {explained}{also}", evidence=evidence)
+    kept = tuple(spike for spike in phase.evidence.spikes if spike > limit)
+    if len(kept) == len(phase.evidence.spikes) or (not kept and parallel_rows(weight)):
+        return phase
+    count = len(phase.evidence.spikes) - len(kept)
+    noise = f"noise with the same row and column norms reaches {limit:.3g}"
+    evidence = replace(phase.evidence, spikes=kept)
+    if kept:
+        return replace(
+            phase, reason=f"{phase.reason}; {count} more are not counted, because {noise}", evidence=evidence
         )
-    evidence = replace(phase.evidence, spikes=tuple(beyond.tolist()))
+    spikes = f"{count} spikes" if count > 1 else "1 spike"
+    reason = f"{varying or 'entries of many sizes'}: {spikes} beyond the bulk, but {noise}"
     return replace(phase, name="undecided", reason=reason, evidence=evidence)
 
 
-def _reach(weight: Tensor, top: float) -> float:
-    """Return the threshold that random signs reach: the largest eigenvalue of eight copies plus their range.
+def _unit(phase: Phase, weight: Tensor) -> float:
+    """Return the eigenvalues of a phase over those of the matrix: they can have a divisor."""
+    return float(phase.trained.sum() / sum(float(w.detach().double().square().sum()) for w in weight))
 
-    Fewer copies are made if they suffice: if `top` is far above the first copy's eigenvalue, or not above a copy's.
+
+def explain_tail(phase: Phase, weight: Tensor, limit: float) -> str:
+    """Return how noise with the norms of a matrix explains its heavy tail; empty if it does not.
+
+    Args:
+        phase: Phase of the matrix, a heavy tail.
+        weight: The matrix, shape ``(groups, h, d)``.
+        limit: Largest eigenvalue that the noise reaches, in the unit of the phase.
     """
-    tops: list[float] = []
-    for seed in range(_COPIES):
-        tops.append(_largest(flip_random_signs(weight, seed)))
-        if top <= max(tops) or top > _FAR * tops[0]:
-            break
-    return max(tops) + (max(tops) - min(tops))
+    assert phase.evidence is not None and phase.evidence.tail is not None
+    tail = slice(-phase.evidence.tail.fit.n_tail, None)
+    scaled = weight.detach() / weight.detach().abs().max()  # squares of a copy in float32 stay in range
+    copy = gram_eigenvalues(flip_random_signs(scaled, 0)) * _unit(phase, scaled)
+    ratios = phase.trained[tail] / copy[-phase.trained.size :][tail].clip(min=np.finfo(float).tiny)
+    if float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL:
+        return "the same entries with random signs have the same heavy tail"
+    if phase.trained[-1] <= limit:
+        return f"noise with the same norms reaches as far as the tail ({limit:.3g})"
+    return ""
 
 
-def _coherent(weight: Tensor) -> bool:
-    """Return whether two of the largest rows, or columns, are more parallel than with random signs.
+def parallel_rows(weight: Tensor) -> bool:
+    """Return whether two of the largest rows, or columns, are more parallel than random signs make them.
 
-    A signal on a few rows, most of it on one, hardly raises the largest eigenvalue above the norm of that row, but
-    makes the others parallel to it.
+    A signal on a few rows raises their norms, and noise with these norms reaches nearly as far; but it makes the rows
+    parallel. The cosine of two rows of noise has the variance ``sum c^2 / (sum c)^2`` for squared column norms c;
+    the largest of all pairs, without its largest term, is compared with the normal law at a level of 1%.
+
+    Args:
+        weight: Block-diagonal matrix of shape ``(groups, h, d)``.
     """
-    for side in (*weight, *weight.mT):
+    sides = [side.detach().double() for side in (*weight, *weight.mT) if min(side.shape) > 1]
+    for side in sides:
         rows = side[side.norm(dim=1).topk(min(_LARGE_ROWS, len(side))).indices]
-        if len(rows) < 2 or side.shape[1] < 2:
-            continue
-        copies = [_cosine(flip_random_signs(rows, seed)) for seed in range(_COPIES)]
-        if _cosine(rows.cpu()) > 3 * max(copies) - 2 * min(copies):  # the largest copy plus twice the range
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        columns = side.square().sum(0)
+        spread = float(columns.square().sum() / columns.sum().square().clamp_min(torch.finfo(torch.float64).tiny))
+        cosines = (rows @ rows.mT).abs().triu(1)
+        first, second = divmod(int(cosines.argmax()), len(rows))
+        terms = rows[first] * rows[second]
+        rest = abs(float(terms.sum() - terms[terms.abs().argmax()]))  # one large entry in common is not a direction
+        tests = len(sides) * len(rows) * (len(rows) - 1) / 2
+        if rest > norm.isf(_LEVEL / (2 * tests)) * math.sqrt(spread):
             return True
     return False
-
-
-def _cosine(rows: Tensor) -> float:
-    """Return the largest absolute cosine of two rows."""
-    unit = rows.double() / rows.double().norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-    return float((unit @ unit.mT).fill_diagonal_(0.0).abs().max())
-
-
-def _largest(weight: Tensor) -> float:
-    """Return the largest eigenvalue of ``W^T W``, to about 0.1%."""
-    best = 0.0
-    for block in weight:
-        if min(block.shape) <= _DENSE:
-            best = max(best, float(gram_eigenvalues(block[None])[-1]))
-            continue
-        a = block if block.shape[0] >= block.shape[1] else block.mT
-
-        def product(v: Array, a: Tensor = a) -> Array:
-            u = torch.from_numpy(np.ascontiguousarray(v.ravel())).to(a.dtype)
-            result: Array = (a.mT @ (a @ u)).double().numpy()
-            return result
-
-        n = a.shape[1]
-        start = np.random.default_rng(0).standard_normal(n)  # a fixed start makes results reproducible
-        operator = LinearOperator((n, n), matvec=product, dtype=np.float64)
-        best = max(best, float(eigsh(operator, 1, which="LA", v0=start, tol=1e-3, return_eigenvectors=False)[0]))
-    return best

@@ -16,18 +16,19 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
+from featlearn.linalg.ranks import effective_rank, positive_eigenvalues, stable_rank
 from featlearn.plots import spectrum_histogram
 from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, edge_scale, empirical_edge
 from featlearn.spectra._compare import histogram, ks_distance, qq
 from featlearn.spectra._laws import Law
-from featlearn.spectra._ranks import effective_rank, positive_eigenvalues, stable_rank
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 
 Array = NDArray[np.float64]
 PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank collapse", "undecided"]
 
 _SAME_BULK = 0.1  # largest Kolmogorov-Smirnov distance of bulks of the same shape
-_GONE = 0.01  # an eigenvalue has collapsed if it is at most this share of its initial value
+_GONE, _GAP = 5e-3, 10.0  # collapsed eigenvalues hold at most this share of the energy, below a gap of this factor
+_ONCE, _ALIKE = 10.0, 100.0  # factors: they held more initially; the largest of them exceeds their median by less
 _MANY = 0.1  # smallest share of collapsed eigenvalues of a rank collapse
 _NARROW = 1e-6  # initial eigenvalues with a smaller relative interquartile range are all equal
 _STRAIGHT = 0.5  # p-value of the end of a tail above which spikes are not mentioned; see `tail_evidence`
@@ -41,8 +42,8 @@ def phase(initial: Any, trained: Any, *, size: int | None = None, margin: float 
     these rules that applies gives the phase. All but the first are independent of the scale, which is that of the
     medians:
 
-    1. **rank collapse**: at least a tenth of the eigenvalues that were positive have fallen below a hundredth of their
-       counterparts, rank by rank, while the largest has not.
+    1. **rank collapse**: at least a tenth of the eigenvalues are below a gap of a factor of 10, hold at most
+       0.5% of the sum of all, and held at least ten times as much initially.
     2. **heavy tail**: `tail_evidence` finds a power law, and the bulk has moved: its edge is beyond the initial
        threshold, or the bulks differ. This is the notion of the paper, "an extreme of bulk + spikes, where a fraction
        of the eigenvalues move out of the initial bulk" (section 5.3). An unchanged bulk with spikes of many sizes is
@@ -115,7 +116,7 @@ class PhaseEvidence:
 
     Attributes:
         zeros: Numbers of zero eigenvalues.
-        collapsed: Share of the initially positive eigenvalues that have collapsed.
+        collapsed: Share of the eigenvalues that have collapsed, beyond those that were zero initially.
         top_ratio: Ratio of the largest trained to the largest initial eigenvalue.
         scale: Ratio of the medians of the trained and the initial bulk.
         bulk_distance: Kolmogorov-Smirnov distance of the bulks after division by their medians.
@@ -254,12 +255,26 @@ def _bulk(values: Array, edge: EmpiricalEdge | None) -> Array:
 
 
 def _collapsed(before: Array, after: Array, zeros: tuple[int, int]) -> float:
-    """Return the share of the initially positive ranks at which the trained eigenvalue has collapsed."""
-    shares = (zeros[0] + np.arange(before.size) + 0.5) / (zeros[0] + before.size)
-    trained = np.quantile(np.concatenate([np.zeros(zeros[1]), after]), shares, method="hazen")
-    # Weight decay alone lowers all eigenvalues, which is not a collapse: a smaller largest eigenvalue sets the scale.
-    scale = min(1.0, float(after[-1] / before[-1])) if after.size else 1.0
-    return float(np.mean(trained <= _GONE * scale * before))
+    """Return the share of the eigenvalues that a gap separates from the others, and that hold nearly no energy.
+
+    The energy is the sum of the eigenvalues, so that the rule does not depend on the scale of the initial weights.
+    """
+    values = np.concatenate([np.zeros(zeros[1]), after])
+    n, total = values.size, float(values.sum())
+    if not total > 0:
+        return 1.0
+    below = np.cumsum(values)[:-1] / total
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gaps = np.where(values[1:] > 0, values[1:] / values[:-1], 1.0)
+    start = np.concatenate([np.zeros(zeros[0]), before])
+    shares = np.arange(1, n) / n
+    held = np.interp(shares, np.arange(1, start.size + 1) / start.size, np.cumsum(start) / start.sum())
+    # A heavy tail can have a gap near its end: its other eigenvalues are of many sizes.
+    medians = np.array([values[k // 2] for k in range(1, n)])
+    alike = values[:-1] <= _ALIKE * medians
+    possible = (gaps >= _GAP) & (below <= _GONE) & (held > _ONCE * below) & alike
+    share = float(shares[possible].max(initial=0.0))
+    return max(0.0, share - zeros[0] / start.size)
 
 
 def _match(
@@ -285,7 +300,7 @@ def _decide(e: PhaseEvidence, before: Array, after: Array) -> tuple[PhaseName, s
     ranks = f"effective rank {e.effective_ranks[0]:.4g} -> {e.effective_ranks[1]:.4g}"
     low, high = np.quantile(before, [0.25, 0.75]).tolist()
     if e.collapsed >= _MANY:
-        return "rank collapse", f"{e.collapsed:.0%} of the positive eigenvalues have collapsed, {ranks}"
+        return "rank collapse", f"{e.collapsed:.0%} of the eigenvalues hold nearly no energy, {ranks}"
     if high - low <= _NARROW * high:
         return "undecided", "the initial eigenvalues are all equal (orthogonal weights?): there is no bulk to compare"
     if after.size < LEAST_EIGENVALUES:

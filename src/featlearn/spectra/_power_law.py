@@ -20,40 +20,46 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.integrate import trapezoid
 from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
 
 from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
+from featlearn.linalg.ranks import positive_eigenvalues
 from featlearn.plots import tail_plot
-from featlearn.spectra._ranks import positive_eigenvalues
 
 Array = NDArray[np.float64]
 
+_BEYOND, _NODES = 8.0, 600  # the grid of the truncated law ends at so many logarithms above the largest eigenvalue
 _FLAT = 1e-6  # curvature, in units of the mean log, below which a lognormal counts as a power law
 
 
-def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential"]) -> TailComparison:
+def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential", "truncated"]) -> TailComparison:
     """Compute the likelihood ratio of a fitted power law against another law, on the same tail.
 
-    ``R = sum_i (ln p(x_i) - ln q(x_i))``, where q is the lognormal or exponential law restricted to ``x >= x_min`` and
-    fitted by maximum likelihood. R > 0 favors the power law. The sign is significant if the p-value of Vuong's test,
-    ``erfc(|R| / (s sqrt(2 m)))`` with s the standard deviation of the m terms, is small.
+    ``R = sum_i (ln p(x_i) - ln q(x_i))``, where q is the lognormal, exponential or truncated law restricted to
+    ``x >= x_min`` and fitted by maximum likelihood. R > 0 favors the power law. The sign is significant if the p-value
+    of Vuong's test, ``erfc(|R| / (s sqrt(2 m)))`` with s the standard deviation of the m terms, is small.
 
     A power law is the limit of lognormals with ``mu -> -inf`` and ``sigma^2 / |mu|`` fixed. Therefore R is never
     positive for the lognormal. If the tail is as heavy as a power law, or heavier, this limit is the best lognormal:
     the ratio is then 0, its p-value is 1, and the parameters are NaN.
 
+    The truncated power law has the density ``x^-a exp(-rate x)``. It contains the power law, so that R is never
+    positive, and the p-value is that of a likelihood-ratio test: half the probability that a chi-squared variable of
+    one degree of freedom exceeds ``-2 R``, because the rate is at the end of its range.
+
     Args:
         fit: Power law, from `power_law`.
-        other: Name of the other law, ``"lognormal"`` or ``"exponential"``.
+        other: Name of the other law, ``"lognormal"``, ``"exponential"`` or ``"truncated"``.
 
     Returns:
         The ratio, its p-value and the parameters of the other law.
 
     Raises:
-        InputError: If `other` is neither of the two names.
+        InputError: If `other` is none of these names.
 
     References:
         Clauset, Shalizi & Newman (2009), https://arxiv.org/abs/0706.1062, section 5.
@@ -71,7 +77,9 @@ def compare(fit: PowerLawFit, other: Literal["lognormal", "exponential"]) -> Tai
         return _vuong(other, power, math.log(rate) - rate * (fit.tail - fit.x_min), {"rate": rate})
     if other == "lognormal":
         return _lognormal(fit, y, power)
-    raise InputError(f"other must be 'lognormal' or 'exponential', got {other!r}.")
+    if other == "truncated":
+        return _truncated(fit, y, power)
+    raise InputError(f"other must be 'lognormal', 'exponential' or 'truncated', got {other!r}.")
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,7 @@ class TailComparison:
         normalized: Normalized ratio ``R / (s sqrt m)``, standard normal if both laws fit equally well.
         p_value: Two-sided p-value of `normalized`.
         parameters: Parameters of the other law by name: ``rate`` of the exponential, ``mu`` and ``sigma`` of the
-            lognormal.
+            lognormal, ``alpha`` and ``rate`` of the truncated power law.
     """
 
     other: str
@@ -141,6 +149,30 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
     rival = eta * z - kappa / 2 * z * z - _log_normalizer(eta, kappa) - math.log(unit) - y - math.log(fit.x_min)
     parameters = {"mu": math.log(fit.x_min) + unit * eta / kappa, "sigma": unit / math.sqrt(kappa)}
     return _vuong("lognormal", power, rival, parameters)
+
+
+def _truncated(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
+    """Compare the fit with the power law with an exponential cut-off of maximum likelihood."""
+    x = np.exp(y)
+    m, logs, excess = y.size, float(y.mean()), float((x - 1).mean())
+    grid = np.linspace(0.0, float(y.max()) + _BEYOND, _NODES)
+    points = np.expm1(grid)
+
+    def loss(parameters: Array) -> float:
+        alpha, rate = float(parameters[0]), math.exp(float(parameters[1]))
+        terms = (1 - alpha) * grid - rate * points
+        top = float(terms.max())
+        normalizer = top + math.log(float(trapezoid(np.exp(terms - top), grid)))
+        return alpha * logs + rate * excess + normalizer
+
+    # From a slight cut-off at the end of the tail, and from a strong one.
+    starts = ([fit.alpha, -math.log(x[-1])], [max(fit.alpha - 1, 0.1), -math.log(excess)])
+    optima = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6}) for start in starts]
+    best = min(optima, key=lambda optimum: float(optimum.fun))
+    ratio = min(0.0, float(power.sum()) + m * (float(best.fun) + math.log(fit.x_min)))
+    p_value = math.erfc(math.sqrt(-ratio)) / 2 if ratio < 0 else 1.0
+    parameters = {"alpha": float(best.x[0]), "rate": math.exp(float(best.x[1])) / fit.x_min}
+    return TailComparison("truncated", ratio, -math.sqrt(-2 * ratio), p_value, parameters)
 
 
 def _log_normalizer(eta: float, kappa: float) -> float:

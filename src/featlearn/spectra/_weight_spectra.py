@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,7 +23,7 @@ from torch import Tensor
 from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn._utils.progress import progress_bar
 from featlearn.errors import InputError
-from featlearn.spectra._ranks import gram_eigenvalues
+from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
 from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_spectrum
@@ -35,6 +35,8 @@ _USUAL = (
     "eigenvalues",
     "phase",
     "spikes",
+    "spikes_mp",
+    "p_value",
     "alpha",
     "alpha_se",
     "ks_distance",
@@ -48,6 +50,7 @@ _USUAL = (
 _SHOWN = ("shape", "phase", "spikes", "alpha", "alpha_se", "stable_rank", "spectral_norm")  # fits a terminal
 _LINES = 40
 _COUNTS = ("spikes", "n_tail")
+_OVER, _UNDER = 2.0, 6.0  # WeightWatcher's limits of alpha
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,47 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
         table.index.name = "matrix"
         return table.astype({column: "Int64" for column in _COUNTS if column in wanted})
 
+    def summary(self) -> dict[str, Any]:
+        """Return averages over the matrices, by the names that WeightWatcher's ``get_summary`` uses.
+
+        ``over-trained`` and ``under-trained`` are WeightWatcher's words for an alpha below 2 and above 6; the column
+        ``phase`` states whether a tail is a power law at all. WeightWatcher's ``spectral_norm`` is the largest
+        eigenvalue, the square of ours.
+
+        Returns:
+            Means of ``log_norm`` (log10 of the squared Frobenius norm), ``alpha``, ``alpha_weighted``,
+            ``log_alpha_norm``, ``log_spectral_norm`` (log10 of the largest eigenvalue), ``stable_rank`` and
+            ``mp_softrank``, without matrices for which a number is not defined; the number of ``matrices``; and the
+            names of the matrices that are ``over-trained`` and ``under-trained``.
+
+        References:
+            Martin & Mahoney (2021), https://arxiv.org/abs/1810.01075.
+
+        Example:
+            >>> import torch
+            >>> from featlearn.spectra import weight_spectra
+            >>> noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
+            >>> summary = weight_spectra({"a.weight": noise}).summary()
+            >>> summary["matrices"], round(summary["stable_rank"]), summary["over-trained"]
+            (1, 36, [])
+        """
+        table = self.table("all")
+        numbers = table.select_dtypes("number").astype(float)
+        with np.errstate(divide="ignore"):
+            norms = 2 * np.log10(numbers[["frobenius_norm", "spectral_norm"]].to_numpy())
+        columns = {"log_norm": norms[:, 0], "log_spectral_norm": norms[:, 1]}
+        same = {"alpha_weighted": "weighted_alpha_log"} | {
+            name: name for name in ("alpha", "log_alpha_norm", "stable_rank", "mp_softrank")
+        }
+        columns |= {name: numbers[ours].to_numpy() for name, ours in same.items()}
+        alpha = table["alpha"].astype(float)
+        return {
+            "matrices": len(table),
+            **{name: _mean(values) for name, values in columns.items()},
+            "over-trained": list(table.index[alpha < _OVER]),
+            "under-trained": list(table.index[alpha > _UNDER]),
+        }
+
     @property
     def coverage(self) -> pd.DataFrame:
         """Table of all tensors of the source: the matrices of each, or the reason why it was not measured."""
@@ -164,6 +208,12 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
         return every[every["reason"] != ""].reset_index(drop=True)
 
 
+def _mean(values: NDArray[np.float64]) -> float:
+    """Return the mean of the finite values; NaN if there are none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else math.nan
+
+
 Array = NDArray[np.float64]
 
 _LARGEST, _LEAST = 1e140, 1e-140  # range of entries whose sums of squares are finite and positive
@@ -185,11 +235,12 @@ def weight_spectra(
     by one: at most one tensor and half its Gram matrix are in memory. The function writes no files, does not change the
     model and does not execute code of a checkpoint.
 
-    The phase is that of `phase`, compared with the initial weights if they are given. Otherwise it is compared with the
-    Marchenko-Pastur law whose variance fits the bulk (`fit_marchenko_pastur`), and "invariant bulk" is called
-    "random-like": a Marchenko-Pastur bulk without spikes or tail. If no such law describes the bulk, the reason states
-    it. Spikes and heavy tails that the norms of rows or columns alone explain are "undecided", with the reason that the
-    norms vary: the same entries with random signs have them, too (`against_norms`).
+    The phase is that of `phase`, compared with the initial weights if they are given. Otherwise it is compared with
+    noise that has the row and column norms of the matrix (`profile_null`), and "invariant bulk" is called
+    "random-like": the bulk is that of the noise, without spikes or tail. Spikes are the eigenvalues beyond the edge of
+    this noise, with a p-value, the strength of their signal and the overlap with it in ``spectrum.null.spikes``. The
+    column ``spikes_mp`` counts those beyond the Marchenko-Pastur law, as WeightWatcher does: where it is larger, large
+    rows or columns explain the difference. The mean of the entries does not count as a spike; the reason names it.
 
     Modules are split as by `probe`: convolutions into their groups, attention into q, k and v. The fused weights
     ``c_attn``, ``qkv`` and ``Wqkv`` of other libraries are split, too, if they have three times as many rows as
@@ -198,8 +249,9 @@ def weight_spectra(
     the weight that it computes. Stacked weights (experts) are blocks of one matrix.
 
     Args:
-        source: Model, state dict or checkpoint that contains one, ``.safetensors`` file, torch checkpoint (``.pt``,
-            ``.pth``, ``.bin``, ``.ckpt``), or folder of these, sharded or not, as from Hugging Face.
+        source: Model, state dict or checkpoint that contains one, or the path of a file whose format is known by its
+            content: safetensors, a torch checkpoint (nested dicts, a whole model, several networks, TorchScript), npy,
+            npz, an index of shards; or a folder of these, as from Hugging Face.
         layers: Glob pattern, or patterns, of the names of matrices to measure. None measures all.
         initial: Weights before training, in any of the forms of `source`. None compares with a law.
         min_size: Smallest number of eigenvalues of a matrix, at least 1. Smaller matrices are left out.
@@ -222,7 +274,8 @@ def weight_spectra(
         >>> import torch
         >>> from featlearn.spectra import weight_spectra
         >>> noise = torch.randn(200, 100, generator=torch.Generator().manual_seed(0))
-        >>> spectra = weight_spectra({"a.weight": noise, "b.weight": noise + 1.0, "b.bias": torch.zeros(200)})
+        >>> signal = torch.outer(torch.linspace(-1, 1, 200), torch.linspace(0, 1, 100))
+        >>> spectra = weight_spectra({"a.weight": noise, "b.weight": noise + signal, "b.bias": torch.zeros(200)})
         >>> spectra.table(["phase", "spikes"]).to_dict("index")
         {'a': {'phase': 'random-like', 'spikes': 0}, 'b': {'phase': 'bulk + spikes', 'spikes': 1}}
         >>> spectra.skipped["reason"].item()
@@ -247,7 +300,7 @@ def weight_spectra(
         for tensor, matrices, unfit in tensors:
             reasons = [unfit, *(_left_out(m, wanted, min_size, max_size) for m in matrices)]
             asked = [m for m, reason in zip(matrices, reasons[1:], strict=True) if not reason]
-            values, problem = _eigenvalues(tensor, asked)
+            read, values, problem = _eigenvalues(tensor, asked)
             first, notes = _start(before, tensor, asked if values else [])
             for i, (matrix, eigenvalues) in enumerate(zip(asked, values, strict=False)):
                 spectra[matrix.name] = measure_spectrum(
@@ -259,8 +312,9 @@ def weight_spectra(
                     initial=first[i] if first else None,
                     tied=tensor.tied,
                     notes=tuple(filter(None, (matrix.note, tensor.note, notes))),
-                    make_weight=partial(_read, tensor, matrix),  # read again: rarely needed, and only one is in memory
+                    weight=matrix.view(read),
                 )
+            del read  # only one tensor is in memory
             taken = tuple(m.name for m in asked) if values else ()
             reason = "; ".join(dict.fromkeys(filter(None, [*reasons, problem])))
             coverage += [
@@ -282,22 +336,18 @@ def _left_out(matrix: Matrix, wanted: set[str], least: int, most: int | None) ->
     return ""
 
 
-def _read(tensor: StoredTensor, matrix: Matrix) -> Tensor:
-    return matrix.view(tensor.read())
-
-
-def _eigenvalues(tensor: StoredTensor, matrices: Sequence[Matrix]) -> tuple[list[Array], str]:
-    """Read a tensor and return the eigenvalues of each matrix, or an empty list and the reason."""
+def _eigenvalues(tensor: StoredTensor, matrices: Sequence[Matrix]) -> tuple[Tensor, list[Array], str]:
+    """Return a tensor and the eigenvalues of each of its matrices, or an empty list and the reason."""
     if not matrices:
-        return [], ""
+        return torch.empty(0), [], ""
     values = tensor.read()
     low, high = (float(end) for end in torch.aminmax(values))
     top = max(-low, high)
     if not math.isfinite(top):  # infinite or NaN
-        return [], "NaN or infinite entries"
+        return values, [], "NaN or infinite entries"
     if top and not _LEAST < top < _LARGEST:
-        return [], f"entries up to {top:.1g}: their squares are out of the range of float64"
-    return [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""
+        return values, [], f"entries up to {top:.1g}: their squares are out of the range of float64"
+    return values, [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""
 
 
 def _start(
@@ -311,5 +361,5 @@ def _start(
         return [], "not in the initial weights: compared with a law"
     if same.shape != tensor.shape:
         return [], f"shape {'x'.join(map(str, same.shape))} in the initial weights: compared with a law"
-    values, problem = _eigenvalues(same, matrices)
+    _, values, problem = _eigenvalues(same, matrices)
     return values, f"{problem} in the initial weights: compared with a law" if problem else ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -12,16 +11,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featlearn.errors import InputError
+from featlearn.linalg.ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
 from featlearn.plots import spectrum_histogram
-from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, FittedBulk, fit_marchenko_pastur, spikes
+from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur
+from featlearn.spectra._bulk_and_spikes import spikes as spikes_beyond
 from featlearn.spectra._compare import histogram
 from featlearn.spectra._laws import Law
+from featlearn.spectra._matrix_verdict import law_verdict, matrix_verdict
 from featlearn.spectra._norm_null import against_norms
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit, power_law
-from featlearn.spectra._ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
+from featlearn.spectra.profile_null import ProfileNull, Spike, profile_null
 
 Array = NDArray[np.float64]
+
+_WIDE = 20.0  # largest eigenvalue over the median, from which on axes are logarithmic
+_VISIBLE = 1e-4  # smallest density of a law that is drawn, over its largest
+_MARKED = 10  # spikes that are marked in a figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,8 @@ class WeightSpectrum:
         initial: Eigenvalues of the initial weights. None if they were not given.
         tied: Other names of the tensor.
         notes: Notes on the matrix, such as assumptions about its shape.
+        null: Noise with the row and column norms of the matrix, and the spikes beyond its edge. None if only
+            eigenvalues are known.
     """
 
     name: str
@@ -53,6 +61,7 @@ class WeightSpectrum:
     initial: Array | None = field(default=None, repr=False)
     tied: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    null: ProfileNull | None = field(default=None, repr=False)
 
     @property
     def law(self) -> Law | None:
@@ -68,7 +77,19 @@ class WeightSpectrum:
     def spikes(self) -> tuple[float, ...] | None:
         """Spikes in descending order, only new ones if initial weights were given; None if the bulk has no edge."""
         e = self.phase.evidence
-        return None if e is None or e.trained_edge is None else e.spikes
+        if e is None:
+            return None if self.null is None or self.initial is not None else tuple(s.value for s in self._named)
+        return None if e.trained_edge is None and not e.spikes else e.spikes
+
+    @property
+    def _named(self) -> list[Spike]:
+        """Spikes beyond noise of the same norms, but for the mean of the entries."""
+        return [] if self.null is None else [spike for spike in self.null.spikes if not spike.is_mean]
+
+    @property
+    def spikes_marchenko_pastur(self) -> int:
+        """Number of eigenvalues beyond the edge of the Marchenko-Pastur law, whatever the norms; as WeightWatcher."""
+        return 0 if self.law is None else len(spikes_beyond(self.eigenvalues, self.law, margin=MARGIN))
 
     @property
     def spectral_norm(self) -> float:
@@ -88,7 +109,7 @@ class WeightSpectrum:
         """
         groups, rows, columns = self.shape
         zero = not self.eigenvalues[-1] > 0
-        spikes, fit, bulk = self.spikes, self.fit, self.bulk
+        spikes, fit, bulk, null = self.spikes, self.fit, self.bulk, self.null
         return {
             "kind": self.kind,
             "shape": f"{rows}x{columns}" if groups == 1 else f"{groups} x {rows}x{columns}",
@@ -96,6 +117,10 @@ class WeightSpectrum:
             "zeros": int((self.eigenvalues == 0).sum()),
             "phase": self.phase_name,
             "spikes": math.nan if spikes is None else len(spikes),
+            "spikes_mp": self.spikes_marchenko_pastur,
+            "p_value": math.nan if null is None else null.p_value(self.eigenvalues[-1]),
+            "strength": math.nan if not self._named else self._named[0].strength,
+            "noise_edge": math.nan if null is None else null.edge,
             "alpha": math.nan if fit is None else fit.alpha,
             "alpha_se": math.nan if fit is None else fit.standard_error,
             "x_min": math.nan if fit is None else fit.x_min,
@@ -109,6 +134,7 @@ class WeightSpectrum:
             "entropy": math.nan if zero else spectral_entropy(self.eigenvalues),
             "spectral_norm": self.spectral_norm,
             "frobenius_norm": self.frobenius_norm,
+            "mp_softrank": math.nan if zero or self.law is None else self.law.edges[1] / self.eigenvalues[-1],
             "mp_variance": math.nan if bulk is None else bulk.variance,
             "mp_distance": math.nan if bulk is None else bulk.distance,
             "reason": self.phase.reason,
@@ -125,7 +151,7 @@ class WeightSpectrum:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, title: str | None = None) -> Figure:
-        """Draw the spectrum with the initial one, or with the Marchenko-Pastur law of its bulk.
+        """Draw the spectrum with the initial one, or with the law of noise that has the norms of the matrix.
 
         Args:
             title: Title of the figure. None uses the names of the matrix and its phase.
@@ -141,13 +167,19 @@ class WeightSpectrum:
         heading = title or f"{self.name}: {self.phase_name}"
         if self.initial is not None and self.phase.initial.size:
             return self.phase.plot(heading)
-        log = self.phase_name in ("heavy tail", "rank collapse")
+        positive = self.eigenvalues[self.eigenvalues > 0]
+        wide = positive[-1] > _WIDE * np.median(positive)
+        log = wide or self.phase_name in ("heavy tail", "rank collapse")
         bins = histogram(self.eigenvalues, log=log)
         curve, edge = None, None
-        if self.law is not None:
+        if self.null is not None and len(self.null.profiles) == 1:
+            law = self.null.laws[0]
+            inside = law.density > _VISIBLE * law.density.max()
+            curve, edge = (law.x[inside], law.density[inside]), self.null.edge
+        elif self.law is not None:
             x = np.linspace(*self.law.edges, 300)[1:-1]
             curve, edge = (x, self.law.pdf(x).numpy()), self.law.edges[1]
-        spikes = () if log or self.spikes is None else self.spikes
+        spikes = () if self.phase_name == "heavy tail" or self.spikes is None else self.spikes[:_MARKED]
         return spectrum_histogram(
             (bins.edges, bins.density), density=curve, edge=edge, spikes=spikes, log=log, title=heading
         )
@@ -163,7 +195,7 @@ def measure_spectrum(
     initial: Array | None = None,
     tied: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
-    make_weight: Callable[[], Tensor] | None = None,
+    weight: Tensor | None = None,
 ) -> WeightSpectrum:
     """Measure the spectrum of a matrix, compared with its initial spectrum or with a law.
 
@@ -176,22 +208,27 @@ def measure_spectrum(
         initial: Eigenvalues of the initial weights. None compares with a law.
         tied: Other names of the tensor.
         notes: Notes for the report.
-        make_weight: Function that returns the matrix, of shape `shape`, for `against_norms`. None skips this
-            comparison, if only eigenvalues are known.
+        weight: The matrix, of shape `shape`, for the comparison with noise of the same norms. None skips it, if only
+            eigenvalues are known.
 
     Returns:
         The spectrum with all its numbers.
     """
     values = clean_eigenvalues(eigenvalues)
-    bulk = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None
+    bulk, null = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None, None
     if bulk is None:
         result = Phase("undecided", "all eigenvalues are zero", None, values[:0], values[:0])
     elif initial is not None and not initial.max() > 0:
         result = Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
     else:
-        result = phase(initial, values) if initial is not None else _against_law(bulk, values)
-        if make_weight is not None:
-            result = against_norms(result, make_weight)
+        null = None if weight is None else profile_null(weight, eigenvalues=values)
+        if initial is not None:
+            result = phase(initial, values)
+            result = result if weight is None else against_norms(result, lambda: weight)
+        elif weight is None or null is None:
+            result = law_verdict(bulk, values)
+        else:
+            result = matrix_verdict(bulk, values, weight, null)
     fit = None if result.evidence is None or result.evidence.tail is None else result.evidence.tail.fit
     if fit is None:
         try:
@@ -199,50 +236,4 @@ def measure_spectrum(
         except InputError:
             positive = int((values > 0).sum())
             notes = (*notes, f"no tail: {positive} positive eigenvalues are too few, or too many of them are equal")
-    return WeightSpectrum(name, kind, shape, parameter, values, result, bulk, fit, initial, tied, notes)
-
-
-def _against_law(bulk: FittedBulk, values: Array) -> Phase:
-    """Return the phase compared with a fitted law, with a reason that does not refer to training."""
-    positive = values[values > 0]
-    if bulk.law is None:
-        reason = f"{values.size - positive.size} of {values.size} eigenvalues are zero"
-        return Phase("rank collapse", reason, None, positive, positive)
-    result = phase(bulk.law, values)
-    e = result.evidence
-    if e is None:
-        return replace(
-            result, reason=f"{values.size} eigenvalues are too few: at least {LEAST_EIGENVALUES} are required"
-        )
-    close = e.bulk_distance <= _same_law(values.size)
-    if close and e.spikes:
-        # The edge of the law is more accurate than that of a bulk without a law, with up to 1% of false positives.
-        limit = spikes(values, bulk.law, margin=MARGIN).threshold
-        e = replace(e, spikes=tuple(s for s in e.spikes if s > limit))
-        result = replace(result, evidence=e, name=result.name if e.spikes else "invariant bulk")
-    law = f"Marchenko-Pastur (distance {e.bulk_distance:.3f}, variance {bulk.variance:.3g})"
-    if result.name == "rank collapse":
-        return replace(
-            result, reason=f"{e.collapsed:.0%} of the eigenvalues are below a hundredth of the Marchenko-Pastur law"
-        )
-    if result.name == "bulk + spikes" and e.trained_edge is not None:
-        count, listed = len(e.spikes), ", ".join(f"{s:.3g}" for s in e.spikes[:3])
-        return replace(
-            result,
-            reason=f"{count} eigenvalue{'s' * (count > 1)} ({listed}{', ...' * (count > 3)}) beyond "
-            f"{e.trained_edge.threshold:.3g}; the bulk is {'' if close else 'not '}{law}",
-        )
-    if result.name == "invariant bulk" and close:
-        return replace(result, reason=f"the bulk is {law}, and no eigenvalue is beyond its edge")
-    if result.name in ("invariant bulk", "undecided") and not close:
-        also = "" if e.trained_edge is not None else f"; {result.reason}"
-        return replace(result, name="undecided", reason=f"the bulk is not {law}, and there is no spike{also}")
-    return result
-
-
-def _same_law(count: int) -> float:
-    """Return the largest distance of a bulk that counts as Marchenko-Pastur: 2% plus four eigenvalues.
-
-    Among 3,432 Gaussian matrices of 50 to 768 columns, and 1 to 8 times as many rows, no distance was above ``5 / n``.
-    """
-    return 0.02 + 4 / count
+    return WeightSpectrum(name, kind, shape, parameter, values, result, bulk, fit, initial, tied, notes, null)
