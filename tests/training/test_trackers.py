@@ -66,6 +66,8 @@ def log_records(content: bytes) -> Iterator[bytes]:
         if kind == 0:
             place += left
             continue
+        if place + 7 + length > len(content):  # W&B is still writing this one
+            return
         record += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last part
