@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from featlearn.spectra import bbp_threshold, weight_spectra
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
-from featlearn.spectra._weight_spectrum import measure_spectrum
+from featlearn.spectra._weight_spectrum import measure_eigenvalues
 
 Array = NDArray[np.float64]
 Make = Callable[[int, int, np.random.Generator], Array]
@@ -114,7 +114,7 @@ def shares(make: Make, seeds: int) -> tuple[float, float]:
         for seed in range(seeds):
             weight = torch.from_numpy(make(h, d, np.random.default_rng(seed)))
             reference += weight_spectra({"w.weight": weight})["w"].phase_name in FOUND
-            alone = measure_spectrum("w", "matrix", (1, h, d), "w.weight", gram_eigenvalues(weight[None]))
+            alone = measure_eigenvalues(gram_eigenvalues(weight[None]), "w", "matrix", (1, h, d), "w.weight")
             plain += alone.phase_name in FOUND
             total += 1
     return plain / total, reference / total

@@ -12,7 +12,10 @@ from scipy.special import airy
 
 from featlearn.errors import InputError
 from featlearn.spectra import ks_distance, marchenko_pastur, profile_null, tracy_widom_sf, variance_profile
+from featlearn.spectra._entry_statistics import entry_statistics
+from featlearn.spectra._gram_eigenvalues import GramMatrix
 from featlearn.spectra._profile_law import grid_law
+from featlearn.spectra._profile_null import _Components
 
 
 def scales(rng: np.random.Generator, n: int, spread: float) -> np.ndarray:
@@ -138,6 +141,88 @@ def test_eigenvalues_follow_the_grid_law(spread: tuple[float, float], h: int, d:
     assert null.distance(values) < 5 / min(h, d)
     plain = marchenko_pastur(max(h, d), min(h, d), variance=float((w**2).mean()), scale=1)
     assert null.distance(values) < 0.5 * ks_distance(values, plain)
+
+
+@pytest.mark.parametrize("spread", [(0.0, 0.0), (0.3, 0.0), (0.7, 0.7), (0.0, 1.0)])
+@pytest.mark.parametrize(("h", "d"), [(300, 200), (1024, 256), (200, 200), (64, 2000)])
+def test_the_grid_law_has_the_moments_of_noise(spread: tuple[float, float], h: int, d: int) -> None:
+    """E tr W^T W = sum r sum c, and E tr (W^T W)^2 = sum r^2 (sum c)^2 + (sum r)^2 sum c^2 up to 1/n."""
+    rng = np.random.default_rng(0)
+    r, c = scales(rng, h, spread[0]), scales(rng, d, spread[1])
+    law = grid_law(r, c, variance_profile(r, c).edge)
+    middle, share = (law.x[1:] + law.x[:-1]) / 2, np.diff(law.mass)
+    n = min(h, d)
+    assert middle @ share == pytest.approx(r.sum() * c.sum() / n, rel=0.01)
+    second = ((r**2).sum() * c.sum() ** 2 + r.sum() ** 2 * (c**2).sum()) / n
+    assert middle**2 @ share == pytest.approx(second, rel=0.015)
+
+
+@pytest.mark.parametrize("spread", [(0.3, 0.0), (1.0, 0.0), (0.7, 1.0)])
+def test_signals_against_plain_iteration(spread: tuple[float, float]) -> None:
+    rng = np.random.default_rng(0)
+    r, c = scales(rng, 90, spread[0]), scales(rng, 60, spread[1])
+    profile = variance_profile(r, c)
+
+    def resolvents(z: float) -> tuple[float, float]:
+        u = v = 0.0
+        for _ in range(20_000):
+            u, v = (c / (1 - c * v)).sum() / z, (r / (1 - r * u)).sum() / z
+        return (1 / (1 - r * u)).mean() / math.sqrt(z), (1 / (1 - c * v)).mean() / math.sqrt(z)
+
+    z = profile.edge * np.array([1.01, 1.3, 20.0])
+    for x, (strength, left, right) in zip(z, profile.signals(z), strict=True):
+        p, q = resolvents(x)
+        assert strength == pytest.approx(1 / math.sqrt(p * q), rel=1e-10)
+        s, step = math.sqrt(x), 1e-5
+        slope = (math.prod(resolvents((s + step) ** 2)) - math.prod(resolvents((s - step) ** 2))) / (2 * step)
+        assert (left, right) == pytest.approx((-2 * p * p * q / slope, -2 * q * p * q / slope), rel=1e-4)
+    assert np.isnan(profile.signals([0.9 * profile.edge])).all()
+    assert profile.signals([1e12 * profile.edge])[0] == pytest.approx([1e6 * math.sqrt(profile.edge), 1, 1], rel=1e-12)
+
+
+# --- sums and components ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_entry_statistics(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("featlearn.spectra._entry_statistics._BLOCK", 100)
+    w = torch.randn(3, 17, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    for blocks in (w, w.mT):
+        result, exact = entry_statistics(blocks), blocks.double().numpy()
+        np.testing.assert_allclose(result.rows, (exact**2).sum(2), rtol=1e-14)
+        np.testing.assert_allclose(result.columns, (exact**2).sum(1), rtol=1e-14)
+        np.testing.assert_allclose(result.totals, exact.sum((1, 2)), rtol=1e-12, atol=1e-12)
+        assert result.varying == ""
+    assert entry_statistics(torch.zeros(1, 4, 5)).varying == ""
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (50, 120), (40, 40), (1, 7), (7, 1), (2, 2)])
+def test_gram_matrix(shape: tuple[int, int]) -> None:
+    w = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    left, singular, right = np.linalg.svd(w.numpy(), full_matrices=False)
+    n = min(shape)
+    for scale in (1.0, 1e-120, 1e120):
+        gram = GramMatrix(scale * w)
+        np.testing.assert_allclose(gram.eigenvalues[::-1] / scale**2, singular**2, atol=1e-13 * singular[0] ** 2)
+    exact = right.T if shape[0] >= shape[1] else left
+    first, last = n // 3, n // 2 + 1
+    overlaps = np.abs(np.sum(gram.leading_vectors(first, last) * exact[:, first:last], axis=0))
+    np.testing.assert_allclose(overlaps, 1.0, atol=1e-9)
+
+
+def test_norms_without_components() -> None:
+    """A signal on a few rows and columns: the norms of the noise under it are those of the rest of the SVD."""
+    rng = np.random.default_rng(0)
+    for shape in ((120, 80), (80, 120)):
+        w = rng.normal(size=shape)
+        w[:20, :30] += 8 * np.outer(rng.normal(size=20), rng.normal(size=30))
+        left, singular, right = np.linalg.svd(w, full_matrices=False)
+        components = _Components(torch.from_numpy(w), None)
+        for count in (1, 3, 10):
+            part = (left[:, :count] * singular[:count]) @ right[:count]
+            of_rows, of_columns = components.energies(count)
+            np.testing.assert_allclose(of_rows, (part**2).sum(1), rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(of_columns, (part**2).sum(0), rtol=1e-9, atol=1e-9)
 
 
 # --- spikes -----------------------------------------------------------------------------------------------------------

@@ -26,14 +26,14 @@ from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
 from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
+from featlearn.spectra._profile_null import ProfileNull, Spike, profile_null
 from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
+from featlearn.spectra._tracy_widom import tracy_widom_sf
+from featlearn.spectra._variance_profiles import Profile, variance_profile
 from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
 from featlearn.spectra._weight_spectrum import WeightSpectrum
 from featlearn.spectra.matrix_norms import ChangeNorms, change_norms
-from featlearn.spectra.profile_null import ProfileNull, Spike, profile_null
-from featlearn.spectra.tracy_widom import tracy_widom_sf
-from featlearn.spectra.variance_profiles import Profile, variance_profile
 
 __all__ = [
     "Bulk",

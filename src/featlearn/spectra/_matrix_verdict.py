@@ -11,11 +11,12 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, FittedBulk, spikes
-from featlearn.spectra._norm_null import explain_tail, parallel_rows, varying_norms
+from featlearn.spectra._entry_statistics import EntryStatistics
+from featlearn.spectra._norm_null import explain_tail, parallel_rows
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit
+from featlearn.spectra._profile_null import ProfileNull, Spike
 from featlearn.spectra._tail_evidence import tail_evidence
-from featlearn.spectra.profile_null import ProfileNull, Spike
 
 Array = NDArray[np.float64]
 
@@ -65,7 +66,9 @@ def law_verdict(bulk: FittedBulk, values: Array) -> Phase:
     return result
 
 
-def matrix_verdict(bulk: FittedBulk, values: Array, weight: Tensor, null: ProfileNull) -> Phase:
+def matrix_verdict(
+    bulk: FittedBulk, values: Array, weight: Tensor, null: ProfileNull, statistics: EntryStatistics
+) -> Phase:
     """Return the phase of a matrix compared with noise that has its row and column norms.
 
     1. A rank collapse is one by the eigenvalues alone, unless what is left is noise with spikes.
@@ -82,11 +85,12 @@ def matrix_verdict(bulk: FittedBulk, values: Array, weight: Tensor, null: Profil
         values: Eigenvalues of ``W^T W`` of the smaller side, ascending.
         weight: The matrix, shape ``(groups, h, d)``.
         null: Noise with the same norms.
+        statistics: Norms of the rows and columns of the matrix.
     """
     result = law_verdict(bulk, values)
     if (result.evidence is None and result.name == "rank collapse") or values.size < _FEWEST:
         return result
-    varying = varying_norms(weight)
+    varying = statistics.varying
     distance = null.distance(values[values > 0]) if varying or len(null.spikes) > bulk.left_out else bulk.distance
     close = distance <= same_law(values.size)
     of_noise = f"noise with the same row and column norms (distance {distance:.3f})" if varying else (
@@ -106,13 +110,13 @@ def matrix_verdict(bulk: FittedBulk, values: Array, weight: Tensor, null: Profil
             )
             return _with_spikes(result, tuple(s.value for s in named), name="heavy tail", reason=reason)
     # A signal on a few rows is in their norms.
-    hidden = e is not None and bool(e.spikes) and not null.spikes and parallel_rows(weight)
+    hidden = e is not None and bool(e.spikes) and not null.spikes and parallel_rows(weight, statistics)
     if close and not hidden:
         return _noise_and_spikes(result, named, null, bulk, values, of_noise, varying)
     if result.name == "heavy tail":
         if not varying:
             return result
-        explained = explain_tail(result, weight, null.limit)
+        explained = explain_tail(result, weight, statistics, null.limit)
         return replace(result, name="undecided", reason=f"{varying}: {explained}") if explained else result
     also = f"; {varying}" if varying else ""
     edge = None if e is None else e.trained_edge

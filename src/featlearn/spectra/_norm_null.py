@@ -17,16 +17,15 @@ from scipy.stats import norm
 from torch import Tensor
 
 from featlearn._utils.public_names import renamed_arguments
+from featlearn.spectra._entry_statistics import EntryStatistics, entry_statistics
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._phase import Phase
-from featlearn.spectra.profile_null import profile_null
+from featlearn.spectra._profile_null import null_of_blocks
 
 Array = NDArray[np.float64]
 
-_CHANCE = 5.0  # critical value of the test for equal norms, in standard deviations
 _SAME_TAIL = 0.1  # difference of logarithms: below 0.08 for nulls of log-sd 1, above 0.12 for planted power laws
 _LARGE_ROWS, _LEVEL = 64, 0.01
-_BLOCK = 1 << 20
 
 
 def varying_norms(weight: Tensor) -> str:
@@ -52,43 +51,7 @@ def varying_norms(weight: Tensor) -> str:
         >>> varying_norms(weight), varying_norms(weight * torch.linspace(0.5, 2.0, 100)[:, None])
         ('', 'row norms vary')
     """
-    groups, h, d = weight.shape
-    sampled = weight.detach().flatten()[:: max(1, weight.numel() // _BLOCK)].double().square()
-    positive = sampled[sampled > 0]
-    if not positive.numel():
-        return ""
-    middle = sampled.median() if 2 * positive.numel() > sampled.numel() else positive.median()
-    rows, columns = torch.zeros(groups, h, dtype=torch.float64), torch.zeros(groups, d, dtype=torch.float64)
-    total = 0.0
-    for group, block in enumerate(weight.detach()):
-        for first in range(0, h, step := max(1, _BLOCK // d)):
-            squares = block[first : first + step].double().square()
-            bent = squares.div_(squares + middle).cpu()
-            rows[group, first : first + step] = bent.sum(1)
-            columns[group] += bent.sum(0)
-            total += float(bent.square().sum())
-    sides = [name for name, sums, n in (("row", rows, d), ("column", columns, h)) if _excess(sums, n, total) > _CHANCE]
-    return f"{' and '.join(sides)} norms vary" if sides else ""
-
-
-def _excess(sums: Tensor, inside: int, total: float) -> float:
-    """Return the excess variance between rows over that of rows of one distribution, in standard deviations.
-
-    Args:
-        sums: Sum of each row.
-        inside: Number of entries per row.
-        total: Sum of the squares of all entries.
-    """
-    means = sums.flatten() / inside
-    count = means.numel()
-    if count < 2 or inside < 2:
-        return 0.0
-    within = (total - inside * float(means.square().sum())) / (count * (inside - 1))
-    between = inside * float((means - means.mean()).square().sum()) / (count - 1)
-    rounding = 1e-12 * total / (count * inside)
-    if within <= rounding:  # all entries of a row have the same size
-        return math.inf if between > rounding else 0.0
-    return (between / within - 1) * math.sqrt((count - 1) / 2)
+    return entry_statistics(weight).varying
 
 
 def flip_random_signs(weight: Tensor, seed: int) -> Tensor:
@@ -126,15 +89,17 @@ def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
     if phase.name not in ("bulk + spikes", "heavy tail", "undecided") or phase.evidence is None:
         return phase
     weight = make_weight()
-    varying = varying_norms(weight)
+    statistics = entry_statistics(weight)
+    varying = statistics.varying
     if phase.name == "undecided":
         return replace(phase, reason=f"{phase.reason}; {varying}") if varying else phase
     if phase.name == "heavy tail" and not varying:
         return phase
-    unit = _unit(phase, weight)
-    limit = profile_null(weight, eigenvalues=phase.trained / unit).limit * unit
+    unit = _unit(phase, statistics)
+    grams = [None] * len(weight)
+    limit = null_of_blocks(weight, grams, statistics, eigenvalues=phase.trained / unit).limit * unit
     if phase.name == "heavy tail":
-        explained = explain_tail(phase, weight, limit)
+        explained = explain_tail(phase, weight, statistics, limit)
         if not explained:
             return phase
         beyond = phase.trained[phase.trained > limit][::-1]
@@ -142,7 +107,7 @@ def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
         evidence = replace(phase.evidence, spikes=tuple(beyond.tolist()))
         return replace(phase, name="undecided", reason=f"{varying}: {explained}{also}", evidence=evidence)
     kept = tuple(spike for spike in phase.evidence.spikes if spike > limit)
-    if len(kept) == len(phase.evidence.spikes) or (not kept and parallel_rows(weight)):
+    if len(kept) == len(phase.evidence.spikes) or (not kept and parallel_rows(weight, statistics)):
         return phase
     count = len(phase.evidence.spikes) - len(kept)
     noise = f"noise with the same row and column norms reaches {limit:.3g}"
@@ -156,23 +121,23 @@ def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
     return replace(phase, name="undecided", reason=reason, evidence=evidence)
 
 
-def _unit(phase: Phase, weight: Tensor) -> float:
+def _unit(phase: Phase, statistics: EntryStatistics) -> float:
     """Return the eigenvalues of a phase over those of the matrix: they can have a divisor."""
-    return float(phase.trained.sum() / sum(float(w.detach().double().square().sum()) for w in weight))
+    return float(phase.trained.sum() / statistics.rows.sum())
 
 
-def explain_tail(phase: Phase, weight: Tensor, limit: float) -> str:
+def explain_tail(phase: Phase, weight: Tensor, statistics: EntryStatistics, limit: float) -> str:
     """Return how noise with the norms of a matrix explains its heavy tail; empty if it does not.
 
     Args:
         phase: Phase of the matrix, a heavy tail.
         weight: The matrix, shape ``(groups, h, d)``.
+        statistics: Norms of its rows and columns.
         limit: Largest eigenvalue that the noise reaches, in the unit of the phase.
     """
     assert phase.evidence is not None and phase.evidence.tail is not None
     tail = slice(-phase.evidence.tail.fit.n_tail, None)
-    scaled = weight.detach() / weight.detach().abs().max()  # squares of a copy in float32 stay in range
-    copy = gram_eigenvalues(flip_random_signs(scaled, 0)) * _unit(phase, scaled)
+    copy = gram_eigenvalues(flip_random_signs(weight, 0)) * _unit(phase, statistics)
     ratios = phase.trained[tail] / copy[-phase.trained.size :][tail].clip(min=np.finfo(float).tiny)
     if float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL:
         return "the same entries with random signs have the same heavy tail"
@@ -181,7 +146,7 @@ def explain_tail(phase: Phase, weight: Tensor, limit: float) -> str:
     return ""
 
 
-def parallel_rows(weight: Tensor) -> bool:
+def parallel_rows(weight: Tensor, statistics: EntryStatistics) -> bool:
     """Return whether two of the largest rows, or columns, are more parallel than random signs make them.
 
     A signal on a few rows raises their norms, and noise with these norms reaches nearly as far; but it makes the rows
@@ -190,13 +155,21 @@ def parallel_rows(weight: Tensor) -> bool:
 
     Args:
         weight: Block-diagonal matrix of shape ``(groups, h, d)``.
+        statistics: Norms of its rows and columns.
     """
-    sides = [side.detach().double() for side in (*weight, *weight.mT) if min(side.shape) > 1]
-    for side in sides:
-        rows = side[side.norm(dim=1).topk(min(_LARGE_ROWS, len(side))).indices]
-        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        columns = side.square().sum(0)
-        spread = float(columns.square().sum() / columns.sum().square().clamp_min(torch.finfo(torch.float64).tiny))
+    tiny = torch.finfo(torch.float64).tiny
+    norms = [torch.from_numpy(side) for side in (statistics.rows, statistics.columns)]
+    sides = [
+        (block, of_rows[i], of_columns[i])
+        for blocks, of_rows, of_columns in ((weight.detach(), *norms), (weight.detach().mT, *reversed(norms)))
+        for i, block in enumerate(blocks)
+        if min(block.shape) > 1
+    ]
+    for block, of_rows, of_columns in sides:
+        largest = of_rows.topk(min(_LARGE_ROWS, len(block))).indices.to(block.device)
+        rows = block[largest].double().cpu()
+        rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(tiny)
+        spread = float(of_columns.square().sum() / of_columns.sum().square().clamp_min(tiny))
         cosines = (rows @ rows.mT).abs().triu(1)
         first, second = divmod(int(cosines.argmax()), len(rows))
         terms = rows[first] * rows[second]

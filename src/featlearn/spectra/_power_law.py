@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from scipy.integrate import trapezoid
 from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
 
@@ -152,26 +151,34 @@ def _lognormal(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
 
 
 def _truncated(fit: PowerLawFit, y: Array, power: Array) -> TailComparison:
-    """Compare the fit with the power law with an exponential cut-off of maximum likelihood."""
+    """Compare the fit with the power law with an exponential cut-off of maximum likelihood.
+
+    The likelihood of the density ``exp(-alpha y - rate x) / Z`` is concave in (alpha, rate): no start is better than
+    another one.
+    """
     x = np.exp(y)
     m, logs, excess = y.size, float(y.mean()), float((x - 1).mean())
     grid = np.linspace(0.0, float(y.max()) + _BEYOND, _NODES)
-    points = np.expm1(grid)
+    points = np.expm1(grid) / excess
+    weights = np.full(_NODES, grid[1])
+    weights[[0, -1]] /= 2
 
-    def loss(parameters: Array) -> float:
-        alpha, rate = float(parameters[0]), math.exp(float(parameters[1]))
+    def loss(parameters: Array) -> tuple[float, Array]:
+        alpha, rate = parameters  # the rate is in units of 1 / excess, so that both are of order one
         terms = (1 - alpha) * grid - rate * points
         top = float(terms.max())
-        normalizer = top + math.log(float(trapezoid(np.exp(terms - top), grid)))
-        return alpha * logs + rate * excess + normalizer
+        density = np.exp(terms - top) * weights
+        total = float(density.sum())
+        value = alpha * logs + rate + top + math.log(total)
+        return value, np.array([logs - float(density @ grid) / total, 1 - float(density @ points) / total])
 
-    # From a slight cut-off at the end of the tail, and from a strong one.
-    starts = ([fit.alpha, -math.log(x[-1])], [max(fit.alpha - 1, 0.1), -math.log(excess)])
-    optima = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6}) for start in starts]
-    best = min(optima, key=lambda optimum: float(optimum.fun))
+    bounds = [(None, None), (0.0, None)]
+    options = {"ftol": 1e-13, "gtol": 1e-9, "maxiter": 1000}
+    start = np.array([fit.alpha, excess / x[-1]])
+    best = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     ratio = min(0.0, float(power.sum()) + m * (float(best.fun) + math.log(fit.x_min)))
     p_value = math.erfc(math.sqrt(-ratio)) / 2 if ratio < 0 else 1.0
-    parameters = {"alpha": float(best.x[0]), "rate": math.exp(float(best.x[1])) / fit.x_min}
+    parameters = {"alpha": float(best.x[0]), "rate": float(best.x[1]) / excess / fit.x_min}
     return TailComparison("truncated", ratio, -math.sqrt(-2 * ratio), p_value, parameters)
 
 

@@ -24,8 +24,10 @@ _NOTHING, _FAR = (
     1e-5,
     0.02,
 )  # density, over the largest, that counts as none; left edge, over the right, of a narrow law
-_CLOSEST = 1e-9  # distance from the real axis, over the edge
-_LOWER, _NEWTON = 4.0, 4  # factor of the distance from one stage to the next, and steps of each
+_HIGH, _CLOSEST = 4.0, 1e-9  # first and last distance from the real axis, over the edge
+_FACTOR, _MOST_STEPS = 32.0, 200  # largest factor from one distance to the next, and number of distances
+_ROUNDING, _SAME = 1e-10, 1e-7
+_NEWTON, _CONVERGED = 6, 1e-3  # steps of Newton's method at each distance, and its last step: the error is its square
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +59,9 @@ def grid_law(rows: Array, columns: Array, edge: float) -> GridLaw:
     """Compute the law of ``W^T W`` for independent entries of variances ``row_i column_j``.
 
     The averages of the resolvents solve ``z u = sum_j c_j / (1 - c_j v)`` and ``z v = sum_i r_i / (1 - r_i u)``.
-    Newton's method follows the solution from far above the real axis down to it, for all points at once. Time: about
-    ``240 x 40 x 80`` complex operations. Shares below a point have an error below 0.005.
+    Newton's method follows the solution from far above the real axis down to it, for all points at once: some fifty
+    steps of ``240 x 80`` complex operations, 4 ms. Shares below a point have an error below 0.002, by the grid and by
+    the groups in which factors are averaged.
 
     Args:
         rows: Factors of the variances by row, not negative.
@@ -91,38 +94,63 @@ Groups = tuple[Array, Array]
 
 
 def _density(x: Array, edge: float, of_rows: Groups, of_columns: Groups, by_columns: bool) -> Array:
-    """Return the density of the eigenvalues of one side at some points."""
-    height = 4.0 * edge
-    z: Complex = (x + 1j * height).astype(np.complex128)
+    """Return the density of the eigenvalues of one side at some points.
+
+    Each point goes down to the real axis in steps of its own: a step that Newton's method does not finish is made again
+    with the square root of its factor.
+    """
     (r, many_r), (c, many_c) = of_rows, of_columns
-    u, v = (many_c * c).sum() / z, (many_r * r).sum() / z
-    while True:
-        for _ in range(_NEWTON):
-            u, v = _newton(z, u, v, of_rows, of_columns)
-        if height <= _CLOSEST * edge:
+    closest = _CLOSEST * edge
+    height, factor = np.full(x.size, _HIGH * edge), np.full(x.size, _FACTOR)
+    z: Complex = (x + 1j * height).astype(np.complex128)
+    u, v = (many_c * c).sum() / z, (many_r * r).sum() / z  # accurate to 1 / _HIGH: a start for Newton's method
+    u, v, _ = _solve(z, u, v, of_rows, of_columns)
+    power_u, power_v = np.full((2, x.size), -1.0 + 0j)  # u and v are guessed to follow a power of z
+    for _ in range(_MOST_STEPS):
+        active = np.flatnonzero(height > closest)
+        if not active.size:
             break
-        height = max(height / _LOWER, _CLOSEST * edge)
-        z = (x + 1j * height).astype(np.complex128)
+        lower = np.maximum(height[active] / factor[active], closest)
+        below, ratio = x[active] + 1j * lower, np.log((x[active] + 1j * lower) / (x[active] + 1j * height[active]))
+        guess_u, guess_v = u[active] * np.exp(power_u[active] * ratio), v[active] * np.exp(power_v[active] * ratio)
+        new_u, new_v, done = _solve(below, guess_u, guess_v, of_rows, of_columns)
+        moved, failed, ratio = active[done], active[~done], ratio[done]
+        change_u, change_v = np.log(new_u[done] / u[moved]), np.log(new_v[done] / v[moved])
+        known = np.abs(ratio) > _SAME
+        power_u[moved], power_v[moved] = (np.where(known, change / ratio, 0.0) for change in (change_u, change_v))
+        u[moved], v[moved], height[moved] = new_u[done], new_v[done], lower[done]
+        factor[moved] = np.minimum(factor[moved] ** 1.5, _FACTOR)
+        factor[failed] = np.sqrt(factor[failed])
+    z = x + 1j * height
     factors, many, average = (c, many_c, v) if by_columns else (r, many_r, u)
     trace = (many / (z[:, None] * (1 - factors * average[:, None]))).sum(1)
     result: Array = np.maximum(-trace.imag, 0.0) / (math.pi * many.sum())
     return result
 
 
-def _newton(z: Complex, u: Complex, v: Complex, of_rows: Groups, of_columns: Groups) -> tuple[Complex, Complex]:
-    """Make a step of Newton's method; where it would leave the domain of the solution, one of simple iteration.
+def _solve(
+    z: Complex, u: Complex, v: Complex, of_rows: Groups, of_columns: Groups
+) -> tuple[Complex, Complex, NDArray[np.bool_]]:
+    """Make steps of Newton's method for the averages of the resolvents, and return where they have converged.
 
     -u and -v are transforms of measures on the positive half line: the imaginary parts of u, v, z u, z v are negative.
     """
     (r, many_r), (c, many_c) = of_rows, of_columns
-    rest_r, rest_c = 1 - r * u[:, None], 1 - c * v[:, None]
-    from_v, from_u = (many_c * c / rest_c).sum(1), (many_r * r / rest_r).sum(1)
-    f, g = z * u - from_v, z * v - from_u
-    f_v, g_u = -(many_c * (c / rest_c) ** 2).sum(1), -(many_r * (r / rest_r) ** 2).sum(1)
-    determinant = z * z - f_v * g_u
-    new_u, new_v = u - (f * z - f_v * g) / determinant, v - (g * z - g_u * f) / determinant
-    inside = (new_u.imag < 0) & (new_v.imag < 0) & ((z * new_u).imag < 0) & ((z * new_v).imag < 0)
-    return np.where(inside, new_u, from_v / z), np.where(inside, new_v, from_u / z)
+    weights_r, weights_c = many_r * r, many_c * c
+    last = np.full(z.size, np.inf)
+    for _ in range(_NEWTON):
+        of_r, of_c = 1 / (1 - r * u[:, None]), 1 / (1 - c * v[:, None])
+        f, g = z * u - of_c @ weights_c, z * v - of_r @ weights_r
+        f_v, g_u = -(of_c * of_c) @ (weights_c * c), -(of_r * of_r) @ (weights_r * r)
+        determinant = z * z - f_v * g_u
+        step_u, step_v = (f * z - f_v * g) / determinant, (g * z - g_u * f) / determinant
+        u, v = u - step_u, v - step_v
+        last = np.maximum(np.abs(step_u / u), np.abs(step_v / v))
+        if (last < _CONVERGED).all():
+            break
+    # Where there is no density the imaginary parts vanish with the distance, up to rounding errors.
+    inside = np.logical_and.reduce([w.imag < _ROUNDING * np.abs(w) for w in (u, v, z * u, z * v)])
+    return u, v, inside & (last < _CONVERGED)
 
 
 def _grouped(factors: Array) -> Groups:

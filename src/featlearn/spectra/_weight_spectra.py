@@ -26,7 +26,7 @@ from featlearn.errors import InputError
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
-from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_spectrum
+from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_matrix
 from featlearn.spectra.tensor_readers import Source, open_source
 
 _USUAL = (
@@ -300,22 +300,21 @@ def weight_spectra(
         for tensor, matrices, unfit in tensors:
             reasons = [unfit, *(_left_out(m, wanted, min_size, max_size) for m in matrices)]
             asked = [m for m, reason in zip(matrices, reasons[1:], strict=True) if not reason]
-            read, values, problem = _eigenvalues(tensor, asked)
-            first, notes = _start(before, tensor, asked if values else [])
-            for i, (matrix, eigenvalues) in enumerate(zip(asked, values, strict=False)):
-                spectra[matrix.name] = measure_spectrum(
+            read, problem = _read(tensor) if asked else (torch.empty(0), "")
+            asked = [] if problem else asked
+            first, notes = _start(before, tensor, asked)
+            for i, matrix in enumerate(asked):
+                spectra[matrix.name] = measure_matrix(
+                    matrix.view(read),
                     matrix.name,
                     matrix.kind,
-                    matrix.shape,
                     tensor.name,
-                    eigenvalues,
                     initial=first[i] if first else None,
                     tied=tensor.tied,
                     notes=tuple(filter(None, (matrix.note, tensor.note, notes))),
-                    weight=matrix.view(read),
                 )
             del read  # only one tensor is in memory
-            taken = tuple(m.name for m in asked) if values else ()
+            taken = tuple(m.name for m in asked)
             reason = "; ".join(dict.fromkeys(filter(None, [*reasons, problem])))
             coverage += [
                 TensorCoverage(part.name, part.shape, part.dtype, taken, reason, tensor.tied)
@@ -336,18 +335,16 @@ def _left_out(matrix: Matrix, wanted: set[str], least: int, most: int | None) ->
     return ""
 
 
-def _eigenvalues(tensor: StoredTensor, matrices: Sequence[Matrix]) -> tuple[Tensor, list[Array], str]:
-    """Return a tensor and the eigenvalues of each of its matrices, or an empty list and the reason."""
-    if not matrices:
-        return torch.empty(0), [], ""
+def _read(tensor: StoredTensor) -> tuple[Tensor, str]:
+    """Return a tensor, and the reason why it has no spectrum; empty if it has one."""
     values = tensor.read()
     low, high = (float(end) for end in torch.aminmax(values))
     top = max(-low, high)
     if not math.isfinite(top):  # infinite or NaN
-        return values, [], "NaN or infinite entries"
+        return values, "NaN or infinite entries"
     if top and not _LEAST < top < _LARGEST:
-        return values, [], f"entries up to {top:.1g}: their squares are out of the range of float64"
-    return values, [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""
+        return values, f"entries up to {top:.1g}: their squares are out of the range of float64"
+    return values, ""
 
 
 def _start(
@@ -361,5 +358,7 @@ def _start(
         return [], "not in the initial weights: compared with a law"
     if same.shape != tensor.shape:
         return [], f"shape {'x'.join(map(str, same.shape))} in the initial weights: compared with a law"
-    _, values, problem = _eigenvalues(same, matrices)
-    return values, f"{problem} in the initial weights: compared with a law" if problem else ""
+    values, problem = _read(same)
+    if problem:
+        return [], f"{problem} in the initial weights: compared with a law"
+    return [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""

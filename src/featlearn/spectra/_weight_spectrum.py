@@ -16,12 +16,14 @@ from featlearn.plots import spectrum_histogram
 from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur
 from featlearn.spectra._bulk_and_spikes import spikes as spikes_beyond
 from featlearn.spectra._compare import histogram
+from featlearn.spectra._entry_statistics import entry_statistics
+from featlearn.spectra._gram_eigenvalues import GramMatrix
 from featlearn.spectra._laws import Law
 from featlearn.spectra._matrix_verdict import law_verdict, matrix_verdict
 from featlearn.spectra._norm_null import against_norms
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit, power_law
-from featlearn.spectra.profile_null import ProfileNull, Spike, profile_null
+from featlearn.spectra._profile_null import ProfileNull, Spike, null_of_blocks
 
 Array = NDArray[np.float64]
 
@@ -185,50 +187,89 @@ class WeightSpectrum:
         )
 
 
-def measure_spectrum(
+def measure_matrix(
+    weight: Tensor,
     name: str,
     kind: str,
-    shape: tuple[int, int, int],
     parameter: str,
-    eigenvalues: Array,
     *,
     initial: Array | None = None,
     tied: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
-    weight: Tensor | None = None,
 ) -> WeightSpectrum:
-    """Measure the spectrum of a matrix, compared with its initial spectrum or with a law.
+    """Measure the spectrum of a matrix, compared with its initial spectrum or with noise of the same norms.
 
     Args:
+        weight: The matrix, block-diagonal of shape ``(groups, h, d)``, finite.
+        name: Name of the matrix.
+        kind: Kind of the matrix, such as "linear".
+        parameter: Name of the tensor.
+        initial: Eigenvalues of the initial weights. None compares with noise.
+        tied: Other names of the tensor.
+        notes: Notes for the report.
+
+    Returns:
+        The spectrum with all its numbers.
+    """
+    grams = [GramMatrix(block) for block in weight.detach()]
+    values = clean_eigenvalues(np.concatenate([gram.eigenvalues for gram in grams]))
+    groups, h, d = weight.shape
+    bulk = fit_marchenko_pastur(values, h, d) if values[-1] > 0 else None
+    null = None
+    if bulk is None or (initial is not None and not initial.max() > 0):
+        result = _phase_of_zeros(values)
+    else:
+        statistics = entry_statistics(weight)
+        null = null_of_blocks(weight, grams, statistics, eigenvalues=values if groups == 1 else None)
+        if initial is not None:
+            result = against_norms(phase(initial, values), lambda: weight)
+        else:
+            result = matrix_verdict(bulk, values, weight, null, statistics)
+    return _spectrum(name, kind, (groups, h, d), parameter, values, result, bulk, null, initial, tied, notes)
+
+
+def measure_eigenvalues(
+    eigenvalues: Array, name: str, kind: str, shape: tuple[int, int, int], parameter: str
+) -> WeightSpectrum:
+    """Measure the spectrum of a matrix of which only the eigenvalues are known, compared with the Marchenko-Pastur law.
+
+    Args:
+        eigenvalues: Eigenvalues of ``W^T W``, of the smaller side.
         name: Name of the matrix.
         kind: Kind of the matrix, such as "linear".
         shape: Shape ``(groups, rows, columns)`` of the matrix.
         parameter: Name of the tensor.
-        eigenvalues: Eigenvalues of ``W^T W``, of the smaller side.
-        initial: Eigenvalues of the initial weights. None compares with a law.
-        tied: Other names of the tensor.
-        notes: Notes for the report.
-        weight: The matrix, of shape `shape`, for the comparison with noise of the same norms. None skips it, if only
-            eigenvalues are known.
 
     Returns:
         The spectrum with all its numbers.
     """
     values = clean_eigenvalues(eigenvalues)
-    bulk, null = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None, None
-    if bulk is None:
-        result = Phase("undecided", "all eigenvalues are zero", None, values[:0], values[:0])
-    elif initial is not None and not initial.max() > 0:
-        result = Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
-    else:
-        null = None if weight is None else profile_null(weight, eigenvalues=values)
-        if initial is not None:
-            result = phase(initial, values)
-            result = result if weight is None else against_norms(result, lambda: weight)
-        elif weight is None or null is None:
-            result = law_verdict(bulk, values)
-        else:
-            result = matrix_verdict(bulk, values, weight, null)
+    bulk = fit_marchenko_pastur(values, *shape[1:]) if values[-1] > 0 else None
+    result = _phase_of_zeros(values) if bulk is None else law_verdict(bulk, values)
+    return _spectrum(name, kind, shape, parameter, values, result, bulk)
+
+
+def _phase_of_zeros(values: Array) -> Phase:
+    """Return the phase of a matrix that is zero, or was zero at the start."""
+    if not values[-1] > 0:
+        return Phase("undecided", "all eigenvalues are zero", None, values[:0], values[:0])
+    return Phase("undecided", "the initial weights are zero", None, values[:0], values[values > 0])
+
+
+def _spectrum(
+    name: str,
+    kind: str,
+    shape: tuple[int, int, int],
+    parameter: str,
+    values: Array,
+    result: Phase,
+    bulk: FittedBulk | None,
+    null: ProfileNull | None = None,
+    initial: Array | None = None,
+    tied: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> WeightSpectrum:
+    """Return the spectrum with the power law of its tail."""
     fit = None if result.evidence is None or result.evidence.tail is None else result.evidence.tail.fit
     if fit is None:
         try:

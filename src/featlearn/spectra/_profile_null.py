@@ -7,7 +7,7 @@ that of `featlearn.spectra.variance_profile`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +19,11 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from featlearn.errors import InputError
-from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
+from featlearn.spectra._entry_statistics import EntryStatistics, entry_statistics
+from featlearn.spectra._gram_eigenvalues import GramMatrix
 from featlearn.spectra._profile_law import GridLaw, grid_law
-from featlearn.spectra.tracy_widom import tracy_widom_sf
-from featlearn.spectra.variance_profiles import Profile, variance_profile
+from featlearn.spectra._tracy_widom import tracy_widom_sf
+from featlearn.spectra._variance_profiles import Profile, variance_profile
 
 Array = NDArray[np.float64]
 
@@ -32,7 +33,6 @@ _MOST = 0.5  # largest share of the eigenvalues that can be spikes
 _MEAN = 0.5  # least squared overlap with a constant matrix of a component that is its mean
 _LOOKED_AT = 8  # largest components among which the mean is looked for
 _LARGE, _ROUNDS = 0.03, 8  # share of the energy above which spikes are taken out as components, and how often
-_MORE, _ITERATIONS = 8, 4  # further vectors of the subspace iteration, and its steps
 _BLOCK = 1 << 18
 
 
@@ -180,37 +180,103 @@ def profile_null(weight: Any, *, level: float = LEVEL, eigenvalues: Any = None) 
         raise InputError(f"weight must have shape (h, d) or (groups, h, d), got shape {tuple(blocks.shape)}.")
     if not 0 < level < 1:
         raise InputError(f"level must be between 0 and 1, got {level!r}.")
-    norms = [_norms(block) for block in blocks]
-    if not all(np.isfinite(rows).all() for rows, _, _ in norms):
+    return null_of_blocks(blocks, [None] * len(blocks), entry_statistics(blocks), level=level, eigenvalues=eigenvalues)
+
+
+def null_of_blocks(
+    blocks: Tensor,
+    grams: Sequence[GramMatrix | None],
+    statistics: EntryStatistics,
+    *,
+    level: float = LEVEL,
+    eigenvalues: Any = None,
+) -> ProfileNull:
+    """Compute `profile_null` of a matrix whose Gram matrices and norms are known.
+
+    Args:
+        blocks: Matrix of shape ``(groups, h, d)``.
+        grams: Gram matrix of each block; None computes it if it is required.
+        statistics: Norms of the rows and columns of all blocks.
+        level: Largest p-value of a spike.
+        eigenvalues: All eigenvalues of ``W^T W`` of the smaller side of a matrix with one block. None uses `grams`.
+    """
+    if not np.isfinite(statistics.rows).all():
         raise InputError("weight must be finite, got NaN or infinite entries.")
-    filled = [i for i, (rows, _, _) in enumerate(norms) if rows.any()]
+    filled = np.flatnonzero(statistics.rows.any(1)).tolist()
     if not filled:
         raise InputError("weight must not be zero: there is no spectrum to compare.")
     results = []
     for i in filled:
-        known = eigenvalues if len(blocks) == 1 and eigenvalues is not None else gram_eigenvalues(blocks[i][None])
-        results.append(_of_block(blocks[i], np.sort(np.asarray(known, float))[::-1], *norms[i], level / len(filled)))
+        components = _Components(blocks[i], grams[i], eigenvalues if len(blocks) == 1 else None)
+        norms = statistics.rows[i], statistics.columns[i]
+        results.append(_of_block(components, *norms, float(statistics.totals[i]), level / len(filled)))
     spikes = sorted((spike for _, found in results for spike in found), key=lambda spike: -spike.value)
     return ProfileNull(tuple(profile for profile, _ in results), tuple(spikes), level)
 
 
-def _norms(w: Tensor) -> tuple[Array, Array, float]:
-    """Return the squared norms of rows and columns, and the sum of all entries, in float64."""
-    rows, columns, total = np.zeros(len(w)), np.zeros(w.shape[1]), 0.0
-    for block in _row_blocks(w):
-        part = w[block].double().numpy()
-        total += float(part.sum())
-        squares = part * part
-        rows[block] = squares.sum(1)
-        columns += squares.sum(0)
-    return rows, columns, total
+class _Components:
+    """Singular components of a matrix, of which as many are computed as are asked for.
+
+    Args:
+        w: The matrix.
+        gram: Its Gram matrix. None computes it when it is required.
+        eigenvalues: Squared singular values. None takes those of the Gram matrix.
+    """
+
+    def __init__(self, w: Tensor, gram: GramMatrix | None, eigenvalues: Any = None) -> None:
+        self.w = w.detach().cpu()
+        self._tall = self.w if w.shape[0] >= w.shape[1] else self.w.mT
+        self._known = gram
+        known = self._gram.eigenvalues if eigenvalues is None else np.asarray(eigenvalues, float)
+        self.values = np.sort(known)[::-1]
+        """Squared singular values, descending."""
+        self._energies = np.zeros(len(self._tall)), np.zeros(self._tall.shape[1])
+        self._count = 0
+
+    @property
+    def _gram(self) -> GramMatrix:
+        if self._known is None:
+            self._known = GramMatrix(self.w)
+        return self._known
+
+    def energies(self, count: int) -> tuple[Array, Array]:
+        """Return the squared norms of rows and columns of the sum of the leading components.
+
+        Time: ``2 h d`` operations for each component that was not asked for before. A count never falls.
+
+        Args:
+            count: Number of components.
+        """
+        longer, shorter = self._energies
+        if count > self._count:
+            vectors = self._gram.leading_vectors(self._count, count)
+            shorter += np.square(vectors) @ self.values[self._count : count]
+            ours = torch.from_numpy(vectors)
+            for block in _row_blocks(self._tall):
+                longer[block] += (self._tall[block].double() @ ours).square().sum(1).numpy()
+            self._count = count
+        return (longer, shorter) if self._tall is self.w else (shorter, longer)
+
+    def mean_component(self, count: int) -> int:
+        """Return the index of the leading component that is the mean of all entries; -1 if there is none.
+
+        Args:
+            count: Number of components to look at.
+        """
+        vectors = self._gram.leading_vectors(0, count)
+        entries = sum(self._tall[block].double().sum(0) for block in _row_blocks(self._tall))
+        sums = np.asarray(entries) @ vectors  # sum of the entries of W v
+        shares = (sums * vectors.sum(0)) ** 2 / self.values[:count] / self.w.numel()
+        best = int(shares.argmax())
+        return best if float(shares[best]) > _MEAN else -1
 
 
 def _of_block(
-    w: Tensor, values: Array, row_norms: Array, column_norms: Array, total: float, level: float
+    components: _Components, row_norms: Array, column_norms: Array, total: float, level: float
 ) -> tuple[Profile, list[Spike]]:
     """Return the profile of the noise of a matrix, and the spikes beyond its edge."""
-    h, d = w.shape
+    values = components.values
+    h, d = row_norms.size, column_norms.size
     energy = float(row_norms.sum())
     whole = variance_profile(row_norms / math.sqrt(energy), column_norms / math.sqrt(energy))
     score = _score(level)
@@ -227,32 +293,24 @@ def _of_block(
     profile = whole.scaled(share)
     for _ in range(_ROUNDS if taken[found] > _LARGE else 0):
         # A large signal hides which rows and columns the noise is on: take the norms of what is left without it.
-        profile = _profile_of_rest(w, found, row_norms, column_norms)
+        of_rows, of_columns = components.energies(found)
+        profile = _profile_of_rest(row_norms, column_norms, of_rows, of_columns, found)
         beyond = int((values > profile.edge + score * profile.scale).sum())
         if beyond <= found or beyond > _MOST * values.size:
             break
         found = beyond
     mean = total / math.sqrt(h * d)
-    named = _mean_component(w, found) if abs(mean) > profile.threshold else -1
+    is_large = found > 0 and abs(mean) > profile.threshold
+    named = components.mean_component(min(found, _LOOKED_AT)) if is_large else -1
+    signals = profile.signals(values[:found]).tolist()
     return profile, [
-        Spike(value, profile.p_value(value), profile.strength(value), *profile.overlaps(value), i == named)
-        for i, value in enumerate(values[:found].tolist())
+        Spike(value, profile.p_value(value), strength, left, right, i == named)
+        for i, (value, (strength, left, right)) in enumerate(zip(values[:found].tolist(), signals, strict=True))
     ]
 
 
-def _profile_of_rest(w: Tensor, found: int, row_norms: Array, column_norms: Array) -> Profile:
-    """Return the profile of a matrix without its leading components."""
-    h, d = w.shape
-    tall = w if h >= d else w.mT
-    vectors = _leading_vectors(tall, found)
-    of_rows, squares = np.zeros(len(tall)), torch.zeros(found, dtype=torch.float64)
-    for block in _row_blocks(tall):
-        energy = (tall[block].double() @ vectors).square()
-        of_rows[block] = energy.sum(1).numpy()
-        squares += energy.sum(0)
-    of_columns = (vectors.square() @ squares).numpy()
-    if tall is not w:
-        of_rows, of_columns = of_columns, of_rows
+def _profile_of_rest(row_norms: Array, column_norms: Array, of_rows: Array, of_columns: Array, found: int) -> Profile:
+    """Return the profile of a matrix without its leading components, from the squared norms of both."""
     rows, columns = (row_norms - of_rows).clip(min=0), (column_norms - of_columns).clip(min=0)
     total = math.sqrt(float(rows.sum()))
     if not total > 0:
@@ -266,26 +324,9 @@ def _profile_of_rest(w: Tensor, found: int, row_norms: Array, column_norms: Arra
 def _thinned(factors: Array, count: int) -> Array:
     """Return fewer factors of the same distribution, without a number of them."""
     size = factors.size - count
-    result: Array = np.quantile(factors, (np.arange(size) + 0.5) / size)
+    levels = (np.arange(size) + 0.5) / size * (factors.size - 1)
+    result: Array = np.interp(levels, np.arange(factors.size), np.sort(factors))
     return result
-
-
-def _leading_vectors(tall: Tensor, count: int) -> Tensor:
-    """Return the leading right singular vectors of a matrix by subspace iteration, from a few rows at a time."""
-    generator = torch.Generator().manual_seed(0)
-    size = tall.shape[1]
-    basis = leading = torch.randn(size, min(count + _MORE, size), generator=generator, dtype=torch.float64)
-    for _ in range(_ITERATIONS):
-        basis = torch.linalg.qr(basis)[0]
-        image = torch.zeros_like(basis)
-        for block in _row_blocks(tall):
-            part = tall[block].double()
-            image += part.mT @ (part @ basis)
-        # The basis before the last step, in which the product is known.
-        _, rotation = torch.linalg.eigh(basis.mT @ image)
-        leading = basis @ rotation.flip(1)[:, :count]
-        basis = image
-    return leading
 
 
 def _row_blocks(w: Tensor) -> Iterator[slice]:
@@ -297,19 +338,3 @@ def _row_blocks(w: Tensor) -> Iterator[slice]:
 def _score(level: float) -> float:
     """Return the point that a Tracy-Widom variable exceeds with a probability."""
     return float(brentq(lambda s: float(tracy_widom_sf(s)) - level, -8.0, 40.0, xtol=1e-6))
-
-
-def _mean_component(w: Tensor, found: int) -> int:
-    """Return the index of the component that is the mean of all entries; -1 if there is none."""
-    if not found:
-        return -1
-    tall = w if w.shape[0] >= w.shape[1] else w.mT
-    vectors = _leading_vectors(tall, min(found, _LOOKED_AT))
-    sums, squares = torch.zeros(2, vectors.shape[1], dtype=torch.float64)
-    for block in _row_blocks(tall):
-        image = tall[block].double() @ vectors
-        sums += image.sum(0)
-        squares += image.square().sum(0)
-    shares = (sums * vectors.sum(0)) ** 2 / squares / w.numel()
-    best = int(shares.argmax())
-    return best if float(shares[best]) > _MEAN else -1
