@@ -94,6 +94,7 @@ bench-rfm: $(VENV)/test.stamp
 bench-spectra: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_verdicts
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_norms
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_packages
 
 bench-uci: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.uci --data $(DATA)

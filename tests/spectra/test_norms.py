@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from featlearn.spectra import bbp_threshold, phase, weight_eigenvalues, weight_spectra
-from featlearn.spectra._norm_null import against_norms, flip_random_signs, varying_norms
+from featlearn.spectra import bbp_threshold, marchenko_pastur, phase, profile_null, weight_eigenvalues, weight_spectra
+from featlearn.spectra._entry_statistics import entry_statistics
+from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
+from featlearn.spectra._norm_null import against_norms, parallel_rows, varying_norms
 from featlearn.training._measurement import _spectrum_numbers
 
 SIGNALS = ("bulk + spikes", "heavy tail")
@@ -85,6 +88,29 @@ def test_equal_norms_and_signals_keep_their_phase(seed: int) -> None:
     }
     for name, (weight, wanted) in matrices.items():
         assert weight_spectra({"w.weight": weight})["w"].phase_name == wanted, name
+
+
+@pytest.mark.parametrize("shape", [(64, 4000), (4000, 64), (128, 300)])
+def test_a_weak_mean_is_named(shape: tuple[int, int]) -> None:
+    """Noise hides most of a weak mean: the component is constant only as far as theory predicts for such a signal."""
+    for seed in range(3):
+        mean = 1.7 * bbp_threshold(*shape) / math.sqrt(shape[0] * shape[1])
+        (spike,) = profile_null(draw(seed, *shape) + mean).spikes
+        assert spike.is_mean
+        assert spike.left_overlap * spike.right_overlap < 0.5
+        (spike,) = profile_null(spiked(seed, *shape, 1.7)).spikes
+        assert not spike.is_mean
+
+
+def test_large_entries_at_the_same_places_are_not_parallel_rows() -> None:
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        sizes = torch.exp(torch.randn(1, 60, 500, generator=generator, dtype=torch.float64))
+        sizes[:, :8, :25] *= 20  # eight large rows with their entries at the same columns
+        weight = sizes * (2 * torch.randint(0, 2, sizes.shape, generator=generator) - 1)
+        assert not parallel_rows(weight, entry_statistics(weight))
+        weight[:, 1, 25:] += 40 * weight[:, 0, 25:]
+        assert parallel_rows(weight, entry_statistics(weight))
 
 
 def test_a_spike_that_is_mostly_one_row() -> None:
@@ -199,14 +225,18 @@ def test_norms_vary_beyond_chance_only() -> None:
     assert varying_norms(draw(0, 1, 3000, 700)) == ""
 
 
-def test_random_signs_keep_norms_and_nothing_else() -> None:
-    weight = draw(0, 2, 40, 30)
-    copy = flip_random_signs(weight, 1)
-    assert torch.equal(copy.abs(), weight.abs())
-    assert torch.equal(copy, flip_random_signs(weight, 1))
-    assert not torch.equal(copy, flip_random_signs(weight, 2))
-    assert 0.4 < float((copy == weight).double().mean()) < 0.6
-    assert flip_random_signs(weight.half(), 0).dtype == torch.float32
+def test_eigenvalues_with_random_signs() -> None:
+    """They are those of a copy with the same entries up to sign, drawn again for the same seed only."""
+    weight = torch.diag(torch.arange(1.0, 6.0))[None]  # signs do not change the eigenvalues of a diagonal matrix
+    assert gram_eigenvalues(weight, signs=torch.Generator().manual_seed(0)).tolist() == [1, 4, 9, 16, 25]
+    constant = torch.full((1, 300, 200), 0.1).half()
+    values = [gram_eigenvalues(constant, signs=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    assert np.array_equal(values[0], values[1])
+    assert not np.array_equal(values[0], values[2])
+    energy = float(constant.double().square().sum())
+    assert values[0].sum() == pytest.approx(energy, rel=1e-12)
+    edge = marchenko_pastur(300, 200, variance=energy / 60_000, scale=1).edges[1]
+    assert values[0][-1] == pytest.approx(edge, rel=0.05)
 
 
 def test_a_matrix_is_made_only_if_it_is_needed() -> None:

@@ -70,7 +70,7 @@ def weight_eigenvalues(
 _BLOCK = 1 << 19  # numbers per float64 block: 4 MB; larger blocks are not faster
 
 
-def gram_eigenvalues(weight: Tensor) -> Array:
+def gram_eigenvalues(weight: Tensor, *, signs: torch.Generator | None = None) -> Array:
     """Compute the ``groups * min(h, d)`` eigenvalues that ``W^T W`` and ``W W^T`` share, in float64.
 
     An eigenvalue has an error of about ``eps lambda_max``: those below ``n eps lambda_max`` are rounding errors and
@@ -78,11 +78,12 @@ def gram_eigenvalues(weight: Tensor) -> Array:
 
     Args:
         weight: Weight of shape ``(groups, h, d)`` in any floating dtype, finite.
+        signs: Generator of random signs by which the entries are multiplied. None keeps the signs of the entries.
 
     Returns:
         The eigenvalues, ascending.
     """
-    return np.sort(np.concatenate([GramMatrix(w).eigenvalues for w in weight.detach()]))
+    return np.sort(np.concatenate([GramMatrix(w, signs=signs).eigenvalues for w in weight.detach()]))
 
 
 class GramMatrix:
@@ -99,16 +100,17 @@ class GramMatrix:
 
     Args:
         w: Weight of shape ``(h, d)`` in any floating dtype, finite.
+        signs: Generator of random signs by which the entries are multiplied. None keeps the signs of the entries.
 
     Attributes:
         eigenvalues: Eigenvalues, ascending, not negative.
     """
 
-    def __init__(self, w: Tensor) -> None:
+    def __init__(self, w: Tensor, *, signs: torch.Generator | None = None) -> None:
         low, high = (float(end) for end in torch.aminmax(w.detach()))
         # The reduction squares entries: a power of two keeps them in range, and changes no digit.
         self._unit = 4.0 ** math.frexp(max(-low, high))[1]
-        gram = _gram(w.detach(), 1 / self._unit)
+        gram = _gram(w.detach(), 1 / self._unit, signs)
         if len(gram) == 1:
             self.eigenvalues: Array = self._unit * gram[0]
             return
@@ -143,7 +145,7 @@ class GramMatrix:
         return result
 
 
-def _gram(w: Tensor, factor: float) -> Array:
+def _gram(w: Tensor, factor: float, signs: torch.Generator | None) -> Array:
     """Return the lower triangle of the Gram matrix of the smaller side, times a factor, in Fortran order."""
     if w.stride(0) == 1:  # a transposed view: read its memory along the stored rows
         w = w.mT
@@ -155,6 +157,9 @@ def _gram(w: Tensor, factor: float) -> Array:
     # One buffer for all blocks: new ones would accumulate on the heap.
     buffer = torch.empty(step * w.shape[smaller], dtype=torch.float64)
     for block in torch.split(w, step, dim=larger):
-        columns = buffer[: block.numel()].view(block.shape).copy_(block).numpy().T  # Fortran order for BLAS
+        copy = buffer[: block.numel()].view(block.shape).copy_(block)
+        if signs is not None:
+            copy *= torch.randint(0, 2, block.shape, generator=signs, dtype=torch.int8).mul_(2).sub_(1)
+        columns = copy.numpy().T  # Fortran order for BLAS
         gram = dsyrk(factor, columns, beta=1.0, c=gram, trans=0 if tall else 1, lower=1, overwrite_c=1)
     return gram

@@ -6,7 +6,6 @@ copy of the matrix that has random signs: the same entries up to sign, the same 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -52,18 +51,6 @@ def varying_norms(weight: Tensor) -> str:
         ('', 'row norms vary')
     """
     return entry_statistics(weight).varying
-
-
-def flip_random_signs(weight: Tensor, seed: int) -> Tensor:
-    """Return a copy of a matrix with random signs, in float32 or float64: the same norms, and no signal.
-
-    Args:
-        weight: Matrix of any shape and floating dtype.
-        seed: Seed of the signs.
-    """
-    signs = torch.randint(0, 2, weight.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
-    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    return weight.detach().cpu().to(dtype) * signs.mul_(2).sub_(1)
 
 
 @renamed_arguments(found="phase")
@@ -137,7 +124,7 @@ def explain_tail(phase: Phase, weight: Tensor, statistics: EntryStatistics, limi
     """
     assert phase.evidence is not None and phase.evidence.tail is not None
     tail = slice(-phase.evidence.tail.fit.n_tail, None)
-    copy = gram_eigenvalues(flip_random_signs(weight, 0)) * _unit(phase, statistics)
+    copy = gram_eigenvalues(weight, signs=torch.Generator().manual_seed(0)) * _unit(phase, statistics)
     ratios = phase.trained[tail] / copy[-phase.trained.size :][tail].clip(min=np.finfo(float).tiny)
     if float(np.median(np.abs(np.log(ratios)))) <= _SAME_TAIL:
         return "the same entries with random signs have the same heavy tail"
@@ -150,31 +137,26 @@ def parallel_rows(weight: Tensor, statistics: EntryStatistics) -> bool:
     """Return whether two of the largest rows, or columns, are more parallel than random signs make them.
 
     A signal on a few rows raises their norms, and noise with these norms reaches nearly as far; but it makes the rows
-    parallel. The cosine of two rows of noise has the variance ``sum c^2 / (sum c)^2`` for squared column norms c;
-    the largest of all pairs, without its largest term, is compared with the normal law at a level of 1%.
+    parallel. With random signs, the product ``sum_j sign(a_j) b_j / |b|`` of two rows has the variance 1 and lighter
+    tails than a normal variable, whatever the entries are. The largest of all pairs is compared with the normal law at
+    a level of 1%.
 
     Args:
         weight: Block-diagonal matrix of shape ``(groups, h, d)``.
         statistics: Norms of its rows and columns.
     """
     tiny = torch.finfo(torch.float64).tiny
-    norms = [torch.from_numpy(side) for side in (statistics.rows, statistics.columns)]
     sides = [
-        (block, of_rows[i], of_columns[i])
-        for blocks, of_rows, of_columns in ((weight.detach(), *norms), (weight.detach().mT, *reversed(norms)))
-        for i, block in enumerate(blocks)
+        (block, norms)
+        for blocks, norms in ((weight.detach(), statistics.rows), (weight.detach().mT, statistics.columns))
+        for block, norms in zip(blocks, torch.from_numpy(norms), strict=True)
         if min(block.shape) > 1
     ]
-    for block, of_rows, of_columns in sides:
-        largest = of_rows.topk(min(_LARGE_ROWS, len(block))).indices.to(block.device)
+    for block, norms in sides:
+        largest = norms.topk(min(_LARGE_ROWS, len(block))).indices.to(block.device)
         rows = block[largest].double().cpu()
         rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(tiny)
-        spread = float(of_columns.square().sum() / of_columns.sum().square().clamp_min(tiny))
-        cosines = (rows @ rows.mT).abs().triu(1)
-        first, second = divmod(int(cosines.argmax()), len(rows))
-        terms = rows[first] * rows[second]
-        rest = abs(float(terms.sum() - terms[terms.abs().argmax()]))  # one large entry in common is not a direction
-        tests = len(sides) * len(rows) * (len(rows) - 1) / 2
-        if rest > norm.isf(_LEVEL / (2 * tests)) * math.sqrt(spread):
+        scores = (rows.sign() @ rows.mT).abs().fill_diagonal_(0)
+        if float(scores.max()) > norm.isf(_LEVEL / (2 * len(sides) * len(rows) * (len(rows) - 1))):
             return True
     return False

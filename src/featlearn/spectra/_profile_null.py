@@ -30,7 +30,8 @@ Array = NDArray[np.float64]
 LEVEL = 0.01
 """Default largest p-value of a spike."""
 _MOST = 0.5  # largest share of the eigenvalues that can be spikes
-_MEAN = 0.5  # least squared overlap with a constant matrix of a component that is its mean
+_MEAN = 0.5  # least squared overlap with a constant matrix of a component that is its mean, over that of a signal
+_CHANCE = 100.0  # largest squared overlap of noise with a constant matrix, over that of a random direction
 _LOOKED_AT = 8  # largest components among which the mean is looked for
 _LARGE, _ROUNDS = 0.03, 8  # share of the energy above which spikes are taken out as components, and how often
 _BLOCK = 1 << 18
@@ -257,18 +258,23 @@ class _Components:
             self._count = count
         return (longer, shorter) if self._tall is self.w else (shorter, longer)
 
-    def mean_component(self, count: int) -> int:
+    def mean_component(self, overlaps: Array) -> int:
         """Return the index of the leading component that is the mean of all entries; -1 if there is none.
 
+        The squared cosine of a component with a constant matrix is that of a signal in this direction: the product of
+        its predicted squared cosines, left and right.
+
         Args:
-            count: Number of components to look at.
+            overlaps: Predicted product of each component to look at.
         """
+        count = overlaps.size
         vectors = self._gram.leading_vectors(0, count)
         entries = sum(self._tall[block].double().sum(0) for block in _row_blocks(self._tall))
         sums = np.asarray(entries) @ vectors  # sum of the entries of W v
-        shares = (sums * vectors.sum(0)) ** 2 / self.values[:count] / self.w.numel()
+        size = self.w.numel()
+        shares = (sums * vectors.sum(0)) ** 2 / self.values[:count] / size
         best = int(shares.argmax())
-        return best if float(shares[best]) > _MEAN else -1
+        return best if float(shares[best]) > max(_MEAN * float(overlaps[best]), _CHANCE / size) else -1
 
 
 def _of_block(
@@ -300,12 +306,14 @@ def _of_block(
             break
         found = beyond
     mean = total / math.sqrt(h * d)
+    signals = profile.signals(values[:found])
     is_large = found > 0 and abs(mean) > profile.threshold
-    named = components.mean_component(min(found, _LOOKED_AT)) if is_large else -1
-    signals = profile.signals(values[:found]).tolist()
+    named = components.mean_component(signals[:_LOOKED_AT, 1:].prod(1)) if is_large else -1
     return profile, [
         Spike(value, profile.p_value(value), strength, left, right, i == named)
-        for i, (value, (strength, left, right)) in enumerate(zip(values[:found].tolist(), signals, strict=True))
+        for i, (value, (strength, left, right)) in enumerate(
+            zip(values[:found].tolist(), signals.tolist(), strict=True)
+        )
     ]
 
 
