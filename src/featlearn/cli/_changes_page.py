@@ -150,10 +150,13 @@ def print_changes(result: WeightChanges, out: Path, figures: int) -> None:
     if moved:
         print_line(console, f"{count(len(moved), 'phase')} changed, such as {moved[0]}")
     skipped = result.skipped
-    for where, text in (("only in the base", "only in the base"), ("changed by", "that are not matrices changed")):
-        some = skipped[skipped["reason"].str.contains(where, regex=False)]
+    for part, single, several in (
+        ("only in the base", "tensor only in the base", "tensors only in the base"),
+        ("changed by", "tensor that is not a matrix changed", "tensors that are not matrices changed"),
+    ):
+        some = skipped[skipped["reason"].str.contains(part, regex=False)]
         if len(some):
-            print_line(console, f"{count(len(some), 'tensor')} {text}, such as {some.iloc[0]['parameter']}")
+            print_line(console, f"{count(len(some), single, several)}, such as {some.iloc[0]['parameter']}")
     console.print()
     print_page(console, out / "changes.csv", len(_most_changed(result, figures)), len(table))
 

@@ -26,7 +26,7 @@ class DifferenceRank:
     Attributes:
         rank: Number of directions beyond the noise; 0 if the matrix is like noise.
         share: Share of the energy (sum of squared entries) in these directions.
-        exact: Whether all other eigenvalues are zero up to rounding in float64.
+        exact: Whether all other eigenvalues are zero up to errors of float64.
     """
 
     rank: int
@@ -51,20 +51,21 @@ def difference_rank(difference: Tensor, eigenvalues: Array, null: ProfileNull) -
         The number of directions and their share of the energy.
     """
     falling = eigenvalues[::-1]
-    positive = int((falling > 0).sum())
-    if positive <= _HALF * falling.size:
-        return DifferenceRank(positive, 1.0, True)
-    rank = len(null.spikes)
     most = int(_HALF * falling.size)
-    if most:
-        ratios = falling[:most] / np.maximum(falling[1 : most + 1], np.finfo(float).tiny)
-        before = int(ratios.argmax()) + 1
-        if before > rank and ratios[before - 1] >= _JUMP:
-            threshold = float(np.sqrt(falling[before - 1] * falling[before]))
-            rest = profile_null(_without_leading(difference, threshold))
-            if not rest.spikes and falling[before - 1] > rest.limit:
-                rank = before
-    return DifferenceRank(rank, float(falling[:rank].sum() / falling.sum()), False)
+    # Eigenvalues near the errors of float64 are resolved in part: a jump down to them counts, not one among them.
+    floor = falling.size * np.finfo(float).eps * falling[0]
+    ratios = falling[:most] / np.maximum(falling[1 : most + 1], floor)
+    before = int(ratios.argmax()) + 1 if most else 0
+    jump = bool(most) and bool(ratios[before - 1] >= _JUMP)
+    positive = int((falling > 0).sum())
+    rank = len(null.spikes)
+    if positive <= most:
+        rank = before if jump else positive
+    elif jump and before > rank:
+        rest = profile_null(_without_leading(difference, float(np.sqrt(falling[before - 1] * falling[before]))))
+        if not rest.spikes and falling[before - 1] > rest.limit:
+            rank = before
+    return DifferenceRank(rank, float(falling[:rank].sum() / falling.sum()), rank == positive)
 
 
 def _without_leading(blocks: Tensor, threshold: float) -> Tensor:

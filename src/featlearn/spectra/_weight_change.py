@@ -43,6 +43,8 @@ VERDICTS = (
 
 _FEWEST = 8  # directions below which the rank of a change is not judged
 _FEW, _MOST_OF, _HALF_OF, _NEARLY_ALL = 0.25, 0.9, 0.5, 0.99  # shares: of directions; of the energy
+_TRIMMED, _ROUNDED = 1.1, 1.5  # energy of a rest, over the expected one of rounding
+_SUMS = 1e-13  # relative error of sums in float64
 _DEFAULT, _LARGEST = 3, 16  # leading directions without spikes, and at most
 _WIDE = 20.0  # largest eigenvalue over the median, from which on axes are logarithmic
 
@@ -272,7 +274,7 @@ def _is_multiple(trained: Tensor, base: Tensor, difference: Tensor, scale: float
     """Return whether one weight is a multiple of the other up to rounding, and not nearly the same."""
     wide = difference.dtype
     rest = (trained.to(wide) - scale * base.to(wide)).abs()
-    limit = 2 * unit_roundoff(trained, base) * trained.to(wide).abs()
+    limit = (2 * unit_roundoff(trained, base) + _SUMS) * trained.to(wide).abs()
     least = float(torch.finfo(wide).smallest_normal)
     close = bool((rest <= limit.clamp_(min=least)).all())
     return close and float(rest.double().square().sum()) <= 0.1 * float(difference.double().square().sum())
@@ -290,9 +292,12 @@ def _judged(result: WeightChange, rank: DifferenceRank, trained: Tensor) -> Weig
         return replace(result, verdict="low-rank", reason=text)
     if n < _FEWEST:
         return replace(result, reason=f"{n} directions are too few to judge the rank of the change")
+    # A rounded change of low rank has further directions, which are those of the rounding.
+    within, rounding = _rank_up_to_rounding(values, rank.rank, rounding_energy(trained))
+    if 0 < within < rank.rank and rank.share >= _MOST_OF:
+        rank = DifferenceRank(within, float(values[-within:].sum() / values.sum()), False)
+        result = replace(result, rank=float(rank.rank), rank_share=rank.share)
     beyond = f"{rank.rank} of {n} directions beyond the noise of the difference hold {rank.share:.1%} of its energy"
-    rest = float(values.sum()) * (1 - rank.share)
-    rounding = rank.rank and rest <= 1.5 * rounding_energy(trained)
     if rank.rank and (rank.share >= _NEARLY_ALL or (rank.share >= _MOST_OF and rank.rank <= _FEW * n) or rounding):
         also = ", and the rest is rounding" if rounding else ""
         return replace(
@@ -305,6 +310,19 @@ def _judged(result: WeightChange, rank: DifferenceRank, trained: Tensor) -> Weig
         return replace(result, verdict="partly low-rank", reason=f"{beyond}, the rest is spread: {energy}{where}")
     text = "no direction is beyond the noise of the difference" if not rank.rank else beyond
     return replace(result, verdict="full-rank", reason=f"spread over all directions: {energy}; {text}{where}")
+
+
+def _rank_up_to_rounding(values: Array, rank: int, rounding: float) -> tuple[int, bool]:
+    """Return the number of directions without those that rounding explains, and whether it explains all others.
+
+    Args:
+        values: Eigenvalues of the difference, ascending.
+        rank: Number of directions beyond the noise.
+        rounding: Expected energy of rounding errors.
+    """
+    rest = np.concatenate([[0.0], np.cumsum(values)])[::-1]  # energy without the largest 0, 1, 2, ... eigenvalues
+    fewest = int((rest > _TRIMMED * rounding).sum())
+    return min(fewest, rank), bool(rank and rest[rank] <= _ROUNDED * rounding)
 
 
 def _where(spaces: Subspaces | None) -> str:
