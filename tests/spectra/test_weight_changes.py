@@ -205,6 +205,15 @@ def test_old_and_new_directions() -> None:
     assert old.subspaces.left.largest_angle < 0.1  # type: ignore[union-attr]
 
 
+def test_separate_trainings_are_named() -> None:
+    base, other = weight(60, 50), weight(60, 50, seed=1)
+    change = compared(other, base)
+    cosine = float((base * other).double().sum() / base.double().norm() / other.double().norm())
+    assert change.cosine == pytest.approx(cosine, abs=1e-6)
+    assert "the entries of both are uncorrelated" in change.reason
+    assert "uncorrelated" not in compared(update(base, other.double(), 2.0), base).reason
+
+
 def test_phases_of_both() -> None:
     noise = weight(300, 200)
     change = compared(

@@ -123,7 +123,7 @@ def changes_map(table: pd.DataFrame) -> Figure:
         "rank beyond noise": table["rank"],
         "90% rank / size": table["rank_90"].astype(float) / table["eigenvalues"],
         "effective rank / size": table["effective_rank"] / table["eigenvalues"],
-        "angle of leading": table[["left_angle", "right_angle"]].max(axis=1),
+        "angle of leading": table[["left_angle", "right_angle"]].max(axis=1).round(3),
         "overlap with base": table[["left_overlap", "right_overlap"]].max(axis=1),
     }
     return layer_map(list(table.index), columns, colors=_COLORS)

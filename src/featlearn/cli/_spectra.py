@@ -75,7 +75,9 @@ def spectra(
             from featlearn.spectra import compare_weights
 
             changes = compare_weights(source, against, layers=layers, max_size=max_size, progress=True)
-            write_changes(changes, out, source.name, against.name, figures)
+            same = source.name == against.name  # then the folders differ
+            names = ["/".join(path.parts[-2:]) if same else path.name for path in (source, against)]
+            write_changes(changes, out, names[0], names[1], figures)
             table, others = changes.table("all"), {"not_compared": changes.skipped}
             if not as_json:
                 print_changes(changes, out, figures)

@@ -1,11 +1,15 @@
-"""Differences of two weights that rounding to a coarser dtype explains."""
+"""Differences of two weights that rounding to a coarser dtype or a factor explains, from a few rows at a time."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # the coarsest first
+_SUMS = 1e-13  # relative error of sums in float64
+_BLOCK = 1 << 20  # entries of a block
 _TWICE = 1.13  # half a spacing, and the rounding to an intermediate dtype with three more bits
 
 
@@ -17,29 +21,50 @@ def rounded_to(first: Tensor, second: Tensor) -> str:
     (rounding toward zero).
 
     Args:
-        first: First weight, finite, in any floating dtype.
+        first: First weight, finite, shape ``(groups, h, d)``, in any floating dtype.
         second: Second weight of the same shape.
 
     Returns:
         Name of the dtype, such as "bfloat16".
     """
-    wide = torch.float64 if torch.float64 in (first.dtype, second.dtype) else torch.float32
-    a, b = first.to(wide), second.to(wide)
+    wide = common_dtype(first, second)
     least = max(_least_spacing(dtype) for dtype in (first.dtype, second.dtype))
     for dtype in _DTYPES:
         if dtype == wide:
             break
-        exact = _is_exact(a, dtype), _is_exact(b, dtype)
+        exact = _is_exact(first, dtype), _is_exact(second, dtype)
         if exact[0] == exact[1]:
             continue
-        coarse, fine = (a, b) if exact[0] else (b, a)
-        steps = _spacing(fine, dtype).clamp_(min=least)
-        error = (fine - coarse).abs_()
-        if bool((error <= _TWICE / 2 * steps).all()):
-            return _name(dtype)
-        if bool(((error <= steps) & (coarse.abs() <= fine.abs())).all()):
-            return _name(dtype)
+        coarse, fine = (first, second) if exact[0] else (second, first)
+        nearest = toward_zero = True
+        for a, b in row_blocks(coarse, fine):
+            x, y = a.to(wide), b.to(wide)
+            steps = _spacing(y, dtype).clamp_(min=least)
+            error = (y - x).abs_()
+            nearest = nearest and bool((error <= _TWICE / 2 * steps).all())
+            toward_zero = toward_zero and bool(((error <= steps) & (x.abs() <= y.abs())).all())
+            if not (nearest or toward_zero):
+                break
+        else:
+            return str(dtype).removeprefix("torch.")
     return ""
+
+
+def is_multiple(first: Tensor, second: Tensor, scale: float) -> bool:
+    """Return whether a weight is another one times a factor, up to rounding to the coarser of their dtypes.
+
+    Args:
+        first: First weight, finite, shape ``(groups, h, d)``.
+        second: Second weight of the same shape.
+        scale: The factor.
+    """
+    relative = max(float(torch.finfo(w.dtype).eps) for w in (first, second)) + _SUMS
+    least = max(_least_spacing(w.dtype) for w in (first, second))
+    for a, b in row_blocks(first, second):
+        x, y = a.double(), b.double()
+        if bool(((x - scale * y).abs() > (relative * x.abs()).clamp_(min=least)).any()):
+            return False
+    return True
 
 
 def rounding_energy(weight: Tensor) -> float:
@@ -48,21 +73,33 @@ def rounding_energy(weight: Tensor) -> float:
     An error is uniform within half a spacing of the dtype: its variance is ``spacing^2 / 12``.
 
     Args:
-        weight: Weight, finite, in any floating dtype.
+        weight: Weight, finite, shape ``(groups, h, d)``.
     """
-    wide = weight.to(torch.float64 if weight.dtype == torch.float64 else torch.float32)
-    dtype = next((dtype for dtype in _DTYPES if _is_exact(wide, dtype)), torch.float64)
-    return float(_spacing(wide, dtype).double().square().sum()) / 12
+    wide = common_dtype(weight)
+    dtype = next((dtype for dtype in _DTYPES if _is_exact(weight, dtype)), torch.float64)
+    return sum(float(_spacing(w.to(wide), dtype).double().square().sum()) for (w,) in row_blocks(weight)) / 12
 
 
-def unit_roundoff(*weights: Tensor) -> float:
-    """Return the largest relative error of rounding to the coarsest of the dtypes that some weights are stored in."""
-    return max(float(torch.finfo(weight.dtype).eps) for weight in weights) / 2
+def inner_product(first: Tensor, second: Tensor) -> float:
+    """Return the sum of the products of the entries of two weights of shape ``(groups, h, d)``, in float64."""
+    return sum(float((a.double() * b.double()).sum()) for a, b in row_blocks(first, second))
 
 
-def _is_exact(values: Tensor, dtype: torch.dtype) -> bool:
+def common_dtype(*weights: Tensor) -> torch.dtype:
+    """Return float64 if a weight has this dtype, otherwise float32."""
+    return torch.float64 if any(weight.dtype == torch.float64 for weight in weights) else torch.float32
+
+
+def row_blocks(*weights: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield a few rows of each of some weights of the same shape ``(groups, h, d)`` at a time."""
+    groups, _, columns = weights[0].shape
+    step = max(1, _BLOCK // (groups * columns))
+    return zip(*(torch.split(weight, step, dim=1) for weight in weights), strict=True)
+
+
+def _is_exact(weight: Tensor, dtype: torch.dtype) -> bool:
     """Return whether all values can be stored in a dtype without rounding."""
-    return torch.equal(values.to(dtype).to(values.dtype), values)
+    return all(torch.equal(w.to(dtype).to(w.dtype), w) for (w,) in row_blocks(weight))
 
 
 def _spacing(values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -75,7 +112,3 @@ def _spacing(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _least_spacing(dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     return float(info.smallest_normal) * float(info.eps)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

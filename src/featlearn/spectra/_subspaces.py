@@ -104,9 +104,10 @@ def _leading_pairs(blocks: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the leading left and right singular vectors of a block-diagonal matrix, as columns."""
     groups, h, d = blocks.shape
     found: list[tuple[float, int, Tensor, Tensor]] = []
-    for i, block in enumerate(blocks.double()):
-        if not block.any():
+    for i, stored in enumerate(blocks):
+        if not stored.any():
             continue
+        block = stored.double()
         values, vectors = leading_vectors(block, min(count, h, d))
         kept = values > max(h, d) * torch.finfo(values.dtype).eps * values[0]
         images = block @ vectors[:, kept] / values[kept]

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -18,7 +17,7 @@ from featlearn.spectra._compare import histogram, qq
 from featlearn.spectra._difference_rank import DifferenceRank, difference_rank
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._matrix_reading import out_of_range
-from featlearn.spectra._rounding import rounded_to, rounding_energy, unit_roundoff
+from featlearn.spectra._rounding import common_dtype, inner_product, is_multiple, rounded_to, rounding_energy
 from featlearn.spectra._subspaces import Subspaces, compare_subspaces
 from featlearn.spectra._tensor_matrices import Matrix
 from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_spectrum
@@ -44,7 +43,8 @@ VERDICTS = (
 _FEWEST = 8  # directions below which the rank of a change is not judged
 _FEW, _MOST_OF, _HALF_OF, _NEARLY_ALL = 0.25, 0.9, 0.5, 0.99  # shares: of directions; of the energy
 _TRIMMED, _ROUNDED = 1.1, 1.5  # energy of a rest, over the expected one of rounding
-_SUMS = 1e-13  # relative error of sums in float64
+_FACTOR = 0.1  # largest share of the energy of a difference that a factor does not explain
+_UNRELATED = 4.0  # cosine of two weights in units of that of independent entries
 _DEFAULT, _LARGEST = 3, 16  # leading directions without spikes, and at most
 _WIDE = 20.0  # largest eigenvalue over the median, from which on axes are logarithmic
 
@@ -64,6 +64,7 @@ class WeightChange:
         difference: Spectrum of ``A - B``. None if it is zero, or there is no B.
         relative_change: ``|A - B|_F / |B|_F``; infinite if B is zero and A is not.
         scale: Factor c of the best fit ``A = c B``.
+        cosine: Cosine ``<A, B>_F / (|A|_F |B|_F)`` of the entries.
         rank: Number of directions of the difference beyond its own noise, or the number that holds 99% of its energy
             for a low-rank change without such noise.
         rank_share: Share of the energy of the difference in these directions.
@@ -81,6 +82,7 @@ class WeightChange:
     difference: WeightSpectrum | None = field(default=None, repr=False)
     relative_change: float = math.nan
     scale: float = math.nan
+    cosine: float = math.nan
     rank: float = math.nan
     rank_share: float = math.nan
     subspaces: Subspaces | None = field(default=None, repr=False)
@@ -123,6 +125,7 @@ class WeightChange:
             "relative_change": self.relative_change,
             "relative_spectral_change": self.relative_spectral_change,
             "scale": self.scale,
+            "cosine": self.cosine,
             "rank": self.rank,
             "rank_share": self.rank_share,
             "rank_90": self.energy_rank(0.9),
@@ -219,7 +222,7 @@ def measure_change(
     if trained.dtype != base.dtype:
         names = (str(w.dtype).removeprefix("torch.") for w in (base, trained))
         notes = (*notes, f"stored as {' and '.join(names)}")
-    wide = torch.float64 if torch.float64 in (trained.dtype, base.dtype) else torch.float32
+    wide = common_dtype(trained, base)
     difference = trained.to(wide) - base.to(wide)
     same = not difference.any()
     before = _spectrum(matrix, parameter, base)
@@ -227,26 +230,31 @@ def measure_change(
     known = {"trained": after, "base": before, "notes": notes, "base_parameter": base_parameter}
     if same:
         text = "all entries are zero in both" if not before.eigenvalues[-1] > 0 else "all entries are equal"
-        return _change(matrix, "unchanged", text, relative_change=0.0, scale=1.0, rank=0.0, **known)
-    square = float(base.double().square().sum())
-    known["relative_change"] = change = relative_norms((float(difference.double().norm()),), (math.sqrt(square),))[0]
+        return _change(matrix, "unchanged", text, relative_change=0.0, scale=1.0, cosine=1.0, rank=0.0, **known)
+    square, changed = inner_product(base, base), inner_product(difference, difference)
+    known["relative_change"] = change = relative_norms((math.sqrt(changed),), (math.sqrt(square),))[0]
     if dtype := rounded_to(trained, base):
         text = f"the difference, {change:.2g} of the norm, is that of rounding to {dtype}"
         return _change(matrix, "equal up to rounding", text, scale=1.0, **known)
     if problem := out_of_range(difference):
         return _change(matrix, "not comparable", f"the difference has {problem}", **known)
-    known["scale"] = scale = float((trained.double() * base.double()).sum()) / square if square else math.nan
+    product, other = inner_product(trained, base), inner_product(trained, trained)
+    known["scale"] = scale = product / square if square else math.nan
+    if square and other:
+        known["cosine"] = max(-1.0, min(1.0, product / math.sqrt(square) / math.sqrt(other)))
     known["difference"] = spectrum = _spectrum(matrix, parameter, difference)
     rank = DifferenceRank(0, math.nan, False)
     if spectrum.null is not None:
         rank = difference_rank(difference, spectrum.eigenvalues, spectrum.null)
     if min(before.eigenvalues[-1], after.eigenvalues[-1]) > 0:
         size, choice = _subspace_size(before, matrix.eigenvalues)
-        changed = min(max(rank.rank, 1), _LARGEST)
-        known["subspaces"] = compare_subspaces(trained, base, difference, size, choice, changed)
+        leading = min(max(rank.rank, 1), _LARGEST)
+        known["subspaces"] = compare_subspaces(trained, base, difference, size, choice, leading)
     elif square:
         return _change(matrix, "zeroed", "all entries of the trained matrix are zero", **known)
-    if square and _is_multiple(trained, base, difference, scale):
+    # A difference of the size of rounding is not one by a factor.
+    rest = other - 2 * scale * product + scale**2 * square
+    if square and rest <= _FACTOR * changed and is_multiple(trained, base, scale):
         text = f"the trained matrix is {scale:.4g} times the base, up to rounding"
         return _change(matrix, "rescaled", text, **known)
     result = _change(matrix, "changed", "", rank=float(rank.rank), rank_share=rank.share, **known)
@@ -270,16 +278,6 @@ def _subspace_size(base: WeightSpectrum, size: int) -> tuple[int, str]:
     return min(_DEFAULT, size), "default, the base has no spikes"
 
 
-def _is_multiple(trained: Tensor, base: Tensor, difference: Tensor, scale: float) -> bool:
-    """Return whether one weight is a multiple of the other up to rounding, and not nearly the same."""
-    wide = difference.dtype
-    rest = (trained.to(wide) - scale * base.to(wide)).abs()
-    limit = (2 * unit_roundoff(trained, base) + _SUMS) * trained.to(wide).abs()
-    least = float(torch.finfo(wide).smallest_normal)
-    close = bool((rest <= limit.clamp_(min=least)).all())
-    return close and float(rest.double().square().sum()) <= 0.1 * float(difference.double().square().sum())
-
-
 def _judged(result: WeightChange, rank: DifferenceRank, trained: Tensor) -> WeightChange:
     """Return a change with the verdict on its rank."""
     assert result.difference is not None
@@ -287,6 +285,8 @@ def _judged(result: WeightChange, rank: DifferenceRank, trained: Tensor) -> Weig
     n, r90, r99 = values.size, result.energy_rank(0.9), result.energy_rank(0.99)
     energy = f"90% of the energy is in {r90:.0f} and 99% in {r99:.0f} of {n} directions"
     where = _where(result.subspaces)
+    if abs(result.cosine) < _UNRELATED / math.sqrt(trained.numel()) and n >= _FEWEST:
+        where += f"; the entries of both are uncorrelated (cosine {result.cosine:.2f}), as those of separate trainings"
     if rank.exact:
         text = f"LoRA-like, of rank {rank.rank} of {n} exactly{where}"
         return replace(result, verdict="low-rank", reason=text)

@@ -107,7 +107,8 @@ def compare_weights(
     directions or in new ones.
 
     Tensors are matched by name, without the prefixes of wrappers such as ``module.`` and ``model.`` where this is
-    unambiguous, and split into matrices as by `weight_spectra`. One tensor of each checkpoint is in memory at a time.
+    unambiguous, and split into matrices as by `weight_spectra`. One tensor of each checkpoint is in memory at a time, with
+    the difference and a few copies in float64.
 
     Unlike ``weight_spectra(trained, initial=...)``, which judges the spectrum of A by that of the random start of
     training, the base can be any checkpoint, and the difference itself is analyzed.
