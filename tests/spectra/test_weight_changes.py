@@ -83,6 +83,21 @@ def test_planted_lora_has_its_rank(rank: int, dtype: torch.dtype) -> None:
     assert all(c.reason.startswith("LoRA-like, of rank ") for c in result.values())
 
 
+def test_rounding_adds_no_directions_to_a_low_rank() -> None:
+    # A rounded outer product has further directions, which are those of the rounding, not of the change.
+    base = weight(300, 200, torch.bfloat16)
+    change = compared(lora(base, 1), base)
+    assert (change.verdict, change.rank) == ("low-rank", 1)
+    assert change.difference is not None
+    assert change.difference.null is not None
+    assert len(change.difference.null.spikes) > 1
+    # A change of twice the rounding errors: the rest holds a fifth of the energy.
+    small = compared(lora(base, 4, 0.004), base)
+    assert (small.verdict, small.rank) == ("low-rank", 4)
+    assert 0.6 < small.rank_share < 0.9
+    assert "the rest is rounding" in small.reason
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_gaussian_changes_are_of_full_rank(dtype: torch.dtype) -> None:
     base = {f"{h}x{d}": weight(h, d, dtype, seed=h + d) for h, d in SHAPES}
@@ -316,6 +331,8 @@ def test_nothing_in_common_and_wrong_arguments() -> None:
         InputError, match=r"no matrix has the same name in both: trained has 'b\.weight', base has 'a\.w"
     ):
         compare_weights({"b.weight": weight(20, 20)}, base)
+    with pytest.raises(InputError, match="LoRA adapter: merge it into its model first"):
+        compare_weights({"b.lora_A.weight": weight(4, 20), "b.lora_B.weight": weight(20, 4)}, base)
     with pytest.raises(InputError, match=r"'a\.weight' is 20x30 in trained and 20x20 in base"):
         compare_weights({"a.weight": weight(20, 30)}, base)
     with pytest.raises(InputError, match="base must contain tensors"):

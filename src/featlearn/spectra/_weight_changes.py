@@ -107,8 +107,8 @@ def compare_weights(
     directions or in new ones.
 
     Tensors are matched by name, without the prefixes of wrappers such as ``module.`` and ``model.`` where this is
-    unambiguous, and split into matrices as by `weight_spectra`. One tensor of each checkpoint is in memory at a time, with
-    the difference and a few copies in float64.
+    unambiguous, and split into matrices as by `weight_spectra`. One tensor of each checkpoint is in memory at a time,
+    with their difference and a few copies in float64.
 
     Unlike ``weight_spectra(trained, initial=...)``, which judges the spectrum of A by that of the random start of
     training, the base can be any checkpoint, and the difference itself is analyzed.
@@ -198,9 +198,11 @@ def _check_common(tensors: Sequence[Found], others: Sequence[StoredTensor], pair
         pick_text([repr(t.name[:80]) for t in some if len(t.shape) > 1], 2) or "none"
         for some in ([tensor for tensor, _, _ in tensors], others)
     )
+    adapter = any(".lora_" in tensor.name for tensor, _, _ in tensors)
+    hint = " trained is a LoRA adapter: merge it into its model first (merge_and_unload of PEFT)." if adapter else ""
     raise InputError(
         "trained and base must be checkpoints of one model, but no matrix has the same name in both: "
-        f"trained has {ours}, base has {theirs}."
+        f"trained has {ours}, base has {theirs}.{hint}"
     )
 
 
