@@ -21,10 +21,11 @@ Steps = tuple[Any, Any]
 """Edges of bins and their heights."""
 
 BEFORE, AFTER, LAW, SPIKE = PALETTE[0], PALETTE[1], PALETTE[6], PALETTE[2]
-ABOVE: dict[str, Any] = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "handlelength": 1.8}
+ABOVE: dict[str, Any] = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "handlelength": 1.8, "columnspacing": 1.2}
 """Place of a legend above the axes, which lines cannot cross."""
 
 _DASHES = ((0, (4, 2)), (0, (1, 1.2)))  # of the first and the second edge
+_ROW = 60  # letters of a legend in one row, with its lines
 _LABELED = 3  # spikes with a printed value; more would overlap
 
 
@@ -107,7 +108,7 @@ def draw_spectrum_histogram(
 ) -> None:
     """Draw the histograms of `spectrum_histogram` into existing axes.
 
-    A legend "above" the axes takes two columns, and neither edges nor bars run through it.
+    A legend "above" the axes takes one row, or two columns if it is long, and neither edges nor bars run through it.
     """
     top = 0.0
     for name, bins, color in ((labels[0], initial, BEFORE), (labels[1], trained, AFTER)):
@@ -134,7 +135,9 @@ def draw_spectrum_histogram(
     _arrows(ax, np.sort(as_array(spikes).reshape(-1))[::-1])
     ax.set_ylabel("density")
     if legend == "above":
-        ax.legend(loc="lower left", **ABOVE, ncols=2)
+        texts = ax.get_legend_handles_labels()[1]
+        short = sum(map(len, texts)) + 6 * len(texts) <= _ROW
+        ax.legend(loc="lower left", **ABOVE, ncols=len(texts) if short else 2)
     else:
         # On white: the line of the edge would cross the text.
         ax.legend(loc="upper right", handlelength=1.4, frameon=True, framealpha=1.0, edgecolor="none")

@@ -26,7 +26,7 @@ from featlearn.spectra.profile_null import ProfileNull, Spike, profile_null
 Array = NDArray[np.float64]
 
 _WIDE = 20.0  # largest eigenvalue over the median, from which on axes are logarithmic
-_VISIBLE, _LOW = 1e-4, 0.01  # smallest density that is drawn, over the largest above this share of the edge
+_VISIBLE, _LOW = 1e-3, 0.002  # smallest density of a law that is drawn, over that at the median; share below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,8 +212,10 @@ class WeightSpectrum:
             edges["edge of noise with its norms"] = self.null.edge
             if len(self.null.profiles) == 1:
                 law = self.null.laws[0]
-                # The density of a square matrix is infinite at zero.
-                inside = law.density > _VISIBLE * law.density[law.x >= _LOW * law.x[-1]].max()
+                # Below the left edge the density is not zero, but an error with nearly no mass.
+                inside = law.mass > law.mass[0] + _LOW
+                # The density of a square matrix is infinite at zero: that in the middle is the measure.
+                inside &= law.density > _VISIBLE * np.interp(law.mass[[0, -1]].mean(), law.mass, law.density)
                 curve = law.x[inside], law.density[inside]
         return curve, edges
 
