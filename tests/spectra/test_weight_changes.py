@@ -126,6 +126,24 @@ def test_a_multiple_is_rescaled(dtype: torch.dtype, scale: float) -> None:
     assert f"{change.scale:.4g} times the base" in change.reason
 
 
+def test_factors_near_one_are_printed() -> None:
+    base = weight(50, 40, torch.float64)
+    assert "(1 + 1.0e-07) times the base" in compared((1 + 1e-7) * base, base).reason
+    assert "(1 - 1.0e-05) times the base" in compared((1 - 1e-5) * base, base).reason
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_scale_and_transposition_do_not_matter(size: float) -> None:
+    base = weight(60, 90)
+    trained = lora(base, 3)
+    plain, scaled = compared(trained, base), compared((size * trained).T.contiguous(), (size * base).T.contiguous())
+    assert (scaled.verdict, scaled.rank) == (plain.verdict, plain.rank) == ("low-rank", 3)
+    assert scaled.relative_change == pytest.approx(plain.relative_change, rel=1e-4)
+    assert scaled.subspaces is not None
+    assert plain.subspaces is not None
+    assert scaled.subspaces.left.largest_angle == pytest.approx(plain.subspaces.right.largest_angle, rel=1e-3)
+
+
 def test_a_multiple_with_another_row_is_not_rescaled() -> None:
     base = weight(50, 40)
     trained = 1.5 * base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,7 +26,7 @@ from featlearn.spectra.matrix_norms import relative_norms
 
 Array = NDArray[np.float64]
 
-VERDICTS = (
+Verdict = Literal[
     "unchanged",
     "equal up to rounding",
     "rescaled",
@@ -37,11 +38,11 @@ VERDICTS = (
     "new",
     "other shape",
     "not comparable",
-)
-"""Verdicts on the change of a matrix."""
+]
 
 _FEWEST = 8  # directions below which the rank of a change is not judged
 _FEW, _MOST_OF, _HALF_OF, _NEARLY_ALL = 0.25, 0.9, 0.5, 0.99  # shares: of directions; of the energy
+_CLOSE = 1e-3  # difference of a factor from 1, below which the difference is printed
 _TRIMMED, _ROUNDED = 1.1, 1.5  # energy of a rest, over the expected one of rounding
 _FACTOR = 0.1  # largest share of the energy of a difference that a factor does not explain
 _UNRELATED = 4.0  # cosine of two weights in units of that of independent entries
@@ -75,7 +76,7 @@ class WeightChange:
 
     name: str
     shape: tuple[int, int, int]
-    verdict: str
+    verdict: Verdict
     reason: str
     trained: WeightSpectrum | None = field(default=None, repr=False)
     base: WeightSpectrum | None = field(default=None, repr=False)
@@ -255,13 +256,15 @@ def measure_change(
     # A difference of the size of rounding is not one by a factor.
     rest = other - 2 * scale * product + scale**2 * square
     if square and rest <= _FACTOR * changed and is_multiple(trained, base, scale):
-        text = f"the trained matrix is {scale:.4g} times the base, up to rounding"
+        more = f"(1 {'+' if scale > 1 else '-'} {abs(scale - 1):.1e})"
+        factor = f"{scale:.4g}" if abs(scale - 1) > _CLOSE else more
+        text = f"the trained matrix is {factor} times the base, up to rounding"
         return _change(matrix, "rescaled", text, **known)
     result = _change(matrix, "changed", "", rank=float(rank.rank), rank_share=rank.share, **known)
     return _judged(result, rank, trained)
 
 
-def _change(matrix: Matrix, verdict: str, reason: str, **known: object) -> WeightChange:
+def _change(matrix: Matrix, verdict: Verdict, reason: str, **known: object) -> WeightChange:
     return WeightChange(matrix.name, matrix.shape, verdict, reason, **known)  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import torch
@@ -17,7 +18,7 @@ from featlearn.spectra._matrix_results import MatrixResults, TensorCoverage
 from featlearn.spectra._name_matching import match_names
 from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
-from featlearn.spectra._weight_change import WeightChange, measure_change
+from featlearn.spectra._weight_change import Verdict, WeightChange, measure_change
 from featlearn.spectra._weight_spectrum import measure_spectrum
 from featlearn.spectra.tensor_readers import Source, open_source
 
@@ -208,54 +209,43 @@ def _check_common(tensors: Sequence[Found], others: Sequence[StoredTensor], pair
 
 def _compared(tensor: StoredTensor, matrices: Sequence[Matrix], other: StoredTensor | None) -> dict[str, WeightChange]:
     """Return the changes of the matrices of a tensor."""
-    notes = tuple(filter(None, (tensor.note,)))
     read = tensor.read()
-    problem = out_of_range(read)
-    verdict, reason = "", ""
-    if other is None:
-        verdict, reason = "new", "the base has no tensor of this name"
-    elif other.shape != tensor.shape:
-        verdict, reason = "other shape", f"the tensor is {_shape(tensor)}, and {_shape(other)} in the base"
-    elif other.reason and not tensor.reason:
-        verdict, reason = "not comparable", f"in the base: {other.reason}"
-    elif problem:
-        verdict, reason = "not comparable", f"{problem} in the trained checkpoint"
-    if other is not None and not verdict:
-        base = other.read()
-        if other.name not in (tensor.name, *tensor.tied):
-            notes = (*notes, f"compared with {other.name!r} of the base")
-        if not base.is_floating_point():
-            verdict, reason = "not comparable", f"dtype {other.dtype} in the base"
-        elif found := out_of_range(base):
-            verdict, reason = "not comparable", f"{found} in the base"
-        else:
-            return {
-                m.name: measure_change(
-                    m,
-                    tensor.name,
-                    m.view(read),
-                    m.view(base),
-                    notes=tuple(filter(None, (m.note, *notes))),
-                    base_parameter=other.name,
-                )
-                for m in matrices
-            }
-    values = [] if problem else matrix_eigenvalues(replace(tensor, read=lambda: read), matrices)[1]
-    result = {}
+    base, verdict, reason = _counterpart(tensor, read, other)
+    notes = [tensor.note]
+    if other is not None and other.name not in (tensor.name, *tensor.tied):
+        notes.append(f"compared with {other.name!r} of the base")
+    values = [] if base is not None else matrix_eigenvalues(replace(tensor, read=lambda: read), matrices)[1]
+    result: dict[str, WeightChange] = {}
     for i, m in enumerate(matrices):
-        spectrum = (
-            measure_spectrum(m.name, m.kind, m.shape, tensor.name, values[i], weight=m.view(read)) if values else None
-        )
-        result[m.name] = WeightChange(
-            m.name,
-            m.shape,
-            verdict,
-            reason,
-            trained=spectrum,
-            base_parameter="" if other is None else other.name,
-            notes=tuple(filter(None, (m.note, *notes))),
-        )
+        known: dict[str, Any] = {
+            "notes": tuple(filter(None, (m.note, *notes))),
+            "base_parameter": "" if other is None else other.name,
+        }
+        if base is not None:
+            result[m.name] = measure_change(m, tensor.name, m.view(read), m.view(base), **known)
+            continue
+        if values:  # the trained matrix is measured, even though there is nothing to compare it with
+            known["trained"] = measure_spectrum(m.name, m.kind, m.shape, tensor.name, values[i], weight=m.view(read))
+        result[m.name] = WeightChange(m.name, m.shape, verdict, reason, **known)
     return result
+
+
+def _counterpart(tensor: StoredTensor, read: Tensor, other: StoredTensor | None) -> tuple[Tensor | None, Verdict, str]:
+    """Return the tensor of the base, or None with a verdict and its reason."""
+    if other is None:
+        return None, "new", "the base has no tensor of this name"
+    if other.shape != tensor.shape:
+        return None, "other shape", f"the tensor is {_shape(tensor)}, and {_shape(other)} in the base"
+    if other.reason:
+        return None, "not comparable", f"in the base: {other.reason}"
+    if problem := out_of_range(read):
+        return None, "not comparable", f"{problem} in the trained checkpoint"
+    base = other.read()
+    if not base.is_floating_point():
+        return None, "not comparable", f"dtype {other.dtype} in the base"
+    if problem := out_of_range(base):
+        return None, "not comparable", f"{problem} in the base"
+    return base, "changed", ""
 
 
 def _vector_change(tensor: StoredTensor, other: StoredTensor | None) -> str:
