@@ -70,6 +70,18 @@ def test_rounded_file_is_no_change(featlearn: Any, folder: Path) -> None:
     assert (folder / "spectra/index.html").read_text().count("data:image/png") == 1  # nothing to draw but the map
 
 
+def test_another_training_is_named(featlearn: Any, folder: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    other = {f"net.layers.{i}.projection.weight": torch.randn(96, 64, generator=generator) for i in range(2)}
+    save_file(other, folder / "other.safetensors")
+    done = featlearn("spectra", "other.safetensors", "--against", "base.safetensors", "--figures", "0")
+    text = "2 of 2 matrices are uncorrelated with the base, as of separate trainings."
+    assert text in done.out
+    assert text in (folder / "spectra/index.html").read_text()
+    tuned = featlearn("spectra", "tuned.pt", "--against", "base.safetensors", "--figures", "0")
+    assert "uncorrelated" not in tuned.out
+
+
 def test_wrong_files_are_one_sentence(featlearn: Any, folder: Path) -> None:
     save_file({"other.weight": torch.ones(8, 8)}, folder / "other.safetensors")
     (folder / "junk.pt").write_bytes(b"\x00\x01" * 100)

@@ -81,7 +81,7 @@ def write_changes(result: WeightChanges, out: Path, name: str, base: str, figure
     sections = [
         Section(
             "Layer map",
-            (f"{summary(table['verdict'])}.",),
+            tuple(filter(None, (f"{summary(table['verdict'])}.", _unrelated(result)))),
             figures={_MAP: changes_map(table)},
             settings=verdicts,
         ),
@@ -146,6 +146,8 @@ def print_changes(result: WeightChanges, out: Path, figures: int) -> None:
     ]
     console.print(text_table(columns, rows))
     print_summary(console, table["verdict"], out / "changes.csv")
+    if text := _unrelated(result):
+        print_line(console, text)
     moved = [f"{name}: {_phases(row)}" for name, row in table.iterrows() if " → " in _phases(row)]
     if moved:
         print_line(console, f"{count(len(moved), 'phase')} changed, such as {moved[0]}")
@@ -159,6 +161,16 @@ def print_changes(result: WeightChanges, out: Path, figures: int) -> None:
             print_line(console, f"{count(len(some), single, several)}, such as {some.iloc[0]['parameter']}")
     console.print()
     print_page(console, out / "changes.csv", len(_most_changed(result, figures)), len(table))
+
+
+def _unrelated(result: WeightChanges) -> str:
+    """Return a sentence about matrices whose entries are uncorrelated with the base; empty if there are none."""
+    compared = sum(change.base is not None for change in result.values())
+    some = sum(change.is_unrelated for change in result.values())
+    text = (
+        f"{some} of {count(compared, 'matrix', 'matrices')} are uncorrelated with the base, as of separate trainings."
+    )
+    return text if some else ""
 
 
 def _most_changed(result: WeightChanges, most: int) -> list[WeightChange]:

@@ -97,6 +97,13 @@ class WeightChange:
             return 0.0 if self.verdict == "unchanged" else math.nan
         return relative_norms((self.difference.spectral_norm,), (self.base.spectral_norm,))[0]
 
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether the entries of A and B are uncorrelated, as those of two trainings from different starts."""
+        groups, rows, columns = self.shape
+        enough = groups * min(rows, columns) >= _FEWEST
+        return enough and abs(self.cosine) < _UNRELATED / math.sqrt(groups * rows * columns)
+
     def energy_rank(self, share: float) -> float:
         """Return the smallest number of directions that holds a share of the energy of the difference.
 
@@ -288,7 +295,7 @@ def _judged(result: WeightChange, rank: DifferenceRank, trained: Tensor) -> Weig
     n, r90, r99 = values.size, result.energy_rank(0.9), result.energy_rank(0.99)
     energy = f"90% of the energy is in {r90:.0f} and 99% in {r99:.0f} of {n} directions"
     where = _where(result.subspaces)
-    if abs(result.cosine) < _UNRELATED / math.sqrt(trained.numel()) and n >= _FEWEST:
+    if result.is_unrelated:
         where += f"; the entries of both are uncorrelated (cosine {result.cosine:.2f}), as those of separate trainings"
     if rank.exact:
         text = f"LoRA-like, of rank {rank.rank} of {n} exactly{where}"
