@@ -99,7 +99,7 @@ class WeightChange:
 
     @property
     def is_unrelated(self) -> bool:
-        """Whether the entries of A and B are uncorrelated, as those of two trainings from different starts."""
+        """True if the entries of A and B are uncorrelated, as those of two trainings from different starts."""
         groups, rows, columns = self.shape
         enough = groups * min(rows, columns) >= _FEWEST
         return enough and abs(self.cosine) < _UNRELATED / math.sqrt(groups * rows * columns)
