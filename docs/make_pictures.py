@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_digits, load_wine
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from featlearn.adaptive import penalty_curves
 from featlearn.datasets import chain_monomial_egop, chain_monomial_task
 from featlearn.models import mlp
 from featlearn.papers import adaptive_comparison, spectral_case
-from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
+from featlearn.plots import PALETTE, layer_map, matrix_row, new_figure, save_figure, style
 from featlearn.training import fit
 
 IMAGES = Path(__file__).parent / "img"
@@ -210,6 +210,24 @@ def phases() -> None:
     save_figure(fl.spectra.power_law(cases[4].ck.trained).plot(), IMAGES / "tail.png", dpi=110)
 
 
+def layer_maps() -> None:
+    """The map of all matrices of a network of nine layers, trained on the digits."""
+    X, y = load_digits(return_X_y=True)
+    data = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(y)
+    model = mlp([64, *[160] * 8, 10], generator=0)
+    fit(model, data, optimizer="adam", lr=1e-3, steps=60, loss="cross_entropy")
+    table = fl.weight_spectra(model).table("all")
+    columns = {
+        "phase": table["phase"],
+        "spikes": table["spikes"],
+        "alpha": table["alpha"],
+        "stable rank / size": table["stable_rank"] / table["eigenvalues"],
+        "effective rank / size": table["effective_rank"] / table["eigenvalues"],
+        "spectral norm": table["spectral_norm"],
+    }
+    save_figure(layer_map(table.index, columns), IMAGES / "layer-map.png", dpi=110)
+
+
 class Block(nn.Module):
     """A transformer block without dropout."""
 
@@ -386,4 +404,5 @@ if __name__ == "__main__":
     adapted_kernels()
     reports()
     phases()
+    layer_maps()
     wine()

@@ -172,15 +172,25 @@ def test_a_hugging_face_folder_on_lines_of_text(featlearn: Any, folder: Path) ->
 
 
 def test_spectra_of_a_file_and_what_is_none(featlearn: Any, folder: Path) -> None:
-    save_file({f"layers.{i}.weight": torch.randn(80, 60) for i in range(14)}, folder / "many.safetensors")
+    torch.manual_seed(0)
+    state = {f"layers.{i}.weight": torch.randn(80, 60) for i in range(14)}
+    state["layers.13.weight"] += 3 * torch.outer(torch.randn(80), torch.randn(60))
+    save_file(state, folder / "many.safetensors")
     done = featlearn("spectra", "many.safetensors")
     assert done.code == 0, done.err
-    assert "figures of the first 12 of 14" in done.out
+    assert "layer map, figures of 12 of 14" in done.out
     assert max(map(len, done.out.splitlines())) <= 80
     page = (folder / "spectra/index.html").read_text()
-    assert page.count("data:image/png") == 12
-    assert "the first 12 of 14 matrices" in page
+    assert page.count("data:image/png") == 13  # and the map
+    assert "12 of 14 matrices are drawn" in page
+    assert "1 of 1 bulk + spikes" in page
+    figures = page[page.index("<h2>Spectra</h2>") :]
+    assert figures.index("layers.13: bulk + spikes") < figures.index("layers.1: ")  # the most notable one first
     assert len(pd.read_csv(folder / "spectra/spectra.csv")) == 14
+    none = featlearn("spectra", "many.safetensors", "--figures", "0", "--out", "none")
+    assert none.out.splitlines()[-2].endswith("  layer map")
+    assert (folder / "none/index.html").read_text().count("data:image/png") == 1
+    assert featlearn("spectra", "many.safetensors", "--figures", "-1").code == 2
     reported = featlearn("spectra", "end.safetensors", "--initial", "start.pt", "--out", "s", "--json").json
     assert [row["matrix"] for row in reported["matrices"]] == ["0", "2"]
     (folder / "junk.pt").write_bytes(os.urandom(200))

@@ -46,9 +46,19 @@ def test_wrong_files_are_reported_at_once(tmp_path: Path, name: str, content: by
     assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.5
 
 
-def test_the_initial_file_is_checked_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["initial", "against"])
+def test_the_other_file_is_checked_too(tmp_path: Path, option: str) -> None:
     (tmp_path / "w.pkl").write_bytes(b"\x80\x02}.")
-    command = [sys.executable, "-c", PROGRAM, "spectra", "w.pkl", "--initial", "gone.pt"]
+    command = [sys.executable, "-c", PROGRAM, "spectra", "w.pkl", f"--{option}", "gone.pt"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "initial 'gone.pt' does not exist" in done.stderr
+    assert f"{option} 'gone.pt' does not exist" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == 1
+
+
+def test_initial_and_against_are_refused_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, "spectra", "a.pt", "--initial", "b.pt", "--against", "c.pt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "--initial and --against cannot be combined" in done.stderr
+    assert done.stderr.count("\n") == 1
     assert done.returncode == 1

@@ -370,3 +370,19 @@ def test_the_variance_is_that_of_the_bulk(rows: int) -> None:
 
 def test_it_is_a_public_name() -> None:
     assert fl.spectra.weight_spectra is weight_spectra
+
+
+@pytest.mark.parametrize("shape", [(100, 80), (64, 64), (300, 40)])
+def test_the_law_of_a_figure_is_whole_and_without_errors(shape: tuple[int, int]) -> None:
+    """The curve holds nearly all of its mass, and does not show the errors of the density below the left edge."""
+    rows = torch.linspace(0.3, 3, shape[0])[:, None] if shape[0] == shape[1] else 1.0
+    spectrum = weight_spectra({"w": seeded(*shape) * rows})["w"]
+    curve, edges = spectrum.noise_curve()
+    assert curve is not None
+    x, y = curve
+    assert spectrum.null is not None
+    assert edges["edge of noise with its norms"] == spectrum.null.edge
+    assert np.trapezoid(y, x) == pytest.approx(1.0, abs=0.1)
+    assert x[-1] > 0.9 * spectrum.null.laws[0].x[-1]
+    turns = np.sign(np.diff(y))
+    assert (np.diff(turns[turns != 0]) != 0).sum() <= 1  # one maximum

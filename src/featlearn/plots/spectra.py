@@ -1,9 +1,9 @@
-"""Figures of spectra: ranked eigenvalues, histograms, quantile-quantile plots, tails, and spectra over training."""
+"""Figures of spectra: ranked eigenvalues, histograms, quantile-quantile plots, and spectra over training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from featlearn._utils.formatting import short_number
 from featlearn._utils.validation import check_int
 from featlearn.errors import InputError
 from featlearn.plots.style import MARKERS, PALETTE, as_array, new_figure, style
@@ -19,7 +20,12 @@ Array = NDArray[np.float64]
 Steps = tuple[Any, Any]
 """Edges of bins and their heights."""
 
-_BEFORE, _AFTER, _LAW, _SPIKE = PALETTE[0], PALETTE[1], PALETTE[6], PALETTE[2]
+BEFORE, AFTER, LAW, SPIKE = PALETTE[0], PALETTE[1], PALETTE[6], PALETTE[2]
+ABOVE: dict[str, Any] = {"bbox_to_anchor": (0, 1), "borderaxespad": 0.3, "handlelength": 1.8, "columnspacing": 1.2}
+"""Place of a legend above the axes, which lines cannot cross."""
+
+_DASHES = ((0, (4, 2)), (0, (1, 1.2)))  # of the first and the second edge
+_ROW = 60  # letters of a legend in one row, with its lines
 _LABELED = 3  # spikes with a printed value; more would overlap
 
 
@@ -28,12 +34,14 @@ def spectrum_histogram(
     initial: Steps | None = None,
     *,
     density: tuple[Any, Any] | None = None,
-    edge: float | None = None,
+    edge: float | Mapping[str, float] | None = None,
     spikes: Any = (),
     qq: tuple[Any, Any] | None = None,
     log: bool = False,
     title: str | None = None,
     xlabel: str = "eigenvalue",
+    labels: tuple[str, str, str] = ("initial", "trained", "law"),
+    qq_labels: tuple[str, str] = ("initial quantile", "trained quantile"),
 ) -> Figure:
     """Draw histograms of a trained and an initial spectrum.
 
@@ -41,12 +49,14 @@ def spectrum_histogram(
         trained: Histogram of the trained spectrum, ``(edges, heights)``, with one edge more than heights.
         initial: Histogram of the initial spectrum, drawn behind. None draws none.
         density: Density of a law, ``(x, y)``. None draws none.
-        edge: Right edge of the bulk, drawn as a dashed line. None draws none.
+        edge: Right edge of the bulk, drawn as a dashed line, or several edges by label. None draws none.
         spikes: Eigenvalues outside the bulk, marked by arrows.
         qq: Quantiles ``(initial, trained)`` for a Q-Q plot next to the histograms. None draws none.
         log: Whether both axes are logarithmic, for heavy tails.
         title: Title of the figure. None draws no title.
         xlabel: Label of the axis of eigenvalues.
+        labels: Labels of the initial spectrum, the trained spectrum and the law in the legend.
+        qq_labels: Labels of the horizontal and the vertical axis of the Q-Q plot.
 
     Returns:
         The figure.
@@ -73,9 +83,11 @@ def spectrum_histogram(
             fig = new_figure(7.4, 3.3)
             ax, beside = fig.subplots(1, 2, width_ratios=(1.7, 1))
             draw_qq(beside, *qq, log=log, size=3.0)
-            beside.set_xlabel("initial quantile")
-            beside.set_ylabel("trained quantile")
-        draw_spectrum_histogram(ax, trained, initial, density=density, edge=edge, spikes=spikes, log=log)
+            beside.set_xlabel(qq_labels[0])
+            beside.set_ylabel(qq_labels[1])
+        draw_spectrum_histogram(
+            ax, trained, initial, density=density, edge=edge, spikes=spikes, log=log, labels=labels, legend="above"
+        )
         ax.set_xlabel(xlabel)
         if title:
             fig.suptitle(title, fontsize=10)
@@ -88,13 +100,18 @@ def draw_spectrum_histogram(
     initial: Steps | None = None,
     *,
     density: tuple[Any, Any] | None = None,
-    edge: float | None = None,
+    edge: float | Mapping[str, float] | None = None,
     spikes: Any = (),
     log: bool = False,
+    labels: tuple[str, str, str] = ("initial", "trained", "law"),
+    legend: Literal["inside", "above"] = "inside",
 ) -> None:
-    """Draw the histograms of `spectrum_histogram` into existing axes."""
+    """Draw the histograms of `spectrum_histogram` into existing axes.
+
+    A legend "above" the axes takes one row, or two columns if it is long, and neither edges nor bars run through it.
+    """
     top = 0.0
-    for name, bins, color in (("initial", initial, _BEFORE), ("trained", trained, _AFTER)):
+    for name, bins, color in ((labels[0], initial, BEFORE), (labels[1], trained, AFTER)):
         if bins is None:
             continue
         edges, heights = _bins(name, bins)
@@ -103,10 +120,12 @@ def draw_spectrum_histogram(
         top = max(top, float(heights.max()))
     if density is not None:
         x, y = _pair("density", density)
-        ax.plot(x, y, color=_LAW, linewidth=1.2, label="law")
+        ax.plot(x, y, color=LAW, linewidth=1.2, label=labels[2])
         # A law can be infinite at a hard edge: the histogram sets the height.
-    if edge is not None:
-        ax.axvline(edge, color="#808080", linestyle="--", linewidth=1.0, label=f"edge {edge:.3g}")
+    lines = {} if edge is None else dict(edge) if isinstance(edge, Mapping) else {"edge": edge}
+    for i, (name, place) in enumerate(lines.items()):
+        dashes = _DASHES[i % len(_DASHES)]
+        ax.axvline(place, color="#606060", linestyle=dashes, linewidth=1.1, label=f"{name} {short_number(place)}")
     if log:
         ax.set_xscale("log")
         ax.set_yscale("log")
@@ -115,8 +134,13 @@ def draw_spectrum_histogram(
         ax.set_xlim(left=0)
     _arrows(ax, np.sort(as_array(spikes).reshape(-1))[::-1])
     ax.set_ylabel("density")
-    # On white: the line of the edge would cross the text.
-    ax.legend(loc="upper right", handlelength=1.4, frameon=True, framealpha=1.0, edgecolor="none")
+    if legend == "above":
+        texts = ax.get_legend_handles_labels()[1]
+        short = sum(map(len, texts)) + 6 * len(texts) <= _ROW
+        ax.legend(loc="lower left", **ABOVE, ncols=len(texts) if short else 2)
+    else:
+        # On white: the line of the edge would cross the text.
+        ax.legend(loc="upper right", handlelength=1.4, frameon=True, framealpha=1.0, edgecolor="none")
 
 
 def qq_plot(
@@ -169,71 +193,10 @@ def draw_qq(ax: Axes, initial: Any, trained: Any, *, log: bool = False, size: fl
     if x.size:
         ends = [min(x.min(), y.min()), max(x.max(), y.max())]
         ax.plot(ends, ends, color="#808080", linestyle="--", linewidth=0.9, zorder=1)
-    ax.plot(x, y, "o", color=_AFTER, markersize=size, alpha=0.7, markeredgewidth=0)
+    ax.plot(x, y, "o", color=AFTER, markersize=size, alpha=0.7, markeredgewidth=0)
     if not log:
         ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.yaxis.set_major_locator(MaxNLocator(4))
-
-
-def tail_plot(
-    eigenvalues: Any,
-    x_min: float,
-    alpha: float,
-    *,
-    standard_error: float | None = None,
-    initial: Any = None,
-    title: str | None = None,
-    xlabel: str = "eigenvalue",
-) -> Figure:
-    """Draw the share of eigenvalues of at least x on logarithmic axes, with a power law from x_min on.
-
-    Args:
-        eigenvalues: Positive eigenvalues in any order.
-        x_min: Start of the tail.
-        alpha: Exponent of the density of the tail; the share falls like ``x^(1 - alpha)``.
-        standard_error: Standard error of alpha, shown in the legend. None shows none.
-        initial: Positive eigenvalues before training, drawn behind. None draws none.
-        title: Title of the figure. None draws no title.
-        xlabel: Label of the axis of eigenvalues.
-
-    Returns:
-        The figure.
-
-    Raises:
-        InputError: If an eigenvalue is not positive, or no eigenvalue is at least x_min.
-
-    Example:
-        >>> import numpy as np
-        >>> from featlearn.plots import tail_plot
-        >>> eigenvalues = 1 + np.random.default_rng(0).pareto(1.5, size=200)  # density x^-2.5
-        >>> figure = tail_plot(eigenvalues, x_min=1.0, alpha=2.5)
-        >>> figure.axes[0].get_xscale(), figure.axes[0].get_yscale()
-        ('log', 'log')
-    """
-    values = _vector("eigenvalues", eigenvalues)
-    if not (x_min > 0 and alpha > 1 and (values >= x_min).any()):
-        raise InputError(f"x_min must be positive with eigenvalues above it, alpha above 1; got {x_min:g}, {alpha:g}.")
-    with style():
-        fig = new_figure(4.4, 3.4)
-        ax = fig.subplots()
-        if initial is not None:
-            before = _vector("initial", initial)
-            ax.plot(before, _shares(before), ".", color=_BEFORE, markersize=3, label="initial")
-        name = "trained" if initial is not None else "data"
-        ax.plot(values, _shares(values), ".", color=_AFTER, markersize=4, label=name)
-        x = np.geomspace(x_min, values[-1], 50)
-        spread = "" if standard_error is None else f" $\\pm$ {standard_error:.2f}"
-        line = np.mean(values >= x_min) * (x / x_min) ** (1 - alpha)
-        ax.plot(x, line, color=_LAW, linewidth=1.4, label=f"power law, $\\alpha$ = {alpha:.2f}{spread}")
-        ax.axvline(x_min, color="#808080", linestyle="--", linewidth=0.9, label=f"$x_{{\\min}}$ = {x_min:.3g}")
-        ax.set_xscale("log")
-        ax.set_yscale("log")
-        ax.set_xlabel(xlabel)
-        ax.set_ylabel("share of eigenvalues $\\geq x$")
-        ax.legend(loc="lower left")
-        if title:
-            fig.suptitle(title, fontsize=10)
-    return fig
 
 
 def spectrum_evolution(
@@ -286,13 +249,13 @@ def spectrum_evolution(
         for low, high, alpha in ((0.05, 0.95, 0.2), (0.25, 0.75, 0.35)):
             band = np.quantile(rows, [low, high], axis=1)
             label = f"{low:.0%} to {high:.0%}".replace("%", "", 1)
-            ax.fill_between(at, *band, color=_BEFORE, alpha=alpha, linewidth=0, label=label)
-        ax.plot(at, np.median(rows, axis=1), color=_BEFORE, linewidth=1.2, label="median")
+            ax.fill_between(at, *band, color=BEFORE, alpha=alpha, linewidth=0, label=label)
+        ax.plot(at, np.median(rows, axis=1), color=BEFORE, linewidth=1.2, label="median")
         mark = "o" if at.size <= 20 else ""
         for i in range(top):
             name = ("largest" if top == 1 else f"largest {top}") if i == 0 else None
             shade = 1 - 0.6 * i / top
-            ax.plot(at, falling[:, i], color=_AFTER, alpha=shade, linewidth=1.3, marker=mark, markersize=3, label=name)
+            ax.plot(at, falling[:, i], color=AFTER, alpha=shade, linewidth=1.3, marker=mark, markersize=3, label=name)
         if edge is not None:
             ax.axhline(edge, color="#808080", linestyle="--", linewidth=1.0, label=f"edge {edge:.3g}")
         if log:
@@ -311,32 +274,23 @@ def _arrows(ax: Axes, spikes: Array) -> None:
     if ax.get_xscale() == "linear":
         ax.set_xlim(right=1.08 * max(float(spikes[0]), ax.get_xlim()[1] / 1.08))
     across = ax.get_xaxis_transform()  # x is an eigenvalue, y a share of the height
-    for i, spike in enumerate(spikes):
-        text = f"{spike:.3g}" if i < _LABELED else ""
-        ax.annotate(
-            text,
-            (spike, 0.0),
-            (spike, 0.2 + 0.08 * (i % _LABELED if spikes.size > 1 else 0)),  # texts of neighbors at different heights
-            xycoords=across,
-            textcoords=across,
+    heights = [0.2 + 0.08 * (i % _LABELED if spikes.size > 1 else 0) for i in range(spikes.size)]
+    line = {"arrowstyle": "->", "color": SPIKE, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+    for spike, height in zip(spikes, heights, strict=True):
+        ax.annotate("", (spike, 0.0), (spike, height), xycoords=across, textcoords=across, arrowprops=line)
+    for spike, height in list(zip(spikes, heights, strict=True))[:_LABELED]:
+        ax.text(
+            spike,
+            height,  # texts of neighbors at different heights, on white: arrows would cross them
+            short_number(float(spike)),
+            transform=across,
             ha="center",
             va="bottom",
             fontsize=7,
-            color=_SPIKE,
-            arrowprops={"arrowstyle": "->", "color": _SPIKE, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0},
+            color=SPIKE,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            zorder=4,
         )
-
-
-def _shares(ascending: Array) -> Array:
-    """Return, for each of some ascending values, the share of values that are at least as large."""
-    return 1 - np.searchsorted(ascending, ascending) / ascending.size
-
-
-def _vector(name: str, given: Any) -> Array:
-    v = np.sort(as_array(given).reshape(-1))
-    if not v.size or not np.isfinite(v).all() or v[0] <= 0:
-        raise InputError(f"{name} must have at least one number, all positive and finite. Leave zeros out.")
-    return v
 
 
 def _pair(name: str, given: tuple[Any, Any]) -> tuple[Array, Array]:

@@ -27,6 +27,8 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
+_WIDE = 7.0  # inches, from which on a picture scrolls on a phone instead of shrinking
+_SHORT = 20  # characters of a text that stays in one line of a table
 _PARTS = _ENVIRONMENT.get_template("parts.html").module
 
 
@@ -81,7 +83,8 @@ def picture(figure: Figure, caption: str, dpi: int = 110) -> str:
     """Return a figure as a PNG within the page."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", facecolor="white")
-    return _part("picture", base64.b64encode(buffer.getvalue()).decode(), caption)
+    wide = figure.get_figwidth() > _WIDE
+    return _part("picture", base64.b64encode(buffer.getvalue()).decode(), caption, wide)
 
 
 def _part(macro: str, *arguments: Any) -> str:
@@ -97,7 +100,7 @@ def _value(value: Any) -> str:
         return cell("yes" if value else "no")
     if isinstance(value, Real):
         return cell(short_number(float(value)), "number")
-    return cell(value)
+    return cell(value, "plain" if len(str(value)) <= _SHORT else "")
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_dista
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
 from featlearn.spectra._gram_eigenvalues import weight_eigenvalues
 from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
+from featlearn.spectra._matrix_results import TensorCoverage
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
 from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
@@ -31,7 +32,9 @@ from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignm
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 from featlearn.spectra._tracy_widom import tracy_widom_sf
 from featlearn.spectra._variance_profiles import Profile, variance_profile
-from featlearn.spectra._weight_spectra import TensorCoverage, WeightSpectra, weight_spectra
+from featlearn.spectra._weight_change import WeightChange
+from featlearn.spectra._weight_changes import WeightChanges, compare_weights
+from featlearn.spectra._weight_spectra import WeightSpectra, weight_spectra
 from featlearn.spectra._weight_spectrum import WeightSpectrum
 from featlearn.spectra.matrix_norms import ChangeNorms, change_norms
 
@@ -55,12 +58,15 @@ __all__ = [
     "TailComparison",
     "TailEvidence",
     "TensorCoverage",
+    "WeightChange",
+    "WeightChanges",
     "WeightSpectra",
     "WeightSpectrum",
     "against_norms",
     "bbp_threshold",
     "change_norms",
     "compare",
+    "compare_weights",
     "conjugate_kernel_law",
     "edge_scale",
     "effective_rank",

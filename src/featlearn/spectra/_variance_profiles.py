@@ -64,6 +64,8 @@ class Profile:
         Args:
             eigenvalue: Eigenvalue of ``W^T W``.
         """
+        if eigenvalue > _NO_NOISE * self.edge:
+            return 0.0  # the quotient could overflow
         return float(tracy_widom_sf((eigenvalue - self.edge) / self.scale))
 
     def scaled(self, factor: float) -> Profile:

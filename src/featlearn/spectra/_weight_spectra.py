@@ -10,20 +10,19 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from featlearn._utils.patterns import parse_patterns, select_matching
+from featlearn._utils.formatting import count
 from featlearn._utils.progress import progress_bar
 from featlearn.errors import InputError
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
+from featlearn.spectra._matrix_reading import Array, left_out, read_tensor, select_matrices
+from featlearn.spectra._matrix_results import MatrixResults, TensorCoverage
 from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
 from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_matrix
@@ -48,33 +47,11 @@ _USUAL = (
     "notes",
 )
 _SHOWN = ("shape", "phase", "spikes", "alpha", "alpha_se", "stable_rank", "spectral_norm")  # fits a terminal
-_LINES = 40
 _COUNTS = ("spikes", "n_tail")
 _OVER, _UNDER = 2.0, 6.0  # WeightWatcher's limits of alpha
 
 
-@dataclass(frozen=True)
-class TensorCoverage:
-    """Coverage of one tensor by the measured matrices.
-
-    Attributes:
-        parameter: Name of the tensor.
-        shape: Shape of the tensor.
-        dtype: Name of the dtype.
-        matrices: Names of the measured matrices of the tensor.
-        reason: Reason why the tensor, or a part of it, was not measured; empty if all of it was.
-        tied_to: Other names of the tensor.
-    """
-
-    parameter: str
-    shape: tuple[int, ...]
-    dtype: str
-    matrices: tuple[str, ...]
-    reason: str
-    tied_to: tuple[str, ...]
-
-
-class WeightSpectra(Mapping[str, WeightSpectrum]):
+class WeightSpectra(MatrixResults[WeightSpectrum]):
     """Spectra of the weights of a model, by name of the matrix: the result of `weight_spectra`.
 
     Args:
@@ -86,31 +63,12 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
     """
 
     def __init__(self, spectra: Mapping[str, WeightSpectrum], tensors: Sequence[TensorCoverage]) -> None:
-        self._spectra = dict(spectra)
-        self.tensors = list(tensors)
-
-    def __getitem__(self, name: str) -> WeightSpectrum:
-        try:
-            return self._spectra[name]
-        except KeyError:
-            raise KeyError(f"No matrix {name!r}; the matrices are {', '.join(self._spectra)}.") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._spectra)
-
-    def __len__(self) -> int:
-        return len(self._spectra)
+        super().__init__(spectra, tensors)
 
     def __repr__(self) -> str:
         shown = self.table(_SHOWN)
         shown["spikes"] = shown["spikes"].astype("string")
-        shown.index = pd.Index([n if len(n) <= 32 else f"...{n[-29:]}" for n in shown.index], name="matrix")
-        head = shown.head(_LINES)
-        table = head.to_string(float_format=lambda v: f"{v:.3g}", na_rep="-") if len(shown) else "no matrix was taken"
-        more = f"\n... and {len(shown) - _LINES} more, see .table()" if len(shown) > _LINES else ""
-        left = len(self.skipped)
-        tail = f"\nNot taken: {left} tensor{'s' * (left != 1)}, see .skipped" if left else ""
-        return f"Spectra of {len(self)} weight matri{'x' if len(self) == 1 else 'ces'}\n{table}{more}{tail}"
+        return self._described(f"Spectra of {count(len(self), 'weight matrix', 'weight matrices')}", shown)
 
     def table(self, columns: str | Sequence[str] | None = None) -> pd.DataFrame:
         """Return a table with one row per matrix.
@@ -128,20 +86,7 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
         Raises:
             InputError: If a column does not exist.
         """
-        rows = {name: spectrum.numbers() for name, spectrum in self._spectra.items()}
-        known = list(next(iter(rows.values()))) if rows else list(_USUAL)
-        if columns is None:
-            wanted = list(_USUAL)
-        elif isinstance(columns, str):
-            wanted = known if columns == "all" else [columns]
-        else:
-            wanted = list(columns)
-        for column in wanted:
-            if column not in known:
-                raise InputError(f"columns must be 'all' or from {', '.join(known)}; got {column!r}.")
-        table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=wanted)
-        table.index.name = "matrix"
-        return table.astype({column: "Int64" for column in _COUNTS if column in wanted})
+        return self._selected(columns, _USUAL, _COUNTS)
 
     def summary(self) -> dict[str, Any]:
         """Return averages over the matrices, by the names that WeightWatcher's ``get_summary`` uses.
@@ -184,39 +129,11 @@ class WeightSpectra(Mapping[str, WeightSpectrum]):
             "under-trained": list(table.index[alpha > _UNDER]),
         }
 
-    @property
-    def coverage(self) -> pd.DataFrame:
-        """Table of all tensors of the source: the matrices of each, or the reason why it was not measured."""
-        rows = [
-            {
-                "parameter": t.parameter,
-                "shape": "x".join(map(str, t.shape)),
-                "dtype": t.dtype,
-                "taken": bool(t.matrices),
-                "matrices": ", ".join(t.matrices),
-                "reason": t.reason,
-                "tied_to": ", ".join(t.tied_to),
-            }
-            for t in self.tensors
-        ]
-        return pd.DataFrame(rows, columns=["parameter", "shape", "dtype", "taken", "matrices", "reason", "tied_to"])
 
-    @property
-    def skipped(self) -> pd.DataFrame:
-        """Table of the tensors that were not measured, or only in part, with the reason."""
-        every = self.coverage
-        return every[every["reason"] != ""].reset_index(drop=True)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
+def _mean(values: Array) -> float:
     """Return the mean of the finite values; NaN if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if finite.size else math.nan
-
-
-Array = NDArray[np.float64]
-
-_LARGEST, _LEAST = 1e140, 1e-140  # range of entries whose sums of squares are finite and positive
 
 
 def weight_spectra(
@@ -287,20 +204,14 @@ def weight_spectra(
     before = None if initial is None else {t.name: t for t in open_source(initial, "initial")}
     if before is not None and not any(t.name in before for t, _, _ in tensors):
         raise InputError("initial must have tensors of the same names as source, got none. Pass the same model.")
-    names = [m.name for _, matrices, _ in tensors for m in matrices]
-    if not names:
-        count = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
-        raise InputError(f"source must have a weight matrix, got {count} without one.")
-    wanted = set(
-        names if layers is None else select_matching(parse_patterns(layers, "layers"), names, "layers", "matrix")
-    )
+    wanted = select_matrices(tensors, layers)
     spectra: dict[str, WeightSpectrum] = {}
     coverage: list[TensorCoverage] = []
     with progress_bar(len(wanted), "spectra", progress) as advance:
         for tensor, matrices, unfit in tensors:
-            reasons = [unfit, *(_left_out(m, wanted, min_size, max_size) for m in matrices)]
+            reasons = [unfit, *(left_out(m, wanted, min_size, max_size) for m in matrices)]
             asked = [m for m, reason in zip(matrices, reasons[1:], strict=True) if not reason]
-            read, problem = _read(tensor) if asked else (torch.empty(0), "")
+            read, problem = read_tensor(tensor) if asked else (torch.empty(0), "")
             asked = [] if problem else asked
             first, notes = _start(before, tensor, asked)
             for i, matrix in enumerate(asked):
@@ -324,29 +235,6 @@ def weight_spectra(
     return WeightSpectra(spectra, coverage)
 
 
-def _left_out(matrix: Matrix, wanted: set[str], least: int, most: int | None) -> str:
-    """Return the reason why a matrix is not measured; empty if it is."""
-    if matrix.name not in wanted:
-        return "left out by the layers argument"
-    if matrix.eigenvalues < least:
-        return f"too small: {matrix.eigenvalues} eigenvalue{'s' * (matrix.eigenvalues != 1)}, below min_size={least}"
-    if most is not None and min(matrix.shape[1:]) > most:
-        return f"too large: {min(matrix.shape[1:])} is above max_size={most}"
-    return ""
-
-
-def _read(tensor: StoredTensor) -> tuple[Tensor, str]:
-    """Return a tensor, and the reason why it has no spectrum; empty if it has one."""
-    values = tensor.read()
-    low, high = (float(end) for end in torch.aminmax(values))
-    top = max(-low, high)
-    if not math.isfinite(top):  # infinite or NaN
-        return values, "NaN or infinite entries"
-    if top and not _LEAST < top < _LARGEST:
-        return values, f"entries up to {top:.1g}: their squares are out of the range of float64"
-    return values, ""
-
-
 def _start(
     before: Mapping[str, StoredTensor] | None, tensor: StoredTensor, matrices: Sequence[Matrix]
 ) -> tuple[list[Array], str]:
@@ -358,7 +246,7 @@ def _start(
         return [], "not in the initial weights: compared with a law"
     if same.shape != tensor.shape:
         return [], f"shape {'x'.join(map(str, same.shape))} in the initial weights: compared with a law"
-    values, problem = _read(same)
+    values, problem = read_tensor(same)
     if problem:
         return [], f"{problem} in the initial weights: compared with a law"
     return [gram_eigenvalues(matrix.view(values)) for matrix in matrices], ""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.linalg.ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
-from featlearn.plots import spectrum_histogram
+from featlearn.plots import matrix_spectrum
 from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur
 from featlearn.spectra._bulk_and_spikes import spikes as spikes_beyond
 from featlearn.spectra._compare import histogram
@@ -28,8 +28,7 @@ from featlearn.spectra._profile_null import ProfileNull, Spike, null_of_blocks
 Array = NDArray[np.float64]
 
 _WIDE = 20.0  # largest eigenvalue over the median, from which on axes are logarithmic
-_VISIBLE = 1e-4  # smallest density of a law that is drawn, over its largest
-_MARKED = 10  # spikes that are marked in a figure
+_VISIBLE, _LOW = 1e-3, 0.002  # smallest density of a law that is drawn, over that at the median; share below it
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +93,14 @@ class WeightSpectrum:
         return 0 if self.law is None else len(spikes_beyond(self.eigenvalues, self.law, margin=MARGIN))
 
     @property
+    def noise_distance(self) -> float:
+        """Kolmogorov-Smirnov distance of the bulk from noise with the norms of the matrix; NaN if that is unknown."""
+        positive = self.eigenvalues[self.eigenvalues > 0]
+        if self.null is None or positive.size <= len(self.null.spikes):
+            return math.nan
+        return self.null.distance(positive)
+
+    @property
     def spectral_norm(self) -> float:
         """Largest singular value of W."""
         return math.sqrt(self.eigenvalues[-1])
@@ -152,11 +159,15 @@ class WeightSpectrum:
             lines.append(f"alpha {fit.alpha:.2f} +- {fit.standard_error:.2f} over {fit.n_tail} eigenvalues")
         return "\n".join([*lines, *self.notes])
 
-    def plot(self, title: str | None = None) -> Figure:
-        """Draw the spectrum with the initial one, or with the law of noise that has the norms of the matrix.
+    def plot(self, title: str | None = None, *, explain: bool = True) -> Figure:
+        """Draw the spectrum with the initial one, or with noise that has the norms of the matrix, and its tail.
+
+        Without initial weights, the histogram has the law of the noise with the row and column norms of the matrix, its
+        edge, the edge of the Marchenko-Pastur law, and the spikes; beside it are the tail and its power law.
 
         Args:
             title: Title of the figure. None uses the names of the matrix and its phase.
+            explain: Whether to print the reason for the phase below the axes.
 
         Returns:
             The figure.
@@ -173,18 +184,42 @@ class WeightSpectrum:
         wide = positive[-1] > _WIDE * np.median(positive)
         log = wide or self.phase_name in ("heavy tail", "rank collapse")
         bins = histogram(self.eigenvalues, log=log)
-        curve, edge = None, None
-        if self.null is not None and len(self.null.profiles) == 1:
-            law = self.null.laws[0]
-            inside = law.density > _VISIBLE * law.density.max()
-            curve, edge = (law.x[inside], law.density[inside]), self.null.edge
-        elif self.law is not None:
-            x = np.linspace(*self.law.edges, 300)[1:-1]
-            curve, edge = (x, self.law.pdf(x).numpy()), self.law.edges[1]
-        spikes = () if self.phase_name == "heavy tail" or self.spikes is None else self.spikes[:_MARKED]
-        return spectrum_histogram(
-            (bins.edges, bins.density), density=curve, edge=edge, spikes=spikes, log=log, title=heading
+        curve, edges = self.noise_curve()
+        fit = self.fit
+        return matrix_spectrum(
+            (bins.edges, bins.density),
+            positive,
+            density=curve,
+            edges=edges,
+            spikes=self.spikes or (),
+            tail=None if fit is None else (fit.x_min, fit.alpha, fit.standard_error),
+            log=log,
+            title=heading,
+            text=self.phase.reason if explain else None,
         )
+
+    def noise_curve(self) -> tuple[tuple[Array, Array] | None, dict[str, float]]:
+        """Return the density of the noise that the spectrum is compared with, and the right edges by name.
+
+        Returns:
+            Points and density of the law of noise with the row and column norms of the matrix, or of the
+            Marchenko-Pastur law of the bulk if it has several blocks or only eigenvalues are known, or None if there is
+            neither; and the edges of both laws.
+        """
+        curve, edges = None, {}
+        if self.law is not None:
+            x = np.linspace(*self.law.edges, 300)[1:-1]
+            curve, edges["Marchenko-Pastur edge"] = (x, self.law.pdf(x).numpy()), self.law.edges[1]
+        if self.null is not None:
+            edges["edge of noise with its norms"] = self.null.edge
+            if len(self.null.profiles) == 1:
+                law = self.null.laws[0]
+                # Below the left edge the density is not zero, but an error with nearly no mass.
+                inside = law.mass > law.mass[0] + _LOW
+                # The density of a square matrix is infinite at zero: that in the middle is the measure.
+                inside &= law.density > _VISIBLE * np.interp(law.mass[[0, -1]].mean(), law.mass, law.density)
+                curve = law.x[inside], law.density[inside]
+        return curve, edges
 
 
 def measure_matrix(
