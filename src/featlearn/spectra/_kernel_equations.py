@@ -39,6 +39,9 @@ def layers_law(squares: Sequence[float], n: int, sizes: Sequence[int], weights: 
         InputError: If the density grows faster than ``x^(-1/2)`` at zero, which is not supported.
         FeatlearnError: If the computed law does not integrate to one.
     """
+    # To a layer without linear part the one below is noise: it starts the recursion, as the data do.
+    first = max(layer for layer, square in enumerate([0.0, *squares]) if square == 0)
+    squares, sizes, weights = squares[first:], sizes[first:], weights[first:]
     ratios = [n / size for size in sizes]
     mean, edge, high = 0.0, 1.0, 0.0
     for square, ratio, weight in zip([0.0, *squares], ratios, weights, strict=True):
@@ -55,9 +58,7 @@ def _rank(squares: Sequence[float], n: int, sizes: Sequence[int], *, sums: bool,
     linear = [False, *(square == 1 for square in squares)]
     if sums:
         # A linear layer adds nothing to the span of the layer below, a nonlinear one adds as many directions as units.
-        # Only layers above the last one without a linear part have a weight.
-        first = max(layer for layer, square in enumerate([0.0, *squares]) if square == 0)
-        total = sum(size for size, dull in zip(sizes[first:], linear[first:], strict=True) if not dull)
+        total = sum(size for size, dull in zip(sizes, linear, strict=True) if not dull)
         return min(n, total), n == total
     # The top layer alone: linear layers hand on the rank of the layer below, a nonlinear one has full rank.
     first = max(layer for layer, dull in enumerate(linear) if not dull)

@@ -16,7 +16,12 @@ _SERIES_ROUNDING = 1e-14
 
 
 def series_bulk(
-    density: Callable[[Tensor], Tensor], left: float, right: float, *, tolerance: float = 1e-13
+    density: Callable[[Tensor], Tensor],
+    left: float,
+    right: float,
+    *,
+    tolerance: float = 1e-13,
+    most: int = _LAST,
 ) -> SeriesBulk:
     """Build the bulk of a density that vanishes like a square root at two edges.
 
@@ -33,6 +38,7 @@ def series_bulk(
         left: Left edge; 0 for a hard edge.
         right: Right edge.
         tolerance: Size of the last coefficients, over the largest, at which the series counts as converged.
+        most: Largest number of nodes, a power of 2.
 
     Returns:
         The bulk.
@@ -48,7 +54,7 @@ def series_bulk(
         coefficients = np.asarray(dct(per_angle.numpy(), type=2)) / nodes
         coefficients[0] /= 2
         size = np.abs(coefficients).max()
-        if np.abs(coefficients[-nodes // 8 :]).max() <= tolerance * size or nodes >= _LAST:
+        if np.abs(coefficients[-nodes // 8 :]).max() <= tolerance * size or nodes >= most:
             break
         nodes *= 2
     kept = int(np.nonzero(np.abs(coefficients) > _SERIES_ROUNDING * size)[0].max()) + 1

@@ -24,15 +24,21 @@ Complex = NDArray[np.complex128]
 
 _MASS = 1e-6  # largest error of the total mass
 _LEVELS, _STEPS, _LAST_STEPS = 30, 3, 12  # heights above the real line, steps of Newton's method at each, and on it
-_CLOSEST = 1e-11  # last height above the real line, over the distance from zero
+_LOW, _CLOSEST = 1e-5, 1e-11  # heights above the real line, over the distance from zero: of the last part, and the last
 _NEAR = 1e-3  # largest relative change from the last height to the real line
+_ROUNDING = 2e-15  # wrong sign of an imaginary part, over the size, that counts as rounding
 _REAL = 1e-8  # imaginary part of m, over its size, that counts as none
 _ERROR = 1e-6  # last relative step of a solution that is accepted: at an edge half the digits are noise
+_CONVERGED = 1e-9  # step of Newton's method after which the next would be below rounding
 _POINTS = 160  # points of each of the grids that search for bulks
 _SECTIONS, _ROUNDS = 24, 12  # points per round and rounds of the search for an edge: 25^-12 of the bracket remains
-_ZOOMS = 7  # rounds of the search for a gap at a minimum of the density: each is 8 times narrower
+_HALVINGS, _ROUGH = 24, 1.1  # rounds of the search for gaps; factor by which a density that is not smooth misses a mean
+_ONE_SIDED, _TWO_SIDED = (
+    1e-14,
+    1e-6,
+)  # smallest points, over the edge: an atom inside of a bulk hides the density near it
 _SERIES = 1e-11  # size of the last coefficients of the series of the density, over the largest
-_BLOCK = 8192
+_BLOCK = _NODES = 8192
 
 
 class Equation(Protocol):
@@ -92,21 +98,36 @@ def _descend(equation: Equation, x: Array, scale: float, levels: int) -> tuple[C
     height: Array = np.full_like(x, 4 * scale)
     u = np.repeat(equation.start.astype(np.complex128)[:, None], x.size, axis=1)
     u[0] = -1 / (x + 1j * height)
-    error = np.full(x.size, np.inf)
+    before, solved = u, np.ones(x.size, dtype=bool)
     for level in range(levels + 1):
         z = x + 1j * height * ratio**level
-        for _ in range(_STEPS if level < levels else _LAST_STEPS):
+        if level > 1:
+            u, before = _extrapolated(equation, before, u), u
+        low = z.imag < _LOW * np.abs(x)
+        error = np.full(x.size, np.inf)
+        for _ in range(_LAST_STEPS if low.any() else _STEPS):
             u, error = _newton(equation, u, z, inside=True)
-            if (error < 1e-13).all():
+            if (error < _ERROR).all():
                 break
-    # Above the real line a solution in the half planes is the right one. On the line it must be close to it.
-    above, solved = u, error < _ERROR
+        solved &= ~low | (error < _ERROR)
+    # Above the real line a solution in the half planes is the right one, and rounding cannot hide on which side it is
+    # until the last heights. Followed through these and down to the line, it must not jump.
+    above = u
     for _ in range(_LAST_STEPS):
         u, error = _newton(equation, u, x.astype(np.complex128), inside=False)
-        if (error < 1e-14).all():
+        if (error < _CONVERGED).all():
             break
     right = (error < _ERROR) & (np.abs(u - above) < _NEAR * np.abs(above)).all(0)
     return np.where(right, u, above), np.where(solved, np.where(right, error, 1.0), np.inf)
+
+
+def _extrapolated(equation: Equation, before: Complex, u: Complex) -> Complex:
+    """Extend two solutions as a power of the height, exact near a hard edge; keep the last one if that is outside."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        new = u * (u / before)
+        near = (np.abs(new) < 8 * np.abs(u)) & (np.abs(u) < 8 * np.abs(new))
+    inside = (near & (equation.signs[:, None] * new.imag > 0)).all(0)
+    return np.where(inside, new, u)
 
 
 def _newton(equation: Equation, u: Complex, z: Complex, *, inside: bool) -> tuple[Complex, Array]:
@@ -122,7 +143,7 @@ def _newton(equation: Equation, u: Complex, z: Complex, *, inside: bool) -> tupl
         move = np.linalg.solve(np.moveaxis(system, 2, 0), (image - u).T[:, :, None])[:, :, 0].T
     new = u + move
     if inside:
-        valid = (np.isfinite(new) & (equation.signs[:, None] * new.imag >= -1e-12 * np.abs(new))).all(0)
+        valid = (np.isfinite(new) & (equation.signs[:, None] * new.imag >= -_ROUNDING * np.abs(new))).all(0)
         valid &= new[0].imag > 0
         new = np.where(valid, new, image)
     else:
@@ -147,6 +168,8 @@ class Density:
     def __call__(self, x: Tensor) -> Tensor:
         """Return the density at some points."""
         flat = x.reshape(-1).numpy() + self._offset
+        closest = (_TWO_SIDED if self._offset else _ONE_SIDED) * self._scale
+        flat = np.where(np.abs(flat) < closest, np.copysign(closest, flat), flat)
         blocks = [self._at(flat[i : i + _BLOCK]) for i in range(0, flat.size, _BLOCK)]
         return torch.from_numpy(np.concatenate(blocks) if blocks else flat.copy()).reshape(x.shape)
 
@@ -158,10 +181,10 @@ class Density:
             error = np.full(x.size, np.inf)
             for _ in range(_LAST_STEPS):
                 u, error = _newton(self._equation, u, x.astype(np.complex128), inside=False)
-                if (error < 1e-14).all():
+                if (error < _CONVERGED).all():
                     break
             signed, rounding = self._equation.signs[:, None] * u.imag, _REAL * np.abs(u)
-            failed = ~((error < 1e-9) & (signed[0] > rounding[0]) & (signed >= -rounding).all(0))
+            failed = ~((error < _CONVERGED) & (signed[0] > rounding[0]) & (signed >= -rounding).all(0))
         if failed.any():
             u[:, failed] = transform(self._equation, x[failed], self._scale)
         if points.size < _BLOCK:
@@ -203,7 +226,7 @@ def law_of(equation: Equation, *, low: float, high: float, atom: float, mean: fl
     # Bulks are parametrized by square roots: move a law with negative eigenvalues to the half line, and back.
     offset = 0.0 if low == 0 else 2 * low - high
     density = Density(equation, scale, offset)
-    bulks = tuple(series_bulk(density, a - offset, b - offset, tolerance=_SERIES) for a, b in edges)
+    bulks = tuple(series_bulk(density, a - offset, b - offset, tolerance=_SERIES, most=_NODES) for a, b in edges)
     total = atom + sum(bulk.mass for bulk in bulks)
     if not abs(total - 1) <= _MASS:
         raise FeatlearnError(f"The law of {name} integrates to {total:.9f} instead of 1. Please report these numbers.")
@@ -219,14 +242,14 @@ def _brackets(
     equation: Equation, low: float, high: float, scale: float, *, hard: bool
 ) -> list[tuple[Bracket, Bracket]]:
     """Return brackets of the left and right edge of each bulk."""
-    fixed = np.linspace(0, 1, _POINTS + 2)[1:-1]
-    x = low + (high - low) * fixed
-    if low == 0:
-        x = np.concatenate([high * fixed**2, high * np.geomspace(1e-14, 1, _POINTS + 1)[:-1]])
-    grid = np.unique(x)
+    closest = _ONE_SIDED if low == 0 else _TWO_SIDED
+    fixed, near = np.linspace(0, 1, _POINTS + 2)[1:-1], high * np.geomspace(closest, 1, _POINTS + 1)[:-1]
+    x = np.concatenate([high * fixed**2, near] if low == 0 else [low + (high - low) * fixed, near, -near])
+    grid = x = np.unique(x)
     for _ in range(3):
         # A narrow bulk is between two points of a grid. From above, its mass is visible: put points at quantiles.
         grid = np.union1d(x, _quantiles(equation, grid, scale))
+        grid = grid[np.abs(grid) >= closest * high]
     density = _density(equation, grid, scale)
     grid, density = _with_gaps(equation, grid, density, scale)
     (inside,) = np.nonzero(density > 0)
@@ -258,25 +281,25 @@ def _quantiles(equation: Equation, grid: Array, scale: float) -> Array:
 
 
 def _with_gaps(equation: Equation, grid: Array, density: Array, scale: float) -> tuple[Array, Array]:
-    """Add points near the minima of the density, where a gap may be narrower than the grid."""
-    inner = (density[1:-1] > 0) & (density[1:-1] < density[:-2]) & (density[1:-1] < density[2:])
-    (places,) = np.nonzero(inner)
-    ends = np.stack([grid[places], grid[places + 2]], 1)
-    found_x, found_density = [grid], [density]
-    for _ in range(_ZOOMS):
-        if not len(ends):
+    """Halve the intervals of a grid between whose ends the density is not smooth: there may be a gap in them."""
+    a, b, f_a, f_b = grid[:-1], grid[1:], density[:-1], density[1:]
+    points, values = [grid], [density]
+    for _ in range(_HALVINGS):
+        kept = (f_a > 0) & (f_b > 0) & (b - a > 1e-13 * np.abs(b)) & (a * b > 0)
+        a, b, f_a, f_b = a[kept], b[kept], f_a[kept], f_b[kept]
+        middle = (a + b) / 2
+        f = _density(equation, middle, scale)
+        points.append(middle)
+        values.append(f)
+        mean = np.sqrt(f_a * f_b)
+        rough = (f > _ROUGH * mean) | (f < mean / _ROUGH)
+        if not rough.any():
             break
-        points = ends[:, :1] + (ends[:, 1:] - ends[:, :1]) * np.linspace(0, 1, 17)[1:-1]
-        values = _density(equation, points.reshape(-1), scale).reshape(points.shape)
-        found_x.append(points.reshape(-1))
-        found_density.append(values.reshape(-1))
-        lowest = values.argmin(1)
-        rows = np.arange(len(ends))
-        step = (ends[:, 1] - ends[:, 0]) / 16
-        ends = np.stack([points[rows, lowest] - step, points[rows, lowest] + step], 1)
-        ends = ends[values.min(1) > 0]
-    x, order = np.unique(np.concatenate(found_x), return_index=True)
-    return x, np.concatenate(found_density)[order]
+        a, middle, b, f_a, f, f_b = (part[rough] for part in (a, middle, b, f_a, f, f_b))
+        a, b = np.concatenate([a, middle]), np.concatenate([middle, b])
+        f_a, f_b = np.concatenate([f_a, f]), np.concatenate([f, f_b])
+    x, order = np.unique(np.concatenate(points), return_index=True)
+    return x, np.concatenate(values)[order]
 
 
 def _refined(equation: Equation, bulks: list[tuple[Bracket, Bracket]], scale: float) -> list[tuple[float, float]]:
