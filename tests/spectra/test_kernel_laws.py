@@ -371,6 +371,33 @@ def test_fluctuations_of_wide_layers_approach_the_deformed_semicircle() -> None:
     falling(distances, 0.05)
 
 
+# Supports that are hard to find
+
+
+@pytest.mark.parametrize(
+    ("law", "bulks"),
+    [
+        # A narrow gap between a high and a low bulk, where a coarse grid sees a falling density.
+        (lambda: deformed_semicircle(TANH, 100, 10), 3),
+        # Almost linear: other real solutions come close to that of the law near the left edge.
+        (lambda: conjugate_kernel_law([0.8103579769, 0.9999594888], 1453, [1453, 20895], 20905), 1),
+        # A hard edge, at which the coefficients of three layers vanish together.
+        (lambda: conjugate_kernel_law([0.98725, 0.92085, 0.50368], 122, [64, 659, 122], 162), 1),
+        # A layer without linear part in the middle.
+        (lambda: tangent_kernel_law([cubic(0.9), cubic(0.0), cubic(0.7)], 120, [80, 90, 400], 50), 1),
+        # All eigenvalues in a bulk of width 0.03 around 1.
+        (lambda: conjugate_kernel_law(0.5, 10, [10**6, 10**6], 10**5), 1),
+    ],
+    ids=["gap", "almost linear", "hard", "restart", "narrow"],
+)
+def test_bulks_are_found_and_integrate_to_mass_and_mean(law, bulks) -> None:
+    law = law()
+    assert len(law.bulks) == bulks
+    x, weights = nodes(law, 20_000)
+    assert weights.sum() == pytest.approx(1.0, abs=1e-6)
+    assert (weights * x).sum() == pytest.approx(law.mean, rel=1e-6, abs=1e-6)
+
+
 # Interface
 
 

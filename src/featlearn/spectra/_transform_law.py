@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featlearn.errors import FeatlearnError
-from featlearn.spectra._laws import Law
+from featlearn.spectra._laws import Bulk, Law
 from featlearn.spectra._series_bulk import series_bulk
 
 Array = NDArray[np.float64]
@@ -33,12 +33,11 @@ _CONVERGED = 1e-9  # step of Newton's method after which the next would be below
 _POINTS = 160  # points of each of the grids that search for bulks
 _SECTIONS, _ROUNDS = 24, 12  # points per round and rounds of the search for an edge: 25^-12 of the bracket remains
 _HALVINGS, _ROUGH = 24, 1.1  # rounds of the search for gaps; factor by which a density that is not smooth misses a mean
-_ONE_SIDED, _TWO_SIDED = (
-    1e-14,
-    1e-6,
-)  # smallest points, over the edge: an atom inside of a bulk hides the density near it
+_SMALLEST = 1e-14  # smallest points of a grid, over the edge
+_HIDDEN = 1e-6  # the same with an atom inside of a bulk, whose pole hides the density
 _SERIES = 1e-11  # size of the last coefficients of the series of the density, over the largest
-_BLOCK = _NODES = 8192
+_NODES = (2**13, 2**15)  # largest number of nodes of the series, and if that misses some of the mass
+_BLOCK = 2**13
 
 
 class Equation(Protocol):
@@ -161,15 +160,14 @@ class Density:
     fail but not mislead; `transform` replaces it where it fails. Threads may share a density.
     """
 
-    def __init__(self, equation: Equation, scale: float, offset: float) -> None:
-        self._equation, self._scale, self._offset = equation, scale, offset
+    def __init__(self, equation: Equation, scale: float, offset: float, closest: float) -> None:
+        self._equation, self._scale, self._offset, self._closest = equation, scale, offset, closest
         self._solved: tuple[Array, Complex] = np.empty(0), np.empty((len(equation.signs), 0), dtype=np.complex128)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the density at some points."""
         flat = x.reshape(-1).numpy() + self._offset
-        closest = (_TWO_SIDED if self._offset else _ONE_SIDED) * self._scale
-        flat = np.where(np.abs(flat) < closest, np.copysign(closest, flat), flat)
+        flat = np.where(np.abs(flat) < self._closest, np.copysign(self._closest, flat), flat)
         blocks = [self._at(flat[i : i + _BLOCK]) for i in range(0, flat.size, _BLOCK)]
         return torch.from_numpy(np.concatenate(blocks) if blocks else flat.copy()).reshape(x.shape)
 
@@ -222,13 +220,18 @@ def law_of(equation: Equation, *, low: float, high: float, atom: float, mean: fl
         FeatlearnError: If the computed law does not integrate to one.
     """
     scale = max(abs(low), abs(high))
-    edges = _refined(equation, _brackets(equation, low, high, scale, hard=hard), scale)
+    closest = (_HIDDEN if low < 0 < atom else _SMALLEST) * scale
+    edges = _refined(equation, _brackets(equation, low, high, scale, closest, hard=hard), scale)
     # Bulks are parametrized by square roots: move a law with negative eigenvalues to the half line, and back.
     offset = 0.0 if low == 0 else 2 * low - high
-    density = Density(equation, scale, offset)
-    bulks = tuple(series_bulk(density, a - offset, b - offset, tolerance=_SERIES, most=_NODES) for a, b in edges)
-    total = atom + sum(bulk.mass for bulk in bulks)
-    if not abs(total - 1) <= _MASS:
+    density = Density(equation, scale, offset, closest)
+    bulks: tuple[Bulk, ...] = ()
+    for most in _NODES:
+        bulks = tuple(series_bulk(density, a - offset, b - offset, tolerance=_SERIES, most=most) for a, b in edges)
+        total = atom + sum(bulk.mass for bulk in bulks)
+        if abs(total - 1) <= _MASS:
+            break
+    else:
         raise FeatlearnError(f"The law of {name} integrates to {total:.9f} instead of 1. Please report these numbers.")
     law = Law(bulks, atom, mean - offset, 0.0 - offset)
     return law.shifted(offset) if offset else law
@@ -239,17 +242,16 @@ Bracket = tuple[float, float]
 
 
 def _brackets(
-    equation: Equation, low: float, high: float, scale: float, *, hard: bool
+    equation: Equation, low: float, high: float, scale: float, closest: float, *, hard: bool
 ) -> list[tuple[Bracket, Bracket]]:
     """Return brackets of the left and right edge of each bulk."""
-    closest = _ONE_SIDED if low == 0 else _TWO_SIDED
-    fixed, near = np.linspace(0, 1, _POINTS + 2)[1:-1], high * np.geomspace(closest, 1, _POINTS + 1)[:-1]
+    fixed, near = np.linspace(0, 1, _POINTS + 2)[1:-1], np.geomspace(closest, high, _POINTS + 1)[:-1]
     x = np.concatenate([high * fixed**2, near] if low == 0 else [low + (high - low) * fixed, near, -near])
     grid = x = np.unique(x)
     for _ in range(3):
         # A narrow bulk is between two points of a grid. From above, its mass is visible: put points at quantiles.
         grid = np.union1d(x, _quantiles(equation, grid, scale))
-        grid = grid[np.abs(grid) >= closest * high]
+        grid = grid[np.abs(grid) >= closest]
     density = _density(equation, grid, scale)
     grid, density = _with_gaps(equation, grid, density, scale)
     (inside,) = np.nonzero(density > 0)
