@@ -20,10 +20,20 @@ from featlearn import ck, ntk
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.linalg import activation_constants, hermite, hermite_coefficients
 from featlearn.models import ntk_mlp
-from featlearn.spectra import Law, conjugate_kernel_law, deformed_semicircle, marchenko_pastur, tangent_kernel_law
+from featlearn.spectra import (
+    Law,
+    conjugate_kernel_law,
+    deformed_semicircle,
+    ks_distance,
+    marchenko_pastur,
+    qq,
+    spikes,
+    tangent_kernel_law,
+)
 from featlearn.spectra._kernel_equations import layers_law
 
 TANH = 0.964608689374
+SIZES = (32, 64, 128)  # of very wide layers
 Z = (0.5 + 0.4j, 3 + 0.3j, -0.2 + 0.1j, 12 + 1j)
 
 
@@ -354,21 +364,23 @@ def test_networks_approach_the_laws(n, widths, d, outputs, last) -> None:
         assert float(values[-1][i][-1]) == pytest.approx(law.edges[1], rel=0.1)
 
 
-def test_fluctuations_of_wide_layers_approach_the_deformed_semicircle() -> None:
+def fluctuations(n: int, seed: int) -> Tensor:
+    """Return eigenvalues of ``sqrt(h/n) (K - E K)``, h = n^2, d = n/2, with E K from the Hermite series of tanh."""
     constants = activation_constants(torch.tanh)
     squares = (hermite_coefficients(torch.tanh, 30) / constants.std).square().tolist()
-    distances = []
-    for n in (40, 80, 160):
-        d, h = n // 2, n**2
-        source = torch.Generator().manual_seed(n)
-        x = torch.randn(d, n, generator=source, dtype=torch.float64)
-        x = x / x.norm(dim=0)
-        features = torch.tanh(torch.randn(h, d, generator=source, dtype=torch.float64) @ x) / constants.std
-        expected = sum(square * (x.mT @ x) ** k for k, square in enumerate(squares)).fill_diagonal_(1.0)
-        values = torch.linalg.eigvalsh(math.sqrt(h / n) * (features.mT @ features / h - expected))
-        assert float(values[0]) < -2
-        distances.append(distance(deformed_semicircle(torch.tanh, n, d), values))
-    falling(distances, 0.05)
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n // 2, n, generator=source, dtype=torch.float64)
+    x = x / x.norm(dim=0)
+    features = torch.tanh(torch.randn(n**2, n // 2, generator=source, dtype=torch.float64) @ x) / constants.std
+    expected = sum(square * (x.mT @ x) ** k for k, square in enumerate(squares)).fill_diagonal_(1.0)
+    return torch.linalg.eigvalsh(math.sqrt(n) * (features.mT @ features / n**2 - expected))
+
+
+def test_fluctuations_of_wide_layers_approach_the_deformed_semicircle() -> None:
+    law, draws = deformed_semicircle(torch.tanh, 2, 1), {n: [fluctuations(n, seed) for seed in range(4)] for n in SIZES}
+    falling([sum(distance(law, values) for values in draws[n]) / 4 for n in SIZES], 0.04)
+    spans = [float(values[-1] - values[0]) / 2 for values in draws[SIZES[-1]]]
+    assert sum(spans) / 4 == pytest.approx(law.edges[1], rel=0.15)
 
 
 # Supports that are hard to find
@@ -422,6 +434,22 @@ def test_quantiles_invert_shares_and_laws_are_pickled(law) -> None:
     moved = law.shifted(2.5)
     assert (moved.mean, moved.atom_at) == pytest.approx((law.mean + 2.5, law.atom_at + 2.5))
     torch.testing.assert_close(moved.quantile(shares), law.quantile(shares) + 2.5)
+
+
+def test_spectra_are_compared_with_laws_of_any_sign_and_atom() -> None:
+    """Points at the quantiles of a law have a distance of half a point from it, also next to an atom."""
+    shares = (np.arange(200) + 0.5) / 200
+    for law in (deformed_semicircle(1.0, 200, 100), tangent_kernel_law(torch.tanh, 400, 100, 200)):
+        assert law.atom > 0
+        values = law.quantile(shares)
+        assert ks_distance(values, law) == pytest.approx(1 / 400, abs=1e-9)
+        assert qq(law, values).trained == pytest.approx(values.numpy())
+        assert len(spikes(values, law)) == 0
+        assert len(spikes(torch.cat([values, torch.tensor([2 * law.edges[1]])]), law)) == 1
+    with pytest.raises(InputError, match="must not be negative"):
+        ks_distance([-1.0, 1.0], marchenko_pastur(2, 1))
+    with pytest.raises(InputError, match="must be finite"):
+        ks_distance([-1.0, math.nan], deformed_semicircle(0.5, 2, 1))
 
 
 def test_bad_input_is_refused() -> None:

@@ -151,7 +151,7 @@ def deformed_semicircle(activation_or_slope: Activation | float, n: int, d: int)
             or 1, where the density has a peak at zero that is too narrow to resolve.
 
     References:
-        Wang & Zhu (2021), https://arxiv.org/abs/2109.09304, theorem 2.1.
+        Wang & Zhu (2021), https://arxiv.org/abs/2109.09304.
 
     Example:
         >>> import torch

@@ -4,8 +4,8 @@ References:
     Wang, Engel, Sarwate, Dumitriu & Chiang (2022), "Spectral evolution and invariance in linear-width neural
     networks", https://arxiv.org/abs/2211.06506, theorem 5.2, corollaries 5.3 and B.3.
 
-    Oymak & Soltanolkotabi (2019), "Overparameterized nonlinear learning: gradient descent takes the shortest path?",
-    https://arxiv.org/abs/1812.10004.
+    Oymak & Soltanolkotabi (2020), "Toward moderate overparameterization: global convergence guarantees for training
+    shallow neural networks", https://arxiv.org/abs/1902.04674.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def invariance_bounds(
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, corollary 5.3.
 
-        Oymak & Soltanolkotabi (2019), https://arxiv.org/abs/1812.10004, theorem 2.1.
+        Oymak & Soltanolkotabi (2020), https://arxiv.org/abs/1902.04674, section 6.
     """
     check_number("rate", rate, above=0)
     start = two_layer_start(X, y, weight, readout, activation, kinks)
