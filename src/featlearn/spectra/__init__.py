@@ -22,6 +22,7 @@ from featlearn.spectra._bulk_and_spikes import (
 from featlearn.spectra._compare import Histogram, Quantiles, histogram, ks_distance, qq
 from featlearn.spectra._conjugate_kernel_law import conjugate_kernel_law
 from featlearn.spectra._gram_eigenvalues import weight_eigenvalues
+from featlearn.spectra._kernel_laws import deformed_semicircle, tangent_kernel_law
 from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._matrix_results import TensorCoverage
 from featlearn.spectra._norm_null import against_norms, varying_norms
@@ -68,6 +69,7 @@ __all__ = [
     "compare",
     "compare_weights",
     "conjugate_kernel_law",
+    "deformed_semicircle",
     "edge_scale",
     "effective_rank",
     "empirical_edge",
@@ -86,6 +88,7 @@ __all__ = [
     "stable_rank",
     "subspace_alignment",
     "tail_evidence",
+    "tangent_kernel_law",
     "tracy_widom_sf",
     "variance_profile",
     "varying_norms",

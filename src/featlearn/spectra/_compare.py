@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
-from featlearn.linalg.ranks import clean_eigenvalues, positive_eigenvalues
+from featlearn.linalg.ranks import clean_eigenvalues, eigenvalue_vector, positive_eigenvalues
 from featlearn.spectra._laws import Law
 
 Array = NDArray[np.float64]
@@ -39,6 +39,7 @@ def qq(initial: Any, trained: Any, *, points: int | None = None) -> Quantiles:
 
     Raises:
         InputError: If `points` is smaller than 1, or a spectrum is empty, not a vector, not finite or negative.
+            Negative eigenvalues are allowed if the law has some.
 
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, insets of figure 1.
@@ -48,7 +49,7 @@ def qq(initial: Any, trained: Any, *, points: int | None = None) -> Quantiles:
         >>> qq([3.0, 1.0], [2.0, 4.0]).trained.tolist()
         [2.0, 4.0]
     """
-    after = clean_eigenvalues(trained, "trained eigenvalues")
+    after = _cleaned(trained, "trained eigenvalues", initial)
     before = None if isinstance(initial, Law) else clean_eigenvalues(initial, "initial eigenvalues")
     count = points if points is not None else min(after.size, before.size if before is not None else after.size)
     if count < 1:
@@ -88,7 +89,8 @@ def ks_distance(first: Any, second: Any) -> float:
         The distance, between 0 and 1.
 
     Raises:
-        InputError: If `first` is a law, or a spectrum is empty, not a vector, not finite or negative.
+        InputError: If `first` is a law, or a spectrum is empty, not a vector, not finite or negative. Negative
+            eigenvalues are allowed if the law has some.
 
     Example:
         >>> from featlearn.spectra import ks_distance
@@ -97,16 +99,24 @@ def ks_distance(first: Any, second: Any) -> float:
     """
     if isinstance(first, Law):
         raise InputError("first must be a vector of eigenvalues, got a law. Pass the law as the second argument.")
-    values = clean_eigenvalues(first)
+    values = _cleaned(first, "eigenvalues", second)
     if not isinstance(second, Law):
         other = clean_eigenvalues(second)
         points = np.concatenate([values, other])
         return float(np.abs(_share(values, points) - _share(other, points)).max())
-    points = np.unique(np.append(values, 0.0))
+    points = np.unique(np.append(values, second.atom_at))
     at = second.cdf(points).numpy()
-    below = np.where(points == 0, 0.0, at)  # a law is discontinuous only at zero
+    below = np.where(points == second.atom_at, at - second.atom, at)  # a law is discontinuous only at its atom
     gaps = (np.abs(_share(values, points) - at), np.abs(_share(values, points, "left") - below))
     return float(np.max(gaps))
+
+
+def _cleaned(eigenvalues: Any, what: str, law: Any) -> Array:
+    """Return eigenvalues, ascending. They may be negative only if those of the law that they are compared with are."""
+    if not isinstance(law, Law) or law.edges[0] >= 0:
+        return clean_eigenvalues(eigenvalues, what)
+    result: Array = np.sort(eigenvalue_vector(eigenvalues, what))
+    return result
 
 
 def histogram(eigenvalues: Any, *, bins: int | Any | None = None, log: bool = False) -> Histogram:

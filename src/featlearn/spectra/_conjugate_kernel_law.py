@@ -1,4 +1,4 @@
-"""Limiting law of the conjugate kernel of a random layer: a deformed Marchenko-Pastur law.
+"""Limiting law of the conjugate kernel of random layers: a deformed Marchenko-Pastur law.
 
 References:
     Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, section 2 (the spectral paper).
@@ -10,9 +10,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,14 +23,23 @@ from torch import Tensor
 
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.linalg.gaussian_quadrature import activation_constants
-from featlearn.spectra._laws import Law, marchenko_pastur, series_bulk
+from featlearn.spectra._kernel_equations import layers_law
+from featlearn.spectra._laws import Law, marchenko_pastur
+from featlearn.spectra._series_bulk import series_bulk
 
-_LINEAR = 1e-12  # distance of the slope from 1 below which the activation counts as linear
+LINEAR = 1e-12  # distance of the slope from 1 below which the activation counts as linear
 _MASS = 1e-6  # largest error of the total mass
 _BLOCK = 65_536
 
+Activation = Callable[[Tensor], Tensor]
 
-def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float, n: int, width: int, d: int) -> Law:
+
+def conjugate_kernel_law(
+    activation_or_slope: Activation | float | Sequence[Activation | float],
+    n: int,
+    width: int | Sequence[int],
+    d: int,
+) -> Law:
     """Return the limiting law of the conjugate kernel ``X1^T X1`` (n x n), ``X1 = sigma(W X / sqrt d) / sqrt(width)``.
 
     W (width x d) and X (d x n) have standard normal entries, and all sizes are large. The activation sigma is centered
@@ -48,26 +58,35 @@ def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float
     edges. If d < n and the layer is wide, the law can have two bulks: one of the linear part of sigma, and one of the
     rest.
 
+    With L layers, ``X_l = sigma(W_l X_{l-1}) / sqrt(width_l)`` and ``X_0 = X / sqrt d``, the law of ``X_L^T X_L`` is
+
+        mu_l = MP(n / width_l) boxtimes ((1 - b_l^2) + b_l^2 mu_{l-1}),  mu_0 = MP(n / d),
+
+    where boxtimes is the free multiplicative convolution. The transforms of all layers are computed together, see
+    `featlearn.spectra.tangent_kernel_law`. Edges are accurate to about 1e-12, and to 1e-8 if one comes close to zero.
+    Time: 0.3 to 0.5 seconds for two to four layers; a few milliseconds for one.
+
     An activation with a second Hermite coefficient (softplus, ReLU) causes spikes beyond this law.
 
     Args:
-        activation_or_slope: Activation function, or the slope b of the normalized activation, between -1 and 1.
+        activation_or_slope: Activation function, or the slope b of the normalized activation, between -1 and 1; or a
+            sequence of them, one per layer.
         n: Number of samples, positive.
-        width: Width of the layer, positive.
+        width: Width of the layer, positive; or a sequence of widths, one per layer.
         d: Dimension of the inputs, positive.
 
     Returns:
         The law of the eigenvalues of the kernel.
 
     Raises:
-        InputError: If a size is not positive, the slope is not between -1 and 1, or the activation is linear and all
-            three sizes are equal.
+        InputError: If a size is not positive, a slope is not between -1 and 1, activations and widths differ in number,
+            or the activation is linear and three of the sizes are equal to the smallest.
         FeatlearnError: If the computed law does not integrate to one.
 
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, section 2.
 
-        Fan & Wang (2020), https://arxiv.org/abs/2005.11879.
+        Fan & Wang (2020), https://arxiv.org/abs/2005.11879, theorem 3.4.
 
     Example:
         >>> import torch
@@ -75,12 +94,35 @@ def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float
         >>> left, right = conjugate_kernel_law(torch.tanh, n=1000, width=750, d=500).edges
         >>> round(right, 3)
         9.177
+        >>> round(conjugate_kernel_law(torch.tanh, n=1000, width=[750, 750], d=500).edges[1], 3)
+        12.141
     """
-    for name, value in (("n", n), ("width", width), ("d", d)):
+    widths, activations = layer_arguments(activation_or_slope, n, width, d)
+    slopes = [slope_of(one) for one in activations]
+    squares = [1.0 if abs(slope) > 1 - LINEAR else slope * slope for slope in slopes]
+    if len(widths) > 1:
+        name = f"the conjugate kernel with squared slopes {squares}, n={n}, widths={widths}, d={d}"
+        return layers_law(squares, n, [d, *widths], [0.0] * len(widths) + [1.0], name)
+    return _one_layer(slopes[0], squares[0], n, widths[0], d)
+
+
+def layer_arguments(activation: object, n: int, width: int | Sequence[int], d: int) -> tuple[list[int], list[Any]]:
+    """Validate the sizes of a network; return its widths and its activations, one per layer."""
+    widths = list(width) if isinstance(width, Iterable) else [width]
+    for name, value in (("n", n), *(("width", one) for one in widths), ("d", d)):
         if not (math.isfinite(value) and value > 0):
             raise InputError(f"{name} must be positive and finite, got {value!r}.")
-    slope = _slope(activation_or_slope)
-    square = 1.0 if abs(slope) > 1 - _LINEAR else slope * slope
+    several = isinstance(activation, Sequence) and not isinstance(activation, str)
+    activations = list(activation) if several else [activation] * len(widths)  # type: ignore[call-overload]
+    if not widths or len(activations) != len(widths):
+        raise InputError(
+            f"There must be one activation per width and at least one width, got {len(activations)} and {len(widths)}."
+        )
+    return widths, activations
+
+
+def _one_layer(slope: float, square: float, n: int, width: int, d: int) -> Law:
+    """Return the law of one layer, by its quartic equation."""
     if square * n / d < 1e-10 or square < 1e-7:
         return marchenko_pastur(width, n)  # t = 1 up to rounding: no linear part is left
     sizes = sorted((n, width, d) if square == 1 else (n, width))
@@ -102,7 +144,8 @@ def conjugate_kernel_law(activation_or_slope: Callable[[Tensor], Tensor] | float
     return Law(bulks, atom, 1.0)
 
 
-def _slope(activation_or_slope: Callable[[Tensor], Tensor] | float) -> float:
+def slope_of(activation_or_slope: Activation | float) -> float:
+    """Return the slope b of an activation, which is normalized, or validate a given one."""
     if callable(activation_or_slope):
         return activation_constants(activation_or_slope).slope
     if isinstance(activation_or_slope, bool) or not isinstance(activation_or_slope, (int, float)):

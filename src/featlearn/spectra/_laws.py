@@ -1,6 +1,6 @@
-"""Limiting laws of eigenvalues: bulks of compact support and an atom at zero.
+"""Limiting laws of eigenvalues: bulks of compact support and an atom.
 
-A bulk is given in closed form (Marchenko-Pastur) or as a cosine series.
+A bulk is given in closed form (Marchenko-Pastur) or as a cosine series (`featlearn.spectra._series_bulk`).
 
 References:
     Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506 (the spectral paper).
@@ -9,13 +9,10 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from scipy.fft import dct
 from torch import Tensor
 
 from featlearn.errors import InputError
@@ -108,19 +105,21 @@ class Bulk(Protocol):
 
 @dataclass(frozen=True)
 class Law:
-    """Distribution of eigenvalues on the half line: bulks from left to right, and an atom at zero.
+    """Distribution of eigenvalues: bulks from left to right, and an atom, usually at zero.
 
     Every method takes a number or an array and returns a float64 tensor of the same shape, on the CPU.
 
     Attributes:
         bulks: Intervals of the continuous part, from left to right.
-        atom: Mass at zero.
+        atom: Mass of the atom; 0 if there is none.
         mean: Mean of the whole law, including the atom.
+        atom_at: Position of the atom.
     """
 
     bulks: tuple[Bulk, ...]
     atom: float
     mean: float
+    atom_at: float = 0.0
 
     @property
     def edges(self) -> tuple[float, float]:
@@ -158,16 +157,33 @@ class Law:
             x: Points at which to evaluate the distribution function: a number, array or tensor without NaN.
 
         Returns:
-            The shares, a float64 tensor of the shape of `x`. They increase by `atom` at zero.
+            The shares, a float64 tensor of the shape of `x`. They increase by `atom` at `atom_at`.
 
         Raises:
             InputError: If `x` contains NaN.
         """
         points = _points(x)
-        total = self.atom * (points >= 0).to(torch.float64)
+        total = self.atom * (points >= self.atom_at).to(torch.float64)
         for bulk in self.bulks:
             total = total + bulk.below(bulk.angle(points.clamp(bulk.left, bulk.right)))
         return total.clamp(0.0, 1.0)
+
+    def shifted(self, offset: float) -> Law:
+        """Return the law of the eigenvalues of ``K + offset I``, where this is the law of K.
+
+        Args:
+            offset: Number added to every eigenvalue.
+
+        Returns:
+            The law, with bulks, atom and mean moved by the offset.
+
+        Example:
+            >>> from featlearn.spectra import marchenko_pastur
+            >>> marchenko_pastur(400, 100).shifted(0.5).edges
+            (0.75, 2.75)
+        """
+        bulks = tuple(_ShiftedBulk(bulk, offset) for bulk in self.bulks)
+        return Law(bulks, self.atom, self.mean + offset, self.atom_at + offset)
 
     def quantile(self, q: Any) -> Tensor:
         """Return the smallest x with ``cdf(x) >= q``.
@@ -191,14 +207,21 @@ class Law:
             raise InputError(
                 f"q must be between 0 and 1, got values from {float(shares.min()):g} to {float(shares.max()):g}."
             )
-        x = torch.zeros_like(shares)
-        start = self.atom
+        x = torch.full_like(shares, self.atom_at)
+        within = self.atom > 0 and self.bulks[0].left < self.atom_at
+        if within:  # an atom inside of a bulk: remove it from the shares, and restore it below
+            original, below = shares, float(self.cdf(self.atom_at)) - self.atom
+            shares = torch.where(shares > below, (shares - self.atom).clamp_min(below), shares)
+        start = 0.0 if within else self.atom
         for i, bulk in enumerate(self.bulks):
             last = i + 1 == len(self.bulks)
             here = (shares > start) | (shares == 0) if start == 0 else shares > start
             here &= torch.ones_like(here) if last else shares <= start + bulk.mass
             x[here] = _invert(bulk, (shares[here] - start).clamp(0.0, bulk.mass))
             start += bulk.mass
+        if within:
+            x[(original > below) & (original <= below + self.atom)] = self.atom_at
+            shares = original
         x[shares == 1] = self.edges[1]  # the masses add up to one up to rounding
         return x
 
@@ -265,108 +288,40 @@ class _MarchenkoPasturBulk:
         return (radius * angle.sin()).square() / (2 * math.pi * self.kappa * x)
 
 
-_FIRST, _LAST = 64, 2**15  # smallest and largest number of nodes
-_SERIES_ROUNDING = 1e-14
+@dataclass(frozen=True)
+class _ShiftedBulk:
+    """Bulk moved by an offset."""
 
+    bulk: Bulk
+    offset: float
 
-def series_bulk(density: Callable[[Tensor], Tensor], left: float, right: float) -> SeriesBulk:
-    """Build the bulk of a density that vanishes like a square root at two edges.
+    @property
+    def left(self) -> float:
+        return self.bulk.left + self.offset
 
-    In the singular value, ``sqrt(x) = c - r cos t``, the mass per angle is smooth and even in t, so that its cosine
-    series converges geometrically and is integrated term by term. The number of nodes is doubled until the series has
-    converged. The angle is that of the singular value instead of x, because edges near zero are common and x has its
-    pole at zero.
-
-    A left edge of exactly 0 is a hard edge, where the density grows like ``1/sqrt(x)``: mirrored at zero, the singular
-    values fill ``-sqrt(b) ... sqrt(b)``, and both edges are square roots again.
-
-    Args:
-        density: Function that maps a float64 tensor of points strictly between the edges to the density.
-        left: Left edge; 0 for a hard edge.
-        right: Right edge.
-
-    Returns:
-        The bulk.
-    """
-    low = -math.sqrt(right) if left == 0 else math.sqrt(left)
-    center, radius = (low + math.sqrt(right)) / 2, (math.sqrt(right) - low) / 2
-    nodes = _FIRST
-    while True:
-        t = math.pi * (np.arange(nodes) + 0.5) / nodes
-        s = torch.from_numpy(center - radius * np.cos(t)).abs()
-        # A mirrored law has the density |s| f(s^2) on either side, other laws have 2 s f(s^2).
-        per_angle = density(s.square()) * s * (1 if left == 0 else 2) * radius * torch.from_numpy(np.sin(t))
-        coefficients = np.asarray(dct(per_angle.numpy(), type=2)) / nodes
-        coefficients[0] /= 2
-        size = np.abs(coefficients).max()
-        if np.abs(coefficients[-nodes // 8 :]).max() <= 1e-13 * size or nodes >= _LAST:
-            break
-        nodes *= 2
-    kept = int(np.nonzero(np.abs(coefficients) > _SERIES_ROUNDING * size)[0].max()) + 1
-    return SeriesBulk(left, right, density, center, radius, torch.from_numpy(coefficients[:kept].copy()))
-
-
-@dataclass(frozen=True, eq=False)
-class SeriesBulk:
-    """Bulk given by a cosine series, see `series_bulk`.
-
-    The angle is that of the singular value; at a hard edge it is twice the excess over pi/2.
-
-    Attributes:
-        left: Left edge of the bulk.
-        right: Right edge of the bulk.
-        density: Function that maps points to the density.
-        center: Center of the singular values.
-        radius: Half the length of their interval.
-        coefficients: Coefficients of the cosine series of the mass per angle.
-    """
-
-    left: float
-    right: float
-    density: Callable[[Tensor], Tensor]
-    center: float
-    radius: float
-    coefficients: Tensor
+    @property
+    def right(self) -> float:
+        return self.bulk.right + self.offset
 
     @property
     def mass(self) -> float:
-        """Share of all eigenvalues that are in the bulk: only the constant term contributes to the whole range."""
-        return math.pi * float(self.coefficients[0])
+        return self.bulk.mass
+
+    def density(self, x: Tensor) -> Tensor:
+        return self.bulk.density(self._back(x))
 
     def angle(self, x: Tensor) -> Tensor:
-        """Return the angles of points between the edges."""
-        s, (low, high) = x.sqrt(), (self.center - self.radius, self.center + self.radius)
-        t = 2 * torch.atan2((s - low).clamp_min(0).sqrt(), (high - s).clamp_min(0).sqrt())
-        return 2 * t - math.pi if self.left == 0 else t
+        return self.bulk.angle(self._back(x))
 
     def point(self, angle: Tensor) -> Tensor:
-        """Return the points at some angles."""
-        t = self._inner(angle)
-        low = self.center - self.radius
-        return (low + 2 * self.radius * (t / 2).sin().square()).square()
+        return self.bulk.point(angle) + self.offset
 
     def below(self, angle: Tensor) -> Tensor:
-        """Return the mass below each angle, ``c_0 t + sum c_k sin(k t) / k``."""
-        t = self._inner(angle)
-        k = torch.arange(1, len(self.coefficients), dtype=torch.float64)
-        total = self.coefficients[0] * t + _horner(self.coefficients[1:] / k, t).imag
-        # The lower half of a mirrored law belongs to the mirror image.
-        mass = 2 * total - self.mass if self.left == 0 else total
-        return mass.clamp(0.0, self.mass)
+        return self.bulk.below(angle)
 
     def slope(self, angle: Tensor) -> Tensor:
-        """Return the mass per angle."""
-        # The mirror image doubles the mass, and the angle runs twice as fast: the factors cancel.
-        return self.coefficients[0] + _horner(self.coefficients[1:], self._inner(angle)).real
+        return self.bulk.slope(angle)
 
-    def _inner(self, angle: Tensor) -> Tensor:
-        return (angle + math.pi) / 2 if self.left == 0 else angle
-
-
-def _horner(coefficients: Tensor, t: Tensor) -> Tensor:
-    """Compute ``sum_{k >= 1} c_k exp(i k t)`` by Horner's rule, which is stable on the unit circle."""
-    unit = torch.polar(torch.ones_like(t), t)
-    total = torch.zeros_like(unit)
-    for c in coefficients.flip(0).tolist():
-        total = (total + c) * unit
-    return total
+    def _back(self, x: Tensor) -> Tensor:
+        # Rounding must not move a point beyond an edge.
+        return (x - self.offset).clamp(self.bulk.left, self.bulk.right)

@@ -14,6 +14,15 @@ from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_lay
 from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
 from featlearn.theory._finite_size_traces import expected_trace
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
+from featlearn.theory._invariance_bounds import (
+    ConvergencePath,
+    EigenvalueBounds,
+    InvarianceBounds,
+    check_convergence,
+    convergence_path,
+    eigenvalue_bounds,
+    invariance_bounds,
+)
 from featlearn.theory._quadratic_alignment import (
     NumeratorTerms,
     QuadraticPrediction,
@@ -41,9 +50,12 @@ from featlearn.theory._wide_network_alignment import (
 __all__ = [
     "EARLY_EXPONENTS",
     "Assumption",
+    "ConvergencePath",
     "EarlyAlignment",
     "EarlyPhase",
+    "EigenvalueBounds",
     "GlobalConvergence",
+    "InvarianceBounds",
     "LayerStart",
     "LinearAlignment",
     "NTKFloor",
@@ -56,13 +68,17 @@ __all__ = [
     "alternating_trace",
     "balance",
     "balanced_layers",
+    "check_convergence",
+    "convergence_path",
     "derivative_correlation",
     "early_alignment",
     "early_phase",
+    "eigenvalue_bounds",
     "expected_derivatives",
     "expected_trace",
     "flow_nfc",
     "global_convergence",
+    "invariance_bounds",
     "isotropic_numerator",
     "least_norm_network",
     "linear_alignment",

@@ -19,7 +19,7 @@ from torch import Tensor
 from featlearn._utils.validation import check_int, check_number
 from featlearn.errors import InputError
 from featlearn.linalg import gaussian_mean, hermite_coefficients
-from featlearn.linalg.matrices import as_float64
+from featlearn.theory._two_layer_start import two_layer_start
 
 Function = Callable[[Tensor], Tensor]
 
@@ -237,8 +237,6 @@ def global_convergence(
 EARLY_EXPONENTS = {"weights": -0.5, "ck": -1.0, "ntk": -1.0, "outputs": -0.5}
 """Exponents of n in the decay of the changes, at fixed ratios n/d and h/d and a fixed rate (lemmas 5.1 and B.2)."""
 
-_GRID = torch.linspace(-8, 8, 4001, dtype=torch.float64)
-
 
 @dataclass(frozen=True)
 class EarlyPhase:
@@ -316,59 +314,21 @@ def early_phase(
         networks", https://arxiv.org/abs/2211.06506,
         lemmas 5.1 and B.2.
     """
-    x, w, v, labels = as_float64(X), as_float64(weight), as_float64(readout).flatten(), as_float64(y).flatten()
-    if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1] or len(v) != len(w) or len(labels) != len(x):
-        raise InputError(
-            "X must have shape (n, d), y (n,), weight (h, d) and readout (h,), "
-            f"got {tuple(x.shape)}, ({len(labels)},), {tuple(w.shape)} and ({len(v)},)."
-        )
-    if not all(bool(torch.isfinite(t).all()) for t in (x, w, v, labels)):
-        raise InputError("X, y, weight and readout must be finite, got NaN or infinite entries.")
+    start = two_layer_start(X, y, weight, readout, activation, kinks)
     check_number("rate", rate, above=0)
     check_int("steps", steps, 0)
-    n, d = x.shape
-    h = len(w)
-    slope, curvature = _largest_derivatives(activation, kinks)
-    inputs, hidden = x / math.sqrt(d), x @ w.mT / math.sqrt(d)
-    features = activation(hidden)
-    loss = float((labels - features @ v / math.sqrt(h)).norm())
-    size, largest = float(torch.linalg.matrix_norm(inputs, 2)), float(v.abs().max())
-    jacobian = slope * largest * size
-    growth = (1 + rate * jacobian**2 / n) ** steps
-    moved = loss / jacobian * (growth - 1) if jacobian else 0.0
-    of_features = slope * size * moved
-    ck = (2 * float(torch.linalg.matrix_norm(features, 2)) + of_features) * of_features / h
-    longest = float(inputs.norm(dim=1).max())
-    of_jacobian = curvature * largest * size * longest * moved / math.sqrt(h) if moved else 0.0
+    jacobian = start.jacobian_bound
+    growth = (1 + rate * jacobian**2 / start.n) ** steps
+    moved = start.loss / jacobian * (growth - 1) if jacobian else 0.0
     mean = gaussian_mean(activation, kinks)
-    ntk = (2 * _jacobian_norm(activation, inputs, hidden, v) + of_jacobian) * of_jacobian
+    outputs = start.slope * float(start.readout.norm()) / math.sqrt(start.h) * moved
+    smooth = math.isfinite(start.curvature)
     return EarlyPhase(
-        moved, ck, ntk, slope * float(v.norm()) / math.sqrt(h) * moved, loss * growth,
+        moved, start.ck_change(moved), start.ntk_change(moved), outputs, start.loss * growth,
         (
             Assumption("half the mean squared error, full batches, the second layer fixed", None),
-            Assumption(f"|sigma'| is at most {slope:.3g} beyond the grid from -8 to 8", None),
-            Assumption("sigma'' is bounded: otherwise the tangent kernel is not covered", math.isfinite(curvature)),
+            Assumption(f"|sigma'| is at most {start.slope:.3g} beyond the grid from -8 to 8", None),
+            Assumption("sigma'' is bounded: otherwise the tangent kernel is not covered", smooth),
             Assumption(f"sigma has mean 0 under N(0, 1), for the rates (it has {mean:.3g})", abs(mean) < 1e-6),
         ),
     )  # fmt: skip
-
-
-def _largest_derivatives(activation: Callable[[Tensor], Tensor], kinks: Sequence[float]) -> tuple[float, float]:
-    grid = _GRID.clone().requires_grad_()
-    (first,) = torch.autograd.grad(activation(grid).sum(), grid, create_graph=True)
-    slope = float(first.detach().abs().max())
-    if kinks:
-        return slope, math.inf
-    if not first.requires_grad:
-        return slope, 0.0
-    (second,) = torch.autograd.grad(first.sum(), grid)
-    return slope, float(second.abs().max())
-
-
-def _jacobian_norm(activation: Callable[[Tensor], Tensor], inputs: Tensor, hidden: Tensor, v: Tensor) -> float:
-    """Return ``|J_0|``, from the largest eigenvalue of ``J_0 J_0^T``, the tangent kernel of the first layer."""
-    points = hidden.clone().requires_grad_()
-    (slopes,) = torch.autograd.grad(activation(points).sum(), points)
-    scaled = slopes * v
-    kernel = (inputs @ inputs.mT) * (scaled @ scaled.mT) / len(v)
-    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(kernel)[-1])))

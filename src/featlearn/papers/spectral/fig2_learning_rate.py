@@ -22,7 +22,7 @@ from featlearn.kernels import ck
 from featlearn.papers._figures import BLACK, MARKERS, PALETTE, draw_lines, label, panels
 from featlearn.papers.claim import Claim, holds
 from featlearn.papers.experiment import Outcome, Outcomes, Result, Values, experiment, scalars
-from featlearn.spectra import Law, marchenko_pastur, spikes
+from featlearn.spectra import Law, conjugate_kernel_law, marchenko_pastur, spikes
 from featlearn.training import DivergenceError
 from featlearn.training.two_layer import Size, SpectralEvolution, new_student, student_sizes, train_student
 
@@ -59,7 +59,7 @@ def learning_rate_transition(
         **training: Further arguments of `featlearn.training.fit`.
 
     Returns:
-        Result of each rate, and the law of the initial eigenvalues.
+        Result of each rate, and the laws of the initial eigenvalues of weights and conjugate kernel.
 
     References:
         Wang, Engel, Sarwate, Dumitriu & Chiang (2022), https://arxiv.org/abs/2211.06506, figure 2.
@@ -80,7 +80,8 @@ def learning_rate_transition(
             )
         except DivergenceError:
             results[float(lr)] = None
-    return LearningRateTransition(results, marchenko_pastur(h, d))
+    # tanh is odd: without a second Hermite coefficient, no eigenvalue is beyond the law at initialization.
+    return LearningRateTransition(results, marchenko_pastur(h, d), conjugate_kernel_law(torch.tanh, n, h, d))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,10 +91,12 @@ class LearningRateTransition:
     Attributes:
         results: Result of the training at each rate; None where it diverged.
         law: Law of the eigenvalues of ``W^T W / h`` at initialization.
+        ck_law: Law of the eigenvalues of the conjugate kernel at initialization.
     """
 
     results: dict[float, SpectralEvolution | None]
     law: Law
+    ck_law: Law
 
     def spiked(self) -> list[float]:
         """Return the rates at which an eigenvalue of the weights leaves the bulk, see `featlearn.spectra.spikes`."""
@@ -157,6 +160,7 @@ def _measure(rate: float, size: Sequence[int], batch_size: int | None, epochs: i
         "initial lambda1 W": float(result.weights.initial[-1]),
         "initial lambda1 CK": float(result.ck.initial[-1]),
         "edge W": transition.law.edges[1],
+        "edge CK": transition.ck_law.edges[1],
         "train loss": result.history.final_loss,
         "largest loss": float(np.max(result.history.loss)),
         "first loss": float(result.history.loss[0]),
@@ -246,7 +250,7 @@ def _transition_figure(by_seed: Sequence[Sequence[Outcome]], config: Config) -> 
         axes[1].plot(rates, [o.values["lambda1 CK"] for o in alive], **look)
     first = _alive(by_seed[0])
     axes[0].axhline(first[0].values["edge W"] * h / d, color=BLACK, linewidth=1)
-    axes[1].axhline(first[0].values["initial lambda1 CK"], color=BLACK, linewidth=1)
+    axes[1].axhline(first[0].values["edge CK"], color=BLACK, linewidth=1)
     names = {"W with feature": "beta.u1", "CK with labels": "y.v1 CK", "NTK with labels": "y.v1 NTK"}
     curves = {text: [o.values[name] for o in first] for text, name in names.items()}
     draw_lines(axes[2], [o.point["rate"] for o in first], curves, marker="o")
