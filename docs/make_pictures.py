@@ -201,7 +201,7 @@ def phases() -> None:
     task = chain_monomial_task(n=2000, d=64, r=5, generator=0)
     model = mlp([64, 128, 1], activation="quadratic", generator=0)
     before = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
-    fit(model, (task.X, task.y), optimizer="adam", lr=3e-3, steps=1500, weight_decay=1e-3, schedule="cosine")
+    fit(model, (task.X, task.y), optimizer="adam", lr=3e-3, steps=3000, weight_decay=1e-3, schedule="cosine")
     after = fl.spectra.weight_eigenvalues(model.get_parameter("0.weight"))
     result["collapse"] = (fl.spectra.phase(before, after), "weight decay, a task of five inputs: $W^T W/h$")
     for name, (phase, title) in result.items():

@@ -110,6 +110,20 @@ def test_low_rank_is_a_collapse(rank: int, rest: float) -> None:
     assert result.evidence.collapsed == pytest.approx(1 - rank / D, abs=0.02)
 
 
+def test_a_collapse_to_eigenvalues_of_many_sizes() -> None:
+    """Weight decay leaves five directions; the others are of sizes from 1e-13 to 1e-7, as after a long decay."""
+    rng = np.random.default_rng(0)
+    before = eigenvalues(rng.normal(size=(128, 64)))
+    kept, gone = np.array([0.003, 0.0033, 0.0088, 0.0099, 0.0117]), np.exp(rng.uniform(-30, -16, 59))
+    result = phase(before, np.concatenate([gone, kept]))
+    assert result.name == "rank collapse", str(result)
+    assert result.evidence is not None
+    assert result.evidence.collapsed == pytest.approx(59 / 64)
+    # A power law of the same range has no such gap.
+    heavy = (1 - rng.random(64)) ** -2.0
+    assert phase(before, heavy).name != "rank collapse"
+
+
 def test_a_zero_matrix_has_collapsed() -> None:
     result = phase(LAW, np.zeros(D))
     assert result.name == "rank collapse"

@@ -29,6 +29,7 @@ PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank colla
 _SAME_BULK = 0.1  # largest Kolmogorov-Smirnov distance of bulks of the same shape
 _GONE, _GAP = 5e-3, 10.0  # collapsed eigenvalues hold at most this share of the energy, below a gap of this factor
 _ONCE, _ALIKE = 10.0, 100.0  # factors: they held more initially; the largest of them exceeds their median by less
+_IMPROBABLE = 1e6  # factor of a gap to the power of the number of eigenvalues above it, which no heavy tail has
 _MANY = 0.1  # smallest share of collapsed eigenvalues of a rank collapse
 _NARROW = 1e-6  # initial eigenvalues with a smaller relative interquartile range are all equal
 _STRAIGHT = 0.5  # p-value of the end of a tail above which spikes are not mentioned; see `tail_evidence`
@@ -269,10 +270,13 @@ def _collapsed(before: Array, after: Array, zeros: tuple[int, int]) -> float:
     start = np.concatenate([np.zeros(zeros[0]), before])
     shares = np.arange(1, n) / n
     held = np.interp(shares, np.arange(1, start.size + 1) / start.size, np.cumsum(start) / start.sum())
-    # A heavy tail can have a gap near its end: its other eigenvalues are of many sizes.
-    medians = np.array([values[k // 2] for k in range(1, n)])
-    alike = values[:-1] <= _ALIKE * medians
-    possible = (gaps >= _GAP) & (below <= _GONE) & (held > _ONCE * below) & alike
+    # A heavy tail can have a gap near its end: its other eigenvalues are of many sizes. But a gap of a factor r below k
+    # eigenvalues has the probability r^(-k (alpha - 1)) in a power law.
+    medians = values[np.arange(1, n) // 2]
+    with np.errstate(divide="ignore"):
+        likely = np.arange(n - 1, 0, -1) * np.log(gaps) < math.log(_IMPROBABLE)
+    possible = (gaps >= _GAP) & (below <= _GONE) & (held > _ONCE * below)
+    possible &= (values[:-1] <= _ALIKE * medians) | ~likely
     share = float(shares[possible].max(initial=0.0))
     return max(0.0, share - zeros[0] / start.size)
 
