@@ -118,7 +118,7 @@ def matrix_verdict(
             return result
         explained = explain_tail(result, weight, statistics, null.limit)
         return replace(result, name="undecided", reason=f"{varying}: {explained}") if explained else result
-    also = f"; {varying}" if varying else ""
+    also = "".join(f"; {text}" for text in (_mean_part(null), varying) if text)
     edge = None if e is None else e.trained_edge
     both = [spike for spike in named if edge is not None and spike.value > edge.threshold]
     if hidden:
@@ -175,7 +175,6 @@ def _noise_and_spikes(
     varying: str,
 ) -> Phase:
     """Return the phase of a bulk with some spikes, which may be none."""
-    mean = [spike for spike in null.spikes if spike.is_mean]
     parts = [f"the bulk is {of_noise}"]
     if named:
         weakest = max(spike.p_value for spike in named)
@@ -186,13 +185,19 @@ def _noise_and_spikes(
     noise = float(values[: values.size - len(null.spikes)].sum() / values.sum())
     if noise < _LITTLE:
         parts.append(f"the noise holds {noise:.1g} of the energy, so that W is nearly of rank {len(null.spikes)}")
-    if mean:
-        parts.append(f"the mean of the entries is a part of rank one ({mean[0].value:.3g})")
+    if mean := _mean_part(null):
+        parts.append(mean)
     plain = 0 if bulk.law is None else len(spikes(values, bulk.law, margin=MARGIN))
     if varying and plain != len(named):
         parts.append(f"{varying}, so that Marchenko-Pastur alone would count {_counted(plain)}")
     name = "bulk + spikes" if named else "invariant bulk"
     return _with_spikes(result, tuple(spike.value for spike in named), name=name, reason="; ".join(parts))
+
+
+def _mean_part(null: ProfileNull) -> str:
+    """Return that the mean of the entries is a component beyond the noise; empty if it is not."""
+    means = [spike.value for spike in null.spikes if spike.is_mean]
+    return f"the mean of the entries is a part of rank one ({means[0]:.3g})" if means else ""
 
 
 def _with_spikes(result: Phase, found: tuple[float, ...], **changes: str) -> Phase:
