@@ -214,7 +214,7 @@ def test_resume_below_the_last_step_is_said_once(tmp_path: Path) -> None:
     model = net()
     options = {"run": tmp_path / "first", "resume": True, "measure": "weights", "every": 100}
     with (
-        pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9.*replaced") as reported,
+        pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9: segment 2.*are kept") as reported,
         Monitor(model, (X, Y), **options) as monitor,
     ):
         train(monitor, model, range(5, 8))
@@ -233,10 +233,10 @@ def test_an_open_run_continues_and_says_when_it_goes_back(tmp_path: Path) -> Non
         monitor = Monitor(model, (X, Y), run=run, measure="weights", every=1)
         train(monitor, model, [None, None])
     assert run.last_step == 11
-    for write in (lambda run: run.log(3, {"loss": 1.0}), lambda run: run.save_matrices(10, {"a": torch.ones(1)})):
+    for write in (lambda run: run.log(3, {"loss": 1.0}), lambda run: run.save_matrices(2, {"a": torch.ones(1)})):
         with (
             Run.open(tmp_path / "first", write=True) as run,
-            pytest.warns(UserWarning, match=r"Step (3|10) goes back.*steps up to 11"),
+            pytest.warns(UserWarning, match=r"Step (3|2) goes back.*steps up to (11|3)"),
         ):
             write(run)
     with Run.open(tmp_path / "first", write=True) as run:
