@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -139,6 +140,15 @@ class RunRecord:
     def writes(self) -> bool:
         """True if this process has opened the run for writing."""
         return self._database.writes
+
+    def note(self, name: str) -> Any:
+        """Return a value that `Run.save_note` stored; None if there is none.
+
+        Args:
+            name: Name of the note.
+        """
+        text = self._meta().get(f"note.{name}")
+        return None if text is None else json.loads(text)
 
     def initial(self) -> dict[str, Any] | None:
         """Return the initial weights of the model; None if they were not saved."""

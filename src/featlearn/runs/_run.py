@@ -380,7 +380,7 @@ class Run(RunRecord):
         return self._earlier + 1
 
     def repeat_from(self, step: int) -> None:
-        """Expect the steps from this one on to be logged once more with the same values, as after loading a checkpoint.
+        """Allow the steps from this one on to be logged once more with the same values, as after loading a checkpoint.
 
         The first value that differs begins a segment, without the warning of `log`.
 
@@ -392,6 +392,16 @@ class Run(RunRecord):
     def ignore_order(self) -> None:
         """Allow steps in any order: values that are logged again are replaced, and no segment begins."""
         self._any_order = True
+
+    def save_note(self, name: str, value: Any) -> None:
+        """Store a small JSON value beside the metrics, replacing an earlier one of this name.
+
+        Args:
+            name: Name of the note.
+            value: Value that JSON can hold.
+        """
+        with self._database.transaction() as connection:
+            _sql.set_meta(connection, {f"note.{as_text(name, 'name')}": json.dumps(value)})
 
     def save_initial(self, state: Mapping[str, Any]) -> None:
         """Save the initial weights, which later weights are compared with.

@@ -48,7 +48,7 @@ def source(connection: sqlite3.Connection, table: str, segment: int | None) -> s
 
 
 def begin_segment(connection: sqlite3.Connection, step: int, start: int | None) -> int:
-    """Begin a segment at a step and return its number; the caller holds the transaction.
+    """Start a segment at a step and return its number; the caller holds the transaction.
 
     Args:
         connection: Connection to the database.

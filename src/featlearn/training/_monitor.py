@@ -27,6 +27,7 @@ from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import unwrap
 from featlearn.runs import Run
 from featlearn.training._first_process import broadcast, run_in_first, writes_files
+from featlearn.training._identity import rows_mark
 from featlearn.training._measured_model import MeasuredModel, selected_layers
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plot import evolution
@@ -176,7 +177,8 @@ class Monitor:
         self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory)
         opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
-            self._recorder = Recorder(opened, not isinstance(run, Run), trackers, on_error)
+            owns, mark = not isinstance(run, Run), rows_mark(data, rows)
+            self._recorder = Recorder(opened, owns, trackers, on_error, target, mark)
         self._calls = 0
 
     @property

@@ -17,6 +17,7 @@ from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
 from featlearn.training._checkpoint import changed_tensors
+from featlearn.training._identity import Continuation, note_weights
 from featlearn.training._measurement import Snapshot
 from featlearn.training.trackers import Tracker
 
@@ -31,9 +32,20 @@ class Recorder:
         owns: Whether to finish the run at the end.
         trackers: Trackers that receive the metrics too.
         on_error: ``"warn"`` turns errors of the run and of trackers into warnings, ``"raise"`` raises them.
+        model: Model that is trained. A record of its weights is stored with each measurement and at the end, and
+            compared when the run is continued. None stores no record.
+        mark: Hash of the measured rows, stored in a new run and compared when a run is continued. None if unknown.
     """
 
-    def __init__(self, run: Run | None, owns: bool, trackers: Sequence[Tracker], on_error: str) -> None:
+    def __init__(
+        self,
+        run: Run | None,
+        owns: bool,
+        trackers: Sequence[Tracker],
+        on_error: str,
+        model: nn.Module | None = None,
+        mark: str | None = None,
+    ) -> None:
         check_option("on_error", on_error, ("warn", "raise"))
         self.run = run
         self._record = run  # can be read when it is closed
@@ -41,15 +53,25 @@ class Recorder:
         self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
+        self.model = model
+        self._continued: Continuation | None = None
+        if run is not None and model is not None:
+            with self._warn_or_raise("The run cannot be read", RunStoreError):
+                if run.next_step:
+                    self._continued = Continuation(run, model, mark)
+                if mark is not None and run.note("rows") is None:
+                    run.save_note("rows", mark)
 
     def numbers(self, step: int, numbers: dict[str, float]) -> None:
         """Record metrics of the whole training."""
+        self._compare(step)
         if not self._log(step, {None: numbers}):
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
     def snapshot(self, snapshot: Snapshot, cost: Mapping[str, float]) -> None:
         """Record a measurement and its cost."""
+        self._compare(snapshot.step)
         texts = snapshot.texts()
         table: dict[str | None, dict[str, float | str]] = {
             layer: {**numbers, **texts.get(layer, {})} for layer, numbers in snapshot.layers.items()
@@ -57,9 +79,12 @@ class Recorder:
         table[None] = {**snapshot.model, **texts.get(None, {}), **cost}
         if not self._log(snapshot.step, table):
             self.keep(snapshot)
-        elif snapshot.matrices and self.run is not None:  # one warning is enough for a run that cannot be written
+        elif self.run is not None:  # one warning is enough for a run that cannot be written
             with self._warn_or_raise("The matrices cannot be written", RunStoreError):
-                self.run.save_matrices(snapshot.step, snapshot.matrices)
+                if self.model is not None:
+                    note_weights(self.run, self.model, closed=False)
+                if snapshot.matrices:
+                    self.run.save_matrices(snapshot.step, snapshot.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in snapshot.layers.items() for name, v in numbers.items()}
         self._track(snapshot.step, {**flat, **snapshot.model, **cost})
 
@@ -93,12 +118,20 @@ class Recorder:
             if run is not None and self._owns and run.writes:
                 try:
                     with self._warn_or_raise("The run cannot be finished", RunStoreError):
+                        if self.model is not None:
+                            note_weights(run, self.model, closed=status == "finished")
                         run.finish(status)
                 finally:
                     if run.writes:  # close it anyway: it counts as interrupted, and another process can write it
                         with suppress(RunStoreError):  # its files may be gone, but the open connection has the metrics
                             self._stored = run.metrics()
                         run.close()
+
+    def _compare(self, step: int) -> None:
+        """Warn once, at the first step, if the model or the rows are not those of the run that is continued."""
+        continued, self._continued = self._continued, None
+        if continued is not None and (message := continued.message(step)):
+            warnings.warn(message, UserWarning, stacklevel=6)
 
     def _log(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
         """Write metrics and texts to the run; return whether there is a run and it has stored them."""
@@ -178,9 +211,6 @@ def open_run(run: Where, config: Mapping[str, Any] | None, resume: bool, start: 
         return None
     opened, message = (run, None) if isinstance(run, Run) else launch(run, config, resume=resume)
     try:
-        if resume and opened.next_step:
-            # Trainers that continue begin with the step at which they ended.
-            opened.repeat_from(opened.next_step - 1)
         if opened.initial() is None:
             opened.save_initial(dict(start))
         if message is not None:
