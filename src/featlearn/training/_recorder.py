@@ -117,9 +117,10 @@ class Recorder:
         finally:
             if run is not None and self._owns and run.writes:
                 try:
-                    with self._warn_or_raise("The run cannot be finished", RunStoreError):
-                        if self.model is not None:
+                    if self.model is not None:
+                        with suppress(RunStoreError):  # a disk that is full is reported below
                             note_weights(run, self.model, closed=status == "finished")
+                    with self._warn_or_raise("The run cannot be finished", RunStoreError):
                         run.finish(status)
                 finally:
                     if run.writes:  # close it anyway: it counts as interrupted, and another process can write it

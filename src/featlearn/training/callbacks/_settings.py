@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from featlearn._utils.validation import flat_settings
 from featlearn.runs import Run
 from featlearn.runs.launch import run_to_continue
 
@@ -20,14 +21,17 @@ _GROUP = ("lr", "initial_lr", "weight_decay", "betas", "momentum", "eps", "neste
 _DEEPEST = 20
 
 
-def with_config(options: Mapping[str, Any], collected: Mapping[str, Any], free: Iterable[str]) -> dict[str, Any]:
+def with_config(
+    options: Mapping[str, Any], collected: Mapping[str, Any], free: Callable[[str], bool]
+) -> dict[str, Any]:
     """Return the options of a monitor with the collected settings in its config.
 
     Args:
         options: Options of the monitor. Its own config takes precedence. Without the folder of a run there is no
             config, and nothing is added.
         collected: Settings by section and name.
-        free: Dotted names that may change when a run is continued; the run keeps its own values.
+        free: Function that returns whether a setting, by its dotted name, may change when a run is continued. The run
+            keeps its own value then. Versions and learning rates of the optimizer may always change.
 
     Returns:
         The options.
@@ -41,8 +45,12 @@ def with_config(options: Mapping[str, Any], collected: Mapping[str, Any], free: 
     if old is not None:
         for section in [name for name in config if name not in old.config]:
             del config[section]  # the run was made without it
-        for name in ("versions", "optimizer.lr", *free):
-            _keep(config, old.config, name.split("."))
+        before = {name: old.config[name] for name in (config if given is not None else old.config)}
+        kept = {name for name in {**flat_settings(config), **flat_settings(before)} if _may_change(name) or free(name)}
+        if given is None:  # settings of the user are compared only if they are passed again
+            kept |= flat_settings(before).keys() - flat_settings(config).keys()
+        for name in kept:
+            _keep(config, before, name.split("."))
     return {**options, "config": _merged(config, given) if given is None or isinstance(given, Mapping) else given}
 
 
@@ -102,13 +110,20 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> dict[str
     return result
 
 
+def _may_change(name: str) -> bool:
+    return name.startswith("versions.") or (name.startswith("optimizer.") and name.endswith(".lr"))
+
+
 def _keep(config: dict[str, Any], old: Mapping[str, Any], path: list[str]) -> None:
     """Set a setting to that of the run, or remove it if the run does not have it."""
+    inner: Any = config
+    before: Any = old
     for name in path[:-1]:
-        config, old = config.get(name, {}), old.get(name, {})
-        if not isinstance(config, dict) or not isinstance(old, Mapping):
+        before = before.get(name) if isinstance(before, Mapping) else None
+        inner = inner.setdefault(name, {})
+        if not isinstance(inner, dict):
             return
-    if path[-1] in old:
-        config[path[-1]] = old[path[-1]]
+    if isinstance(before, Mapping) and path[-1] in before:
+        inner[path[-1]] = before[path[-1]]
     else:
-        config.pop(path[-1], None)
+        inner.pop(path[-1], None)

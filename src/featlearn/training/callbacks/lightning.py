@@ -67,7 +67,7 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
             "optimizer": describe_optimizers(trainer.optimizers),
             "versions": versions_of("torch", "lightning", "featlearn"),
         }
-        self.monitor = Monitor(model, data, **with_config(self._options, collected, _FREE))
+        self.monitor = Monitor(model, data, **with_config(self._options, collected, _FREE.__contains__))
         self.monitor.step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -62,15 +62,13 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
         data = kwargs.get("train_dataloader") if self._data is None else self._data
         if self.monitor is not None:
             self.monitor.close("failed")  # the Trainer starts again after an error, for instance with smaller batches
-        arguments = _arguments(args)
         optimizer = kwargs.get("optimizer")
         collected = {
-            "arguments": arguments,
+            "arguments": _arguments(args),
             "optimizer": describe_optimizers([] if optimizer is None else [optimizer]),
             "versions": versions_of("torch", "transformers", "featlearn"),
         }
-        free = [f"arguments.{name}" for name in arguments if not name.startswith(_COMPARED)]
-        self.monitor = Monitor(kwargs["model"], data, **with_config(self._options, collected, free))
+        self.monitor = Monitor(kwargs["model"], data, **with_config(self._options, collected, _is_free))
         self.monitor.step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -113,6 +111,11 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
             if getattr(args, "load_best_model_at_end", False):  # the model is not that of the last step
                 self.monitor._recorder.model = None
             self.monitor.close()
+
+
+def _is_free(name: str) -> bool:
+    section, _, argument = name.partition(".")
+    return section == "arguments" and not argument.startswith(_COMPARED)
 
 
 def _arguments(args: Any) -> dict[str, Any]:
