@@ -53,6 +53,7 @@ class Recorder:
         self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
+        self._reported: set[str] = set()
         self.model = model
         self._continued: Continuation | None = None
         if run is not None and model is not None:
@@ -156,7 +157,10 @@ class Recorder:
             if self._on_error == "raise":
                 raise
             # Without the step, so that the warning of a full disk appears once.
-            warnings.warn(f"{failure}; training continues: {error}", UserWarning, stacklevel=4)
+            message = f"{failure}; training continues: {error}"
+            if message not in self._reported:
+                self._reported.add(message)
+                warnings.warn(message, UserWarning, stacklevel=4)
 
 
 Where = Run | str | os.PathLike[str] | None
