@@ -152,3 +152,19 @@ def test_after_a_kill(tmp_path: Path) -> None:
         else:
             with pytest.warns(UserWarning, match=words):
                 resume(folder, model)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_loop_that_runs_again_begins_a_segment_of_the_monitor(tmp_path: Path, stored: bool) -> None:
+    model = net()
+    monitor = Monitor(model, (X, Y), run=tmp_path / "run" if stored else None, measure="weights", every=2)
+    train(monitor, model, range(6))
+    before = monitor.series("loss").to_list()
+    with pytest.warns(UserWarning, match="Step 0 goes back .* up to 5: segment 2") as reported:
+        train(monitor, model, range(3))
+    assert len(reported) == 1
+    assert monitor.series("loss").index.tolist() == [0, 1, 2]
+    assert monitor.series("w.top", "0").index.tolist() == [0, 2]
+    assert monitor.series("loss", segment=1).to_list() == before
+    assert monitor.series("w.top", "0", segment=1).index.tolist() == [0, 2, 4]
+    monitor.close()

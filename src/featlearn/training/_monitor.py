@@ -296,20 +296,24 @@ class Monitor:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self, *, segment: int | None = None) -> pd.DataFrame:
         """Return all metrics of the run or, without one, of this monitor.
+
+        Args:
+            segment: Number of the segment, from 1; see `featlearn.runs.Run.log`. None is the latest one.
 
         Returns:
             Table with the columns step, layer (missing for the whole model), name and value.
         """
-        return self._recorder.metrics()
+        return self._recorder.metrics(segment)
 
-    def series(self, name: str, layer: str | None = None) -> pd.Series:
+    def series(self, name: str, layer: str | None = None, *, segment: int | None = None) -> pd.Series:
         """Return one metric over the steps.
 
         Args:
             name: Name of the metric, such as ``"nfc"``.
             layer: Name of the layer. None selects the whole model.
+            segment: Number of the segment, as in `metrics`.
 
         Returns:
             Series of the values, indexed by step.
@@ -317,7 +321,7 @@ class Monitor:
         Raises:
             InputError: If the metric was not recorded.
         """
-        frame = self.metrics()
+        frame = self.metrics(segment=segment)
         of_layer = frame["layer"].isna() if layer is None else frame["layer"] == layer
         rows = frame[of_layer & (frame["name"] == name)]
         if rows.empty:

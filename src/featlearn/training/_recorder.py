@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 from torch import nn
 
-from featlearn._utils.validation import check_option
+from featlearn._utils.validation import check_int, check_option
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
@@ -53,6 +53,8 @@ class Recorder:
         self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
+        self._latest: dict[str | None, int] = {}  # last step of each metric in memory
+        self._old: list[tuple[dict[int, dict[str, float]], list[Snapshot]]] = []
         self._reported: set[str] = set()
         self.model = model
         self._continued: Continuation | None = None
@@ -67,6 +69,7 @@ class Recorder:
         """Record metrics of the whole training."""
         self._compare(step)
         if not self._log(step, {None: numbers}):
+            self._rewind(step, numbers)
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
@@ -91,12 +94,32 @@ class Recorder:
 
     def keep(self, snapshot: Snapshot) -> None:
         """Keep the metrics of a measurement in memory."""
+        self._rewind(snapshot.step, [None])
         self.snapshots.append(replace(snapshot, phases={}, matrices={}))
 
-    def metrics(self) -> pd.DataFrame:
-        """Return all metrics, with the columns step, layer, name, value."""
-        tables: list[tuple[int, str | None, Mapping[str, float]]] = [(s, None, v) for s, v in self._scalars.items()]
-        for snapshot in self.snapshots:
+    def _rewind(self, step: int, names: Iterable[str | None]) -> None:
+        """Start a segment of the metrics in memory if one of them goes back; None is the measurement."""
+        if any(self._latest.get(name, -1) > step for name in names):
+            self._old.append((dict(self._scalars), list(self.snapshots)))
+            self._scalars = {s: values for s, values in self._scalars.items() if s < step}
+            self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.step < step]
+            last, number = max(self._latest.values()), len(self._old) + 1
+            self._latest = {}
+            message = f"Step {step} goes back in the monitor, which has steps up to {last}: segment {number} begins."
+            warnings.warn(message, UserWarning, stacklevel=6)
+        self._latest.update(dict.fromkeys(names, step))
+
+    def metrics(self, segment: int | None = None) -> pd.DataFrame:
+        """Return the metrics of a segment, None is the latest, with the columns step, layer, name, value."""
+        scalars, snapshots = self._scalars, self.snapshots
+        if segment is not None and self._record is not None:
+            return self._record.metrics(segment=segment)
+        if segment is not None and check_int("segment", segment, 1, len(self._old) + 1, optional=True) <= len(
+            self._old
+        ):
+            scalars, snapshots = self._old[segment - 1]
+        tables: list[tuple[int, str | None, Mapping[str, float]]] = [(s, None, v) for s, v in scalars.items()]
+        for snapshot in snapshots:
             tables.append((snapshot.step, None, snapshot.model))
             tables += [(snapshot.step, layer, values) for layer, values in snapshot.layers.items()]
         rows = [(step, layer, name, value) for step, layer, values in tables for name, value in values.items()]
