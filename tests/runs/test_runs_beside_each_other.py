@@ -139,7 +139,7 @@ def test_parquet_without_its_package_is_told(root: Path) -> None:
 
 def test_removing_a_run_takes_its_files_and_no_others(root: Path) -> None:
     with Run.open(root / "a", write=True) as run:
-        run.save_checkpoint(1, {})
+        run.save_checkpoint(11, {})
         run.save_matrices(1, {"x": torch.zeros(1)})
         with pytest.raises(RunStoreError, match="is being written"):
             runs.remove(root / "a")

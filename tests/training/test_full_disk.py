@@ -77,3 +77,52 @@ def test_a_full_disk_leaves_neither_a_lock_nor_a_running_run(way: str, tmp_path:
     assert len(losses) < 50  # the disk was full
     with Run.open(tmp_path / "run", write=True) as again:
         again.log(101, {"loss": 3.0})
+
+
+AGAIN = """
+import json, resource, sys, warnings
+import torch
+from featlearn.runs import Run
+from featlearn.runs.lock import being_written
+from featlearn.training import Monitor
+from pathlib import Path
+
+folder = sys.argv[1]
+X = torch.randn(20, 3)
+model = torch.nn.Linear(3, 1)
+options = {"run": folder, "every": 1, "measure": "weights"}
+monitor = Monitor(model, (X, X[:, :1]), **options)
+monitor.step(0, loss=1.0)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("default")
+    for step in range(1, 50):
+        monitor.step(step, loss=1.0)
+    before = len(caught)
+    monitor.close()
+    monitor.close()
+said = [str(warning.message) for warning in caught]
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+left = [being_written(Path(folder)), Run.open(folder).status]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with Monitor(model, (X, X[:, :1]), **options) as monitor:  # beside it
+        monitor.step(0, loss=3.0)
+    assert len(caught) == 1, caught
+    assert Run.open(folder + "-2").status == "finished"
+with Monitor(model, (X, X[:, :1]), resume=True, **options) as monitor:  # in it
+    monitor.step(60, loss=2.0)
+print(json.dumps([said[:before], said[before:], left, Run.open(folder).status]))
+"""
+
+
+def test_what_a_full_disk_leaves_is_said_once_and_the_next_launch_works(tmp_path: Path) -> None:
+    done = run_code(AGAIN, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    before, closing, left, status = json.loads(done.stdout)
+    assert len(before) == len(set(before)) == 1
+    assert len(closing) <= 1
+    assert left[0] is False
+    assert left[1] in ("interrupted", "failed", "finished")
+    assert status == "finished"

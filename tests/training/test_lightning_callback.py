@@ -135,3 +135,45 @@ def test_a_restarted_trainer_continues_its_run_only_if_told(tmp_path: Path) -> N
         assert run.status == "finished"
     kept = Run.open(tmp_path / "run").initial()
     assert all(torch.equal(value, kept[name]) for name, value in start.items())
+
+
+class Told(Regression):
+    def __init__(self, lr: float = 0.05, api_token: str = "abc", data: Any = None, kind: Any = nn.ReLU) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"], weight_decay=0.1)
+
+
+def test_hyperparameters_are_recorded_and_compared(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"run": tmp_path / "run", "every": 4, "measure": "weights", "config": {"note": "mine"}}
+    module = Told(data=Path.home() / "data")
+    trainer = train(module, MonitorCallback((X, Y), **options), gradient_clip_val=1.0)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    config = Run.open(tmp_path / "run").config
+    assert config["note"] == "mine"
+    assert config["hparams"] == {"lr": 0.05, "data": "~/data", "kind": "torch.nn.modules.activation.ReLU"}
+    assert config["trainer"]["gradient_clip_val"] == 1.0
+    assert config["trainer"]["max_epochs"] == 2
+    assert config["optimizer"]["class"] == "AdamW"
+    assert config["optimizer"]["betas"] == [0.9, 0.999]
+    assert (config["optimizer"]["lr"], config["optimizer"]["weight_decay"]) == (0.05, 0.1)
+    assert {"torch", "lightning", "featlearn"} <= config["versions"].keys()
+    for epochs, lr, config in ((4, 0.05, {"note": "mine"}), (6, 0.05, None), (8, 0.01, None)):
+        callback = MonitorCallback((X, Y), **(options | {"config": config}), resume=True)
+        again = lightning.Trainer(
+            accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[callback], gradient_clip_val=1.0,
+        )  # fmt: skip
+        new = Told(lr=lr, data=Path.home() / "data")
+        arguments = {"ckpt_path": tmp_path / "last.ckpt", "weights_only": False}
+        if lr == 0.05:
+            again.fit(new, loader(), loader(False), **arguments)
+            again.save_checkpoint(tmp_path / "last.ckpt")
+        else:
+            with pytest.raises(InputError, match=r"hparams\.lr was 0\.05 and is 0\.01"):
+                again.fit(new, loader(), loader(False), **arguments)
+    run = Run.open(tmp_path / "run")
+    assert run.config["trainer"]["max_epochs"] == 2
+    assert len(run.segments()) == 1

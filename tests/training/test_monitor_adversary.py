@@ -456,10 +456,14 @@ def test_odd_steps(step: Any) -> None:
 
 def test_steps_may_go_back_and_be_large(tmp_path: Path) -> None:
     monitor = watch(net(), run=tmp_path / "run", measure="weights", every="log")
-    for step in (np.int64(10), 3, torch.tensor(4), 10**18):
+    monitor.step(np.int64(10), loss=10.0)
+    with pytest.warns(UserWarning, match="Step 3 goes back .* up to 10: segment 2"):
+        monitor.step(3, loss=3.0)
+    for step in (torch.tensor(4), 10**18):
         monitor.step(step, loss=float(step))
     monitor.close()
-    assert Run.open(tmp_path / "run").series("w.top", "0").index.tolist() == [3, 4, 10, 10**18]
+    assert Run.open(tmp_path / "run").series("w.top", "0").index.tolist() == [3, 4, 10**18]
+    assert Run.open(tmp_path / "run").series("w.top", "0", segment=1).index.tolist() == [10]
 
 
 def test_a_number_too_large_for_a_float_is_refused() -> None:

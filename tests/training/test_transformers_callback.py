@@ -13,6 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 import featlearn as fl
 from cases import built, gpt2
+from featlearn.errors import InputError
 from featlearn.runs import Run
 from featlearn.training.callbacks.transformers import MonitorCallback
 
@@ -100,3 +101,31 @@ def test_a_restarted_trainer_continues_its_run_only_if_told(tmp_path: Path) -> N
     assert run.series("weight_change", layer).index.tolist() == [0, 2, 4, 6, 8]
     assert run.series("weight_change", layer).loc[0] == 0.0
     assert run.series("weight_change", layer).loc[8] > 0.0
+
+
+def test_arguments_are_recorded_and_compared(tmp_path: Path) -> None:
+    def trainer(**changed: Any) -> Trainer:
+        arguments: dict[str, Any] = {
+            "output_dir": str(tmp_path), "max_steps": 4, "per_device_train_batch_size": 4, "report_to": [],
+            "save_strategy": "steps", "save_steps": 4, "disable_tqdm": True, "use_cpu": True, "seed": 3,
+            "learning_rate": 1e-2, "hub_token": "hf_secretsecretsecret", "weight_decay": 0.1,
+        }  # fmt: skip
+        resume = "max_steps" in changed
+        callback = MonitorCallback(run=tmp_path / "run", every=2, measure="weights", resume=resume)
+        given = TrainingArguments(**(arguments | changed))
+        return Trainer(model=NEW().float(), args=given, train_dataset=Texts(), callbacks=[callback])
+
+    trainer(eval_delay=1).train()
+    config = Run.open(tmp_path / "run").config
+    wanted = {"learning_rate": 1e-2, "seed": 3, "per_device_train_batch_size": 4, "max_steps": 4, "weight_decay": 0.1}
+    assert wanted.items() <= config["arguments"].items()
+    assert "adam_beta1" not in config["arguments"]
+    assert config["optimizer"]["class"] == "AdamW"
+    assert "transformers" in config["versions"]
+    assert "secret" not in str(config)
+    assert str(tmp_path) not in str(config)
+    checkpoint = str(tmp_path / "checkpoint-4")
+    trainer(max_steps=8).train(resume_from_checkpoint=checkpoint)
+    assert Run.open(tmp_path / "run").last_step == 8
+    with pytest.raises(InputError, match=r"arguments\.learning_rate was 0\.01 and is 0\.02"):
+        trainer(max_steps=9, learning_rate=2e-2).train(resume_from_checkpoint=checkpoint)

@@ -97,7 +97,8 @@ def show(
         if as_json:
             described = {name: getattr(opened, name) for name in ("name", "status", "message", "last_step", "seconds")}
             metrics = {str(layer): row.dropna().to_dict() for layer, row in layers.iterrows()}
-            times = {"path": str(opened.path), "started": opened.started.isoformat()}
+            times: dict[str, Any] = {"path": str(opened.path), "started": opened.started.isoformat()}
+            times["segments"] = len(opened.segments())
             values = {"config": opened.config, "last": last, "layers": metrics, "readings": readings}
             print_json(times | described | values)
             return
@@ -106,6 +107,8 @@ def show(
         console.print(head.append(f", {_duration(opened.seconds)}, last step {opened.last_step}", "not bold"))
         if opened.message:
             print_line(console, opened.message)
+        if (segments := len(opened.segments())) > 1:
+            print_line(console, f"latest of {segments} segments: steps went back in this run")
         if settings := flat_settings(opened.config):
             rows = [(name, _value(value)) for name, value in settings.items() if value is not None]
             console.print(text_table({"setting": "left", "value": "fold"}, rows))

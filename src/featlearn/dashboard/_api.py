@@ -72,9 +72,10 @@ def series(
     first: int | None = None,
     last: int | None = None,
     log: bool = False,
+    segment: int | None = None,
 ) -> dict[str, Any]:
     """Return a metric over the steps, with one curve per layer; arguments as in `featlearn.runs.overview.curves`."""
-    result = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log)
+    result = curves(store.checked(run), name, layer, width=width, first=first, last=last, log=log, segment=segment)
     if not result and first is None and last is None:
         where = f" of layer {layer!r}" if layer else ""
         raise NotThereError(f"The run has no metric {name!r}{where}.")

@@ -120,6 +120,7 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
             int_param(values, "from", 0, LAST_STEP, None),
             int_param(values, "to", 0, LAST_STEP, None),
             bool(int_param(values, "log", 0, 1, 0)),
+            int_param(values, "segment", 1, LAST_STEP, None),
         )
         # The JSON itself is cached: to encode twenty long curves takes longer than to read a short one.
         make = partial(answers.series, store, run, *arguments)
@@ -146,7 +147,7 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
     return {
         "runs": ((), lambda values, path: answers.run_list(store)),
         "runs/{id}": ((), lambda values, path: answers.details(store, store.find(path["id"]))),
-        "runs/{id}/series": (("name", "layer", "width", "from", "to", "log"), series),
+        "runs/{id}/series": (("name", "layer", "width", "from", "to", "log", "segment"), series),
         "runs/{id}/words": ((), lambda values, path: answers.phases_over_time(store, store.find(path["id"]))),
         "runs/{id}/matrices/{step}/{name:path}": (("group", "most"), one_matrix),
         "runs/{id}/spectra/{step}": (("layer", "kind"), spectra),

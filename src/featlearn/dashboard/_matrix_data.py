@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import InputError, NotThereError
+from featlearn.runs._segments import first_steps
+from featlearn.runs.database import DATABASE_FILE, Database
 from featlearn.runs.overview import natural_order
-from featlearn.runs.step_files import steps_of
+from featlearn.runs.step_files import step_file, steps_of
 
 SIDE = 256
 """Maximum number of rows and columns that are sent."""
@@ -24,13 +26,27 @@ _LARGEST = 64_000_000  # entries; a larger matrix would take seconds and gigabyt
 
 def matrix_steps(store: Store, run: Found) -> list[int]:
     """Return the steps with matrices or eigenvalues."""
-    return steps_of(store.checked(run, "matrices"))
+    return steps_of(store.checked(run, "matrices"), _first_steps(store, run))
+
+
+def matrix_file(store: Store, run: Found, step: int) -> Path:
+    """Return the path of the file with the matrices of a step in the latest segment, which need not exist."""
+    name = step_file(run.path / "matrices", step, _first_steps(store, run)).name
+    return store.checked(run, "matrices", name)
+
+
+def _first_steps(store: Store, run: Found) -> list[int]:
+    def read() -> list[int]:
+        with Database(store.checked(run) / DATABASE_FILE).reading() as connection:
+            return first_steps(connection)
+
+    return store.cache.get(("first steps", run.id), signature(*run.files), read)
 
 
 def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the matrices and vectors of a step; only the header of the file is read."""
     file = _file(store, run, step)
-    shapes = store.cache.get(("shapes", run.id, step), signature(file), lambda: tensor_shapes(file))
+    shapes = store.cache.get(("shapes", run.id, file.name), signature(file), lambda: tensor_shapes(file))
     return dict(sorted(shapes.items(), key=lambda item: natural_order(item[0])))
 
 
@@ -79,7 +95,7 @@ def vector(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64
 
 
 def _file(store: Store, run: Found, step: int) -> Path:
-    file = store.checked(run, "matrices", f"{step}.safetensors")
+    file = matrix_file(store, run, step)
     if not file.is_file():
         steps = matrix_steps(store, run)
         last = f"the last step with matrices is {steps[-1]}" if steps else "the run has none"

@@ -143,7 +143,7 @@ class Store:
         except (FeatlearnError, OSError) as error:
             name = encode_utf8(run.path.name)
             return place | {"name": name, "status": "unreadable", "message": self.redact_error(error)}
-        names = ("name", "status", "message", "started", "seconds", "last_step", "readings")
+        names = ("name", "status", "message", "started", "seconds", "last_step", "segments", "readings")
         kind = summary.config.get("kind")
         return {
             **place,

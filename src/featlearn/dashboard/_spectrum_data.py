@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_shapes, matrix_steps, rounded, vector
+from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_file, matrix_shapes, matrix_steps, rounded, vector
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import FeatlearnError, NotThereError
 from featlearn.runs.database import DATABASE_FILE, Database
@@ -45,7 +45,7 @@ def spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str) 
     Phase, exponent and number of spikes are those that the monitor has logged. The positions of the spikes and the edge
     of the initial bulk are computed here.
     """
-    files = (store.checked(run, "matrices", f"{step}.safetensors"), *run.files)
+    files = (matrix_file(store, run, step), *run.files)
     key = ("spectrum", run.id, step, layer, kind)
     return store.cache.get(key, signature(*files), lambda: _spectrum(store, run, step, layer, kind))
 

@@ -166,7 +166,7 @@ def _reproduce(
         place = folder / experiment.name / scale
         # An existing run may have started with fewer seeds: each of its points has its own settings.
         with Run.open_or_create(place, None if Run.exists(place) else settings) as run:
-            run.repeat_from(0)  # steps are points, measured in any order
+            run.ignore_order()  # steps are points, measured in any order
             store = run.path / "points"
             store.mkdir(exist_ok=True)
             files = [store / f"{experiment.key(point)}.safetensors" for point in points]

@@ -24,7 +24,14 @@ from featlearn.runs.overview import overview
 from featlearn.runs.step_files import FOLDERS, remove_all, tidy
 
 
-def export(run: RunLike, path: str | os.PathLike[str], names: Names = None, layers: Names = None) -> None:
+def export(
+    run: RunLike,
+    path: str | os.PathLike[str],
+    names: Names = None,
+    layers: Names = None,
+    *,
+    segment: int | None = None,
+) -> None:
     """Write the metrics of a run as a table in long form, with the columns run, step, layer, name and value.
 
     Args:
@@ -32,6 +39,7 @@ def export(run: RunLike, path: str | os.PathLike[str], names: Names = None, laye
         path: File that ends in .csv or .parquet. An existing file is replaced.
         names: Names of the metrics. None exports all.
         layers: Glob patterns of layer names. None exports all layers and the metrics of the run itself.
+        segment: Number of the segment, from 1. None exports the latest one; `Run.segments` lists them.
 
     Raises:
         InputError: If the file has another ending, or a name or pattern matches nothing.
@@ -52,7 +60,7 @@ def export(run: RunLike, path: str | os.PathLike[str], names: Names = None, laye
     if target.suffix not in (".csv", ".parquet"):
         raise InputError(f"path must be a file that ends in .csv or .parquet, got {os.fspath(path)!r}.")
     opened = as_run(run)
-    table = opened.metrics(names, layers)
+    table = opened.metrics(names, layers, segment=segment)
     table.insert(0, "run", pd.Series([opened.name] * len(table), dtype=object))
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +158,9 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
         root: Folder to search. Subfolders whose names start with a dot are skipped.
 
     Returns:
-        Table with one row per run and the columns path, name, status, message, started, last_step, seconds, and one
-        column per setting, such as ``config.lr``. A run that cannot be read has the status "unreadable" and the error
-        as its message.
+        Table with one row per run and the columns path, name, status, message, started, last_step, seconds,
+        segments (number of segments; last_step is that of the latest), and one column per setting, such as
+        ``config.lr``. A run that cannot be read has the status "unreadable" and the error as its message.
 
     Raises:
         InputError: If the folder does not exist.
@@ -172,11 +180,11 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
     if not top.is_dir():
         raise InputError(f"root must be an existing folder, got {str(root)!r}.")
     rows = [_row(path) for path in _find(top)]
-    columns = ["path", "name", "status", "message", "started", "last_step", "seconds"]
+    columns = ["path", "name", "status", "message", "started", "last_step", "seconds", "segments"]
     columns += [column for column in dict.fromkeys(key for row in rows for key in row) if column not in columns]
     table = pd.DataFrame(rows, columns=columns)
     table["started"] = pd.to_datetime(table["started"], utc=True)
-    table = table.astype({"last_step": "Int64", "seconds": "float64"})
+    table = table.astype({"last_step": "Int64", "seconds": "float64", "segments": "Int64"})
     return table.sort_values(["started", "path"], na_position="last", ignore_index=True)
 
 
@@ -292,6 +300,6 @@ def _row(path: Path) -> dict[str, Any]:
         summary = overview(path)
     except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}
-    row = {name: getattr(summary, name) for name in ("name", "status", "message", "last_step", "seconds")}
+    row = {name: getattr(summary, name) for name in ("name", "status", "message", "last_step", "seconds", "segments")}
     started = pd.Timestamp(summary.started, unit="s", tz="UTC")
     return {"path": str(path), **row, "started": started, **flat_settings(summary.config, "config.")}

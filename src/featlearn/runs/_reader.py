@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from featlearn._utils.validation import as_step, as_text, stored_moment, stored_settings
 from featlearn.errors import RunStoreError
 from featlearn.runs import _sql
+from featlearn.runs._segments import first_steps, read_segments, source
 from featlearn.runs._sql import Names
 from featlearn.runs.database import Database
 from featlearn.runs.lock import being_written
@@ -32,54 +34,57 @@ class RunRecord:
         self._database = database
         self.name, self.config, self.environment, self.started = parse_meta(self._meta(), database.path)
 
-    def metrics(self, names: Names = None, layers: Names = None) -> pd.DataFrame:
+    def metrics(self, names: Names = None, layers: Names = None, *, segment: int | None = None) -> pd.DataFrame:
         """Return the metrics in long form.
 
         Args:
             names: Names of the metrics. None selects all.
             layers: Glob patterns of layer names. None selects all layers and the metrics of the run itself.
+            segment: Number of the segment, from 1. None is the latest one; see `segments`.
 
         Returns:
             Table with the columns step, layer, name and value, ordered by step. The layer of a metric of the run itself
             is None.
 
         Raises:
-            InputError: If a name or pattern matches nothing.
+            InputError: If a name or pattern matches nothing, or there is no such segment.
         """
         with self._database.reading() as connection:
-            return _sql.read_table(connection, "metrics", names, layers)
+            return _sql.read_table(connection, "metrics", names, layers, source(connection, "metrics", segment))
 
-    def texts(self, names: Names = None, layers: Names = None) -> pd.DataFrame:
+    def texts(self, names: Names = None, layers: Names = None, *, segment: int | None = None) -> pd.DataFrame:
         """Return the text values in long form.
 
         Args:
             names: Names of the values. None selects all.
             layers: Glob patterns of layer names. None selects all layers and the values of the run itself.
+            segment: Number of the segment, from 1. None is the latest one; see `segments`.
 
         Returns:
             Table with the columns step, layer, name and value, as in `metrics`.
 
         Raises:
-            InputError: If a name or pattern matches nothing.
+            InputError: If a name or pattern matches nothing, or there is no such segment.
         """
         with self._database.reading() as connection:
-            return _sql.read_table(connection, "texts", names, layers)
+            return _sql.read_table(connection, "texts", names, layers, source(connection, "texts", segment))
 
-    def series(self, name: str, layer: str | None = None) -> pd.Series[Any]:
+    def series(self, name: str, layer: str | None = None, *, segment: int | None = None) -> pd.Series[Any]:
         """Return one metric over the steps.
 
         Args:
             name: Name of the metric.
             layer: Name of the layer. None selects the metric of the run itself.
+            segment: Number of the segment, from 1. None is the latest one; see `segments`.
 
         Returns:
             Series of the values, indexed by step.
 
         Raises:
-            InputError: If the metric was not logged for the layer.
+            InputError: If the metric was not logged for the layer, or there is no such segment.
         """
         with self._database.reading() as connection:
-            return _sql.read_series(connection, as_text(name, "name"), layer)
+            return _sql.read_series(connection, as_text(name, "name"), layer, source(connection, "metrics", segment))
 
     def starts(self) -> pd.DataFrame:
         """Return one row per process that opened the run for writing.
@@ -91,9 +96,22 @@ class RunRecord:
         with self._database.reading() as connection:
             return _sql.read_starts(connection)
 
+    def segments(self) -> pd.DataFrame:
+        """Return one row per segment of the run.
+
+        A run has one segment unless steps went back in it; see `featlearn.runs.Run.log`. A segment shares the steps
+        before its first own step with the segment before it.
+
+        Returns:
+            Table with the columns segment (number, from 1), first_step (first own step), last_step, and began (time;
+            missing for the first segment).
+        """
+        with self._database.reading() as connection:
+            return read_segments(connection)
+
     @property
     def last_step(self) -> int | None:
-        """Largest step with a value; None before the first."""
+        """Largest step with a value in the latest segment; None before the first."""
         with self._database.reading() as connection:
             return _sql.last_step(connection)
 
@@ -123,48 +141,75 @@ class RunRecord:
         """True if this process has opened the run for writing."""
         return self._database.writes
 
+    def note(self, name: str) -> Any:
+        """Return a value that `Run.save_note` stored; None if there is none.
+
+        Args:
+            name: Name of the note.
+        """
+        text = self._meta().get(f"note.{name}")
+        return None if text is None else json.loads(text)
+
     def initial(self) -> dict[str, Any] | None:
         """Return the initial weights of the model; None if they were not saved."""
         folder = self.path / "initial"
         return load_step(folder, 0) if steps_of(folder) else None
 
-    def matrices(self, step: int) -> dict[str, Tensor]:
+    def matrices(self, step: int, *, segment: int | None = None) -> dict[str, Tensor]:
         """Return the matrices of a step, on the CPU.
 
         Args:
             step: Number of the step, one of `matrix_steps`.
+            segment: Number of the segment, from 1. None is the latest one.
 
         Raises:
-            InputError: If the step has no matrices.
+            InputError: If the step has no matrices, or there is no such segment.
         """
-        return load_step(self.path / "matrices", as_step(step))
+        return load_step(self.path / "matrices", as_step(step), self._first_steps(segment))
 
-    def matrix_steps(self) -> list[int]:
-        """Return the steps that have matrices."""
-        return steps_of(self.path / "matrices")
+    def matrix_steps(self, *, segment: int | None = None) -> list[int]:
+        """Return the steps that have matrices.
 
-    def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        Args:
+            segment: Number of the segment, from 1. None is the latest one.
+        """
+        return steps_of(self.path / "matrices", self._first_steps(segment))
+
+    def checkpoint(self, step: int | None = None, *, segment: int | None = None) -> tuple[int, dict[str, Any]] | None:
         """Return a checkpoint.
 
         Args:
             step: Step of the checkpoint. None selects the newest one that is not damaged.
+            segment: Number of the segment, from 1. None is the latest one.
 
         Returns:
             Step and state of the checkpoint; None if the run has none.
 
         Raises:
-            InputError: If the given step has no checkpoint.
+            InputError: If the given step has no checkpoint, or there is no such segment.
             RunStoreError: If all checkpoints are damaged.
         """
-        folder = self.path / "checkpoints"
-        return load_newest(folder) if step is None else (as_step(step), load_step(folder, as_step(step)))
+        folder, firsts = self.path / "checkpoints", self._first_steps(segment)
+        return (
+            load_newest(folder, firsts) if step is None else (as_step(step), load_step(folder, as_step(step), firsts))
+        )
 
-    def checkpoint_steps(self) -> list[int]:
-        """Return the steps that have a checkpoint."""
-        return steps_of(self.path / "checkpoints")
+    def checkpoint_steps(self, *, segment: int | None = None) -> list[int]:
+        """Return the steps that have a checkpoint.
+
+        Args:
+            segment: Number of the segment, from 1. None is the latest one.
+        """
+        return steps_of(self.path / "checkpoints", self._first_steps(segment))
 
     def __repr__(self) -> str:
-        return f"Run({str(self.path)!r}, status={self.status!r}, last_step={self.last_step})"
+        several = len(self._first_steps(None))
+        segments = f", segments={several}" if several > 1 else ""
+        return f"Run({str(self.path)!r}, status={self.status!r}, last_step={self.last_step}{segments})"
+
+    def _first_steps(self, segment: int | None) -> list[int]:
+        with self._database.reading() as connection:
+            return first_steps(connection, segment)
 
     def _meta(self) -> dict[str, str]:
         with self._database.reading() as connection:

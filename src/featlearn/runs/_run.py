@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -30,9 +32,10 @@ from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import _sql
 from featlearn.runs._environment import describe_environment, new_meta, process_started
 from featlearn.runs._reader import RunRecord
+from featlearn.runs._segments import begin_segment, differs, goes_back
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock, close_and_release, locked, warn_or_close
-from featlearn.runs.step_files import remove_all, remove_older, save_step, tidy
+from featlearn.runs.step_files import remove_all, remove_older, save_step, steps_of, tidy
 
 _LOG = logging.getLogger("featlearn")
 
@@ -68,7 +71,10 @@ class Run(RunRecord):
         database = Database(path / DATABASE_FILE, write=lock is not None)
         self._start: int | None = None
         self._earlier = -1  # the last step that an earlier writer logged
-        self._repeats: int | None = None  # the first step that may be logged again without a warning
+        self._last = -1  # the last step of the latest segment
+        self._has_written = False
+        self._any_order = False
+        self._repeated = range(0)  # steps that are logged once more, with the same values
         # Also called when the run is garbage-collected or the program ends.
         self._end = None if lock is None else weakref.finalize(self, close_and_release, database, lock)
         try:
@@ -204,7 +210,7 @@ class Run(RunRecord):
         try:
             tidy(path)
             last = run.last_step
-            run._earlier = -1 if last is None else last
+            run._earlier = run._last = -1 if last is None else last
             now = time.time()
             current = environment or describe_environment(run.environment.get("seed"))
             row = (os.getpid(), process_started(), now, now, json.dumps(current))
@@ -220,8 +226,16 @@ class Run(RunRecord):
     def log(self, step: int, values: Mapping[str, Value], *, layer: str | None = None) -> None:
         """Log values of a step, all or none. When it returns, they are kept even if the process is killed.
 
-        An earlier value of the same name, step and layer is replaced. Logging a step that an earlier process has logged
-        gives one warning, unless a `checkpoint` was loaded.
+        Steps do not go back within a *segment* of a run. A new segment begins, with a warning, if the first step that a
+        process logs is lower than the last step of the run, or if a name is logged for a lower step than before. It
+        shares the steps before its first one with the segment before it, whose later values are kept and can be read
+        with ``segment=``; by default the latest segment is read. These repeats do not begin a segment:
+
+        - The last step: a value of the same name, step and layer is replaced (gradient accumulation logs a step several
+          times, and a resumed trainer begins with the step at which it ended).
+        - A lower step of names that have no later values, such as the result of a validation that took several steps.
+        - Steps after a `checkpoint` that was loaded, as long as they have the same values as before. The first value
+          that differs begins a segment, without a warning.
 
         Args:
             step: Number of the step, an integer of at least 0.
@@ -256,10 +270,10 @@ class Run(RunRecord):
             if not isinstance(values, Mapping):
                 raise InputError(f"values must map names to numbers or strings, got {type(values).__name__}.")
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
-        self._warn_of_repeated(at)
-        with self._database.transaction() as connection:
+        with self._order(at, lambda connection: self._goes_back(connection, at, rows)) as connection:
             _sql.write_rows(connection, rows)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
+        self._last = max(self._last, at)
 
     def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:
         """Save the matrices of a step, replacing those saved before.
@@ -280,9 +294,7 @@ class Run(RunRecord):
                 raise InputError(f"The matrix {name!r} must be a tensor, got {type(matrix).__name__}.")
             as_text(name, "the name of a matrix")
         self._database.writable()
-        if at <= self._earlier and at in self.matrix_steps():
-            self._warn_of_repeated(at)
-        save_step(self.path / "matrices", at, matrices)
+        self._save("matrices", at, matrices)
 
     def save_checkpoint(self, step: int, state: Mapping[str, Any], *, keep: int = 2) -> None:
         """Save a state from which a training can be resumed.
@@ -301,23 +313,61 @@ class Run(RunRecord):
             raise InputError(f"state must be a mapping, got {type(state).__name__}.")
         check_int("keep", keep)
         self._database.sync()  # a checkpoint must not be newer than the values logged before it
-        save_step(self.path / "checkpoints", at, state)
-        remove_older(self.path / "checkpoints", at, keep)
+        firsts = self._save("checkpoints", at, state)
+        remove_older(self.path / "checkpoints", at, keep, firsts)
 
-    def checkpoint(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
-        """Return a checkpoint. The steps after it can then be logged again without a warning.
+    def _save(self, kind: str, step: int, content: Mapping[str, Any]) -> list[int]:
+        """Write the file of a step, in a new segment if the step goes back, and return the first steps of segments."""
+        steps = steps_of(self.path / kind, self._first_steps(None))
+        # Files of steps that are repeated are replaced: the values of these steps are compared.
+        back = bool(steps) and step < steps[-1] and step not in self._repeated
+        with self._order(step, lambda connection: back or (step < self._last and not self._has_written)):
+            pass
+        firsts = self._first_steps(None)
+        save_step(self.path / kind, step, content, firsts)
+        return firsts
+
+    @contextmanager
+    def _order(self, step: int, goes_back: Callable[[sqlite3.Connection], bool]) -> Iterator[sqlite3.Connection]:
+        """Yield a connection in a transaction, in which a segment begins first if the step goes back."""
+        last, segment = self._last, None
+        with self._database.transaction() as connection:
+            if not self._any_order and goes_back(connection):
+                segment = begin_segment(connection, step, self._start)
+            yield connection
+        expected = step in self._repeated
+        self._has_written = True
+        if segment is not None:
+            self._last, self._repeated = step, range(0)
+        if segment is not None and not expected:
+            message = (
+                f"Step {step} goes back in the run in {str(self.path)!r}, which has steps up to {last}: segment "
+                f"{segment} of the run begins, and the later values of segment {segment - 1} are kept."
+            )
+            warnings.warn(message, UserWarning, stacklevel=5)  # at the call of log
+
+    def _goes_back(self, connection: sqlite3.Connection, step: int, rows: list[_sql.Row]) -> bool:
+        if step in self._repeated:
+            return differs(connection, rows)
+        if step >= self._last:
+            return False
+        return not self._has_written or goes_back(connection, rows)
+
+    def checkpoint(self, step: int | None = None, *, segment: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """Return a checkpoint. The steps after it can then be logged again; see `log`.
 
         Args:
             step: Step of the checkpoint. None selects the newest one that is not damaged.
+            segment: Number of the segment, from 1. None is the latest one.
 
         Returns:
             Step and state of the checkpoint; None if the run has none.
 
         Raises:
-            InputError: If the given step has no checkpoint.
+            InputError: If the given step has no checkpoint, or there is no such segment.
             RunStoreError: If all checkpoints are damaged.
         """
-        result = super().checkpoint(step)
+        result = super().checkpoint(step, segment=segment)
         if result is not None and self.writes:
             with self._database.transaction() as connection:
                 connection.execute("UPDATE starts SET checkpoint = ? WHERE id = ?", (result[0], self._start))
@@ -330,22 +380,28 @@ class Run(RunRecord):
         return self._earlier + 1
 
     def repeat_from(self, step: int) -> None:
-        """Allow steps from this one on to be logged again, without the warning of `log`.
+        """Allow the steps from this one on to be logged once more with the same values, as after loading a checkpoint.
+
+        The first value that differs begins a segment, without the warning of `log`.
 
         Args:
             step: Number of the step, an integer of at least 0, such as that of a checkpoint.
         """
-        self._repeats = as_step(step)
+        self._repeated = range(as_step(step), self._last + 1)
 
-    def _warn_of_repeated(self, step: int) -> None:
-        if step > self._earlier or (self._repeats is not None and step >= self._repeats):
-            return
-        message = (
-            f"Step {step} goes back in the run in {str(self.path)!r}, which has steps up to {self._earlier} of an "
-            "earlier process: values that are logged again are replaced."
-        )
-        warnings.warn(message, UserWarning, stacklevel=4)
-        self._repeats = 0  # warn once
+    def ignore_order(self) -> None:
+        """Allow steps in any order: values that are logged again are replaced, and no segment begins."""
+        self._any_order = True
+
+    def save_note(self, name: str, value: Any) -> None:
+        """Store a small JSON value beside the metrics, replacing an earlier one of this name.
+
+        Args:
+            name: Name of the note.
+            value: Value that JSON can hold.
+        """
+        with self._database.transaction() as connection:
+            _sql.set_meta(connection, {f"note.{as_text(name, 'name')}": json.dumps(value)})
 
     def save_initial(self, state: Mapping[str, Any]) -> None:
         """Save the initial weights, which later weights are compared with.

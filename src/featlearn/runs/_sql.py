@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,8 +38,12 @@ def write_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 
 def set_status(connection: sqlite3.Connection, status: str, message: str) -> None:
     """Set the status and the message of the run; the caller holds the transaction."""
-    values = ((status, "status"), (message, "message"))
-    connection.executemany("UPDATE meta SET value = ? WHERE key = ?", values)
+    set_meta(connection, {"status": status, "message": message})
+
+
+def set_meta(connection: sqlite3.Connection, values: Mapping[str, str]) -> None:
+    """Set metadata of the run; the caller holds the transaction."""
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
@@ -49,11 +53,21 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     return result
 
 
-def read_table(connection: sqlite3.Connection, table: str, names: Names, layers: Names) -> pd.DataFrame:
-    """Return rows of metrics or texts, ordered by step, layer and name, with one query."""
+def read_table(
+    connection: sqlite3.Connection, table: str, names: Names, layers: Names, rows_from: str | None = None
+) -> pd.DataFrame:
+    """Return rows of metrics or texts, ordered by step, layer and name, with one query.
+
+    Args:
+        connection: Connection to the database.
+        table: Name of the table, "metrics" or "texts".
+        names: Names of the values. None selects all.
+        layers: Glob patterns of layer names. None selects all.
+        rows_from: SQL expression of the rows of an earlier segment. None is the table itself, the latest segment.
+    """
     wanted = None if names is None else parse_patterns(names, "names")
     globs = None if layers is None else parse_patterns(layers, "layers")
-    query, values = f"SELECT step, layer, name, value FROM {table}", []
+    query, values = f"SELECT step, layer, name, value FROM {rows_from or table}", []
     if wanted is not None:
         query, values = f"{query} WHERE name IN ({', '.join('?' * len(wanted))})", wanted
     rows = connection.execute(f"{query} ORDER BY step, layer, name", values).fetchall()
@@ -76,12 +90,15 @@ def read_table(connection: sqlite3.Connection, table: str, names: Names, layers:
     )
 
 
-def read_series(connection: sqlite3.Connection, name: str, layer: str | None) -> pd.Series[Any]:
-    """Return the values of a metric by step."""
-    query = "SELECT step, value FROM metrics WHERE name = ? AND layer = ? ORDER BY step"
+def read_series(
+    connection: sqlite3.Connection, name: str, layer: str | None, rows_from: str = "metrics"
+) -> pd.Series[Any]:
+    """Return the values of a metric by step, from the table metrics or the SQL expression of an earlier segment."""
+    query = f"SELECT step, value FROM {rows_from} WHERE name = ? AND layer = ? ORDER BY step"
     rows = connection.execute(query, (name, layer or "")).fetchall()
     if not rows:
-        owners = {row[0] for row in connection.execute("SELECT DISTINCT layer FROM metrics WHERE name = ?", (name,))}
+        owned = connection.execute(f"SELECT DISTINCT layer FROM {rows_from} WHERE name = ?", (name,))
+        owners = {row[0] for row in owned}
         if owners and layer is None:
             raise InputError(f"{name!r} was logged for layers only. Pass layer=, for instance {min(owners)!r}.")
         if owners:

@@ -187,7 +187,7 @@ def _has_content(path: Path) -> bool:
         return False
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # The column of values has no type: in a REAL column, SQLite would turn -0.0 into 0.0. NULL is a NaN.
 # The layer '' is the run itself: columns of a primary key cannot be NULL.
@@ -203,6 +203,14 @@ _MIGRATIONS = {
         "PRIMARY KEY (step, layer, name)) WITHOUT ROWID",
         "CREATE TABLE starts (id INTEGER PRIMARY KEY, pid INTEGER NOT NULL, process_started REAL, "
         "began REAL NOT NULL, seen REAL NOT NULL, checkpoint INTEGER, environment TEXT NOT NULL)",
+    ),
+    # Segments after the first, and the rows of earlier segments that the latest one does not have.
+    2: (
+        "CREATE TABLE segments (id INTEGER PRIMARY KEY, first INTEGER NOT NULL, began REAL NOT NULL, start INTEGER)",
+        "CREATE TABLE old_metrics (segment INTEGER NOT NULL, step INTEGER NOT NULL, layer TEXT NOT NULL, "
+        "name TEXT NOT NULL, value, PRIMARY KEY (segment, step, layer, name)) WITHOUT ROWID",
+        "CREATE TABLE old_texts (segment INTEGER NOT NULL, step INTEGER NOT NULL, layer TEXT NOT NULL, "
+        "name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (segment, step, layer, name)) WITHOUT ROWID",
     ),
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from featlearn.runs import _sql
 from featlearn.runs._reader import parse_meta, status_of
+from featlearn.runs._segments import first_steps, source
 from featlearn.runs._sql import check_cell
 from featlearn.runs.database import DATABASE_FILE, Database
 
@@ -35,11 +36,12 @@ class Overview:
         message: Reason for a failure, or an empty string.
         started: Start time, in seconds since 1970.
         seconds: Total time for which the run was written, in seconds; None for old versions.
-        last_step: Largest step with a value; None before the first.
+        last_step: Largest step with a value in the latest segment; None before the first.
         config: Config of the run.
         environment: Versions, platform, command.
         loss: Name and last value of the first recorded metric out of loss, train_loss, test_loss, score and cv_score.
         readings: Diagnosis of each layer at the last measurement.
+        segments: Number of segments. All other values are those of the latest one.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Overview:
     environment: dict[str, Any]
     loss: tuple[str, float] | None
     readings: dict[str, str] = field(default_factory=dict)
+    segments: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +85,11 @@ def overview(folder: Path) -> Overview:
         spans = [max(_number(seen) - _number(began), 0.0) for began, seen in starts]
         loss = _last_loss(connection, last)
         readings = _last_readings(connection)
+        segments = len(first_steps(connection))
     name, config, environment, started = parse_meta(meta, database.path)
     seconds, message = sum(spans) if spans else None, meta.get("message", "")
-    return Overview(name, status, message, started.timestamp(), seconds, last, config, environment, loss, readings)
+    began = started.timestamp()
+    return Overview(name, status, message, began, seconds, last, config, environment, loss, readings, segments)
 
 
 def quantities(folder: Path) -> dict[str | None, list[str]]:
@@ -114,6 +119,7 @@ def curves(
     first: int | None = None,
     last: int | None = None,
     log: bool = False,
+    segment: int | None = None,
 ) -> list[Curve]:
     """Return a metric over the steps, for each layer that has it, at the resolution of a screen.
 
@@ -128,6 +134,7 @@ def curves(
         first: First step. None starts at the first recorded step.
         last: Last step. None ends at the last recorded step.
         log: Whether the axis of the steps is logarithmic.
+        segment: Number of the segment, from 1. None is the latest one.
 
     Returns:
         One curve per layer, in natural order.
@@ -136,8 +143,9 @@ def curves(
     if layer is not None:
         where, values = f"{where} AND layer = ?", [name, layer]
     with Database(folder / DATABASE_FILE).reading() as connection:
+        table = source(connection, "metrics", segment)
         # Two queries: SQLite finds either end at once, but reads every row for both.
-        least, most = (connection.execute(f"SELECT {end}(step) FROM metrics").fetchone()[0] for end in ("min", "max"))
+        least, most = (connection.execute(f"SELECT {end}(step) FROM {table}").fetchone()[0] for end in ("min", "max"))
         if least is None:
             return []
         least, most = max(least, first or 0), most if last is None else min(most, last)
@@ -145,11 +153,11 @@ def curves(
         # One query per part, in the order of the primary key: to sort all rows by part would take twice as long.
         extremes = "layer, min(step), max(step), min(value), max(value), count(*)"
         for start, end in _parts(least, most, max(width // 2, 1), log):
-            query = f"SELECT {extremes} FROM metrics WHERE {where} GROUP BY layer"
+            query = f"SELECT {extremes} FROM {table} WHERE {where} GROUP BY layer"
             rows += connection.execute(query, (start, end, *values))
         rows = [row for row in rows if row[0] is not None]
         if sum(row[5] for row in rows) <= width * len({row[0] for row in rows}):
-            query = f"SELECT layer, step, step, value, value, 1 FROM metrics WHERE {where} ORDER BY step"
+            query = f"SELECT layer, step, step, value, value, 1 FROM {table} WHERE {where} ORDER BY step"
             rows = connection.execute(query, (least, most, *values)).fetchall()
         return _as_curves(rows)
 

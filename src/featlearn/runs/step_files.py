@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,29 @@ from featlearn.errors import InputError, RunStoreError
 
 FOLDERS = ("matrices", "checkpoints", "initial")
 
-_STEP_FILE = re.compile(r"(0|[1-9][0-9]*)\.safetensors")
+# The file of a step, with the number of its segment if that is not the first: 80.safetensors, 80.2.safetensors.
+_STEP_FILE = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?\.safetensors")
 # Names of incomplete files, of `atomic_write` and of safetensors.
-_DRAFT = re.compile(r"\.(0|[1-9][0-9]*)\.safetensors\.[0-9a-f]{12}|\.tmp[A-Za-z0-9]{6}")
+_DRAFT = re.compile(r"\.(0|[1-9][0-9]*)(\.[1-9][0-9]*)?\.safetensors\.[0-9a-f]{12}|\.tmp[A-Za-z0-9]{6}")
 _DATABASE_DRAFT = re.compile(r"\.run\.db\.[0-9a-f]{12}")
 
 
-def save_step(folder: Path, step: int, state: Mapping[str, Any]) -> None:
-    """Write the file of a step, replacing an existing one."""
+ONE_SEGMENT = (0,)
+"""First steps of the segments of a run whose steps never go back."""
+
+
+def save_step(folder: Path, step: int, state: Mapping[str, Any], firsts: Sequence[int] = ONE_SEGMENT) -> None:
+    """Write the file of a step, replacing an existing one of the same segment."""
     with file_trouble(folder):
         folder.mkdir(exist_ok=True)
-    save_nested(_file(folder, step), state, {"kind": folder.name, "step": step})
+    save_nested(step_file(folder, step, firsts), state, {"kind": folder.name, "step": step})
 
 
-def load_step(folder: Path, step: int) -> dict[str, Any]:
+def load_step(folder: Path, step: int, firsts: Sequence[int] = ONE_SEGMENT) -> dict[str, Any]:
     """Return the content of the file of a step."""
-    file = _file(folder, step)
+    file = step_file(folder, step, firsts)
     if not file.is_file():
-        steps = steps_of(folder)
+        steps = steps_of(folder, firsts)
         last = f"the last step with {folder.name} is {steps[-1]}" if steps else f"it has no {folder.name} yet"
         raise InputError(f"The run in {str(folder.parent)!r} has no {folder.name} of step {step}: {last}.")
     state, header = load_nested(file)
@@ -42,12 +47,12 @@ def load_step(folder: Path, step: int) -> dict[str, Any]:
     return state
 
 
-def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
+def load_newest(folder: Path, firsts: Sequence[int] = ONE_SEGMENT) -> tuple[int, dict[str, Any]] | None:
     """Return the newest step with an intact file, and its content; damaged files are skipped with a warning."""
-    steps = steps_of(folder)
+    steps = steps_of(folder, firsts)
     for step in reversed(steps):
         try:
-            return step, load_step(folder, step)
+            return step, load_step(folder, step, firsts)
         except (RunStoreError, InputError) as error:
             warnings.warn(f"A file of the run is skipped: {error}", UserWarning, stacklevel=3)
     if steps:  # to start again silently would lose a training
@@ -55,25 +60,32 @@ def load_newest(folder: Path) -> tuple[int, dict[str, Any]] | None:
     return None
 
 
-def steps_of(folder: Path) -> list[int]:
-    """Return the steps that have a file, ascending."""
+def steps_of(folder: Path, firsts: Sequence[int] = ONE_SEGMENT) -> list[int]:
+    """Return the steps that have a file, ascending.
+
+    Args:
+        folder: Folder of the files.
+        firsts: First steps of the segments up to the one that is read. Files of other segments are ignored.
+    """
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunStoreError(f"{str(folder)!r} cannot be read: {error.strerror}.") from error
-    return sorted(int(match[1]) for name in names if (match := _STEP_FILE.fullmatch(name)))
+    files = [(int(match[1]), int(match[2] or 1)) for name in names if (match := _STEP_FILE.fullmatch(name))]
+    return sorted(step for step, segment in files if segment == owner(step, firsts))
 
 
-def remove_older(folder: Path, step: int, keep: int) -> None:
+def remove_older(folder: Path, step: int, keep: int, firsts: Sequence[int] = ONE_SEGMENT) -> None:
     """Remove the files up to a step, except for the newest ones.
 
     Later steps are kept: if a run was continued from an earlier step, they are not older than this one.
     """
-    for older in [other for other in steps_of(folder) if other <= step][:-keep]:
-        with file_trouble(_file(folder, older), "removed"):
-            _file(folder, older).unlink(missing_ok=True)
+    for older in [other for other in steps_of(folder, firsts) if other <= step][:-keep]:
+        file = step_file(folder, older, firsts)
+        with file_trouble(file, "removed"):
+            file.unlink(missing_ok=True)
 
 
 def tidy(run: Path) -> None:
@@ -104,5 +116,12 @@ def _remove_named(folder: Path, names: re.Pattern[str]) -> None:
             Path(entry.path).unlink(missing_ok=True)
 
 
-def _file(folder: Path, step: int) -> Path:
-    return folder / f"{step}.safetensors"
+def step_file(folder: Path, step: int, firsts: Sequence[int] = ONE_SEGMENT) -> Path:
+    """Return the path of the file of a step in the segment that the step belongs to."""
+    segment = owner(step, firsts)
+    return folder / (f"{step}.safetensors" if segment == 1 else f"{step}.{segment}.safetensors")
+
+
+def owner(step: int, firsts: Sequence[int]) -> int:
+    """Return the number of the segment in which a step was made, of those that begin at ``firsts``."""
+    return max(number for number, first in enumerate(firsts, 1) if first <= step)

@@ -27,6 +27,7 @@ from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import unwrap
 from featlearn.runs import Run
 from featlearn.training._first_process import broadcast, run_in_first, writes_files
+from featlearn.training._identity import rows_mark
 from featlearn.training._measured_model import MeasuredModel, selected_layers
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plot import evolution
@@ -176,7 +177,8 @@ class Monitor:
         self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory)
         opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
-            self._recorder = Recorder(opened, not isinstance(run, Run), trackers, on_error)
+            owns, mark = not isinstance(run, Run), rows_mark(data, rows)
+            self._recorder = Recorder(opened, owns, trackers, on_error, target, mark)
         self._calls = 0
 
     @property
@@ -294,20 +296,24 @@ class Monitor:
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def metrics(self) -> pd.DataFrame:
+    def metrics(self, *, segment: int | None = None) -> pd.DataFrame:
         """Return all metrics of the run or, without one, of this monitor.
+
+        Args:
+            segment: Number of the segment, from 1; see `featlearn.runs.Run.log`. None is the latest one.
 
         Returns:
             Table with the columns step, layer (missing for the whole model), name and value.
         """
-        return self._recorder.metrics()
+        return self._recorder.metrics(segment)
 
-    def series(self, name: str, layer: str | None = None) -> pd.Series:
+    def series(self, name: str, layer: str | None = None, *, segment: int | None = None) -> pd.Series:
         """Return one metric over the steps.
 
         Args:
             name: Name of the metric, such as ``"nfc"``.
             layer: Name of the layer. None selects the whole model.
+            segment: Number of the segment, as in `metrics`.
 
         Returns:
             Series of the values, indexed by step.
@@ -315,7 +321,7 @@ class Monitor:
         Raises:
             InputError: If the metric was not recorded.
         """
-        frame = self.metrics()
+        frame = self.metrics(segment=segment)
         of_layer = frame["layer"].isna() if layer is None else frame["layer"] == layer
         rows = frame[of_layer & (frame["name"] == name)]
         if rows.empty:

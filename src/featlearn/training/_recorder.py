@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -12,11 +12,12 @@ from typing import Any, Literal
 import pandas as pd
 from torch import nn
 
-from featlearn._utils.validation import check_option
+from featlearn._utils.validation import check_int, check_option
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
 from featlearn.training._checkpoint import changed_tensors
+from featlearn.training._identity import Continuation, note_weights
 from featlearn.training._measurement import Snapshot
 from featlearn.training.trackers import Tracker
 
@@ -31,9 +32,20 @@ class Recorder:
         owns: Whether to finish the run at the end.
         trackers: Trackers that receive the metrics too.
         on_error: ``"warn"`` turns errors of the run and of trackers into warnings, ``"raise"`` raises them.
+        model: Model that is trained. A record of its weights is stored with each measurement and at the end, and
+            compared when the run is continued. None stores no record.
+        mark: Hash of the measured rows, stored in a new run and compared when a run is continued. None if unknown.
     """
 
-    def __init__(self, run: Run | None, owns: bool, trackers: Sequence[Tracker], on_error: str) -> None:
+    def __init__(
+        self,
+        run: Run | None,
+        owns: bool,
+        trackers: Sequence[Tracker],
+        on_error: str,
+        model: nn.Module | None = None,
+        mark: str | None = None,
+    ) -> None:
         check_option("on_error", on_error, ("warn", "raise"))
         self.run = run
         self._record = run  # can be read when it is closed
@@ -41,15 +53,29 @@ class Recorder:
         self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
         self._scalars: dict[int, dict[str, float]] = {}
+        self._latest: dict[str | None, int] = {}  # last step of each metric in memory
+        self._old: list[tuple[dict[int, dict[str, float]], list[Snapshot]]] = []
+        self._reported: set[str] = set()
+        self.model = model
+        self._continued: Continuation | None = None
+        if run is not None and model is not None:
+            with self._warn_or_raise("The run cannot be read", RunStoreError):
+                if run.next_step:
+                    self._continued = Continuation(run, model, mark)
+                if mark is not None and run.note("rows") is None:
+                    run.save_note("rows", mark)
 
     def numbers(self, step: int, numbers: dict[str, float]) -> None:
         """Record metrics of the whole training."""
+        self._compare(step)
         if not self._log(step, {None: numbers}):
+            self._rewind(step, numbers)
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
     def snapshot(self, snapshot: Snapshot, cost: Mapping[str, float]) -> None:
         """Record a measurement and its cost."""
+        self._compare(snapshot.step)
         texts = snapshot.texts()
         table: dict[str | None, dict[str, float | str]] = {
             layer: {**numbers, **texts.get(layer, {})} for layer, numbers in snapshot.layers.items()
@@ -57,20 +83,43 @@ class Recorder:
         table[None] = {**snapshot.model, **texts.get(None, {}), **cost}
         if not self._log(snapshot.step, table):
             self.keep(snapshot)
-        elif snapshot.matrices and self.run is not None:  # one warning is enough for a run that cannot be written
+        elif self.run is not None:  # one warning is enough for a run that cannot be written
             with self._warn_or_raise("The matrices cannot be written", RunStoreError):
-                self.run.save_matrices(snapshot.step, snapshot.matrices)
+                if self.model is not None:
+                    note_weights(self.run, self.model, closed=False)
+                if snapshot.matrices:
+                    self.run.save_matrices(snapshot.step, snapshot.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in snapshot.layers.items() for name, v in numbers.items()}
         self._track(snapshot.step, {**flat, **snapshot.model, **cost})
 
     def keep(self, snapshot: Snapshot) -> None:
         """Keep the metrics of a measurement in memory."""
+        self._rewind(snapshot.step, [None])
         self.snapshots.append(replace(snapshot, phases={}, matrices={}))
 
-    def metrics(self) -> pd.DataFrame:
-        """Return all metrics, with the columns step, layer, name, value."""
-        tables: list[tuple[int, str | None, Mapping[str, float]]] = [(s, None, v) for s, v in self._scalars.items()]
-        for snapshot in self.snapshots:
+    def _rewind(self, step: int, names: Iterable[str | None]) -> None:
+        """Start a segment of the metrics in memory if one of them goes back; None is the measurement."""
+        if any(self._latest.get(name, -1) > step for name in names):
+            self._old.append((dict(self._scalars), list(self.snapshots)))
+            self._scalars = {s: values for s, values in self._scalars.items() if s < step}
+            self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.step < step]
+            last, number = max(self._latest.values()), len(self._old) + 1
+            self._latest = {}
+            message = f"Step {step} goes back in the monitor, which has steps up to {last}: segment {number} begins."
+            warnings.warn(message, UserWarning, stacklevel=6)
+        self._latest.update(dict.fromkeys(names, step))
+
+    def metrics(self, segment: int | None = None) -> pd.DataFrame:
+        """Return the metrics of a segment, None is the latest, with the columns step, layer, name, value."""
+        scalars, snapshots = self._scalars, self.snapshots
+        if segment is not None and self._record is not None:
+            return self._record.metrics(segment=segment)
+        if segment is not None and check_int("segment", segment, 1, len(self._old) + 1, optional=True) <= len(
+            self._old
+        ):
+            scalars, snapshots = self._old[segment - 1]
+        tables: list[tuple[int, str | None, Mapping[str, float]]] = [(s, None, v) for s, v in scalars.items()]
+        for snapshot in snapshots:
             tables.append((snapshot.step, None, snapshot.model))
             tables += [(snapshot.step, layer, values) for layer, values in snapshot.layers.items()]
         rows = [(step, layer, name, value) for step, layer, values in tables for name, value in values.items()]
@@ -92,6 +141,9 @@ class Recorder:
         finally:
             if run is not None and self._owns and run.writes:
                 try:
+                    if self.model is not None:
+                        with suppress(RunStoreError):  # a disk that is full is reported below
+                            note_weights(run, self.model, closed=status == "finished")
                     with self._warn_or_raise("The run cannot be finished", RunStoreError):
                         run.finish(status)
                 finally:
@@ -99,6 +151,12 @@ class Recorder:
                         with suppress(RunStoreError):  # its files may be gone, but the open connection has the metrics
                             self._stored = run.metrics()
                         run.close()
+
+    def _compare(self, step: int) -> None:
+        """Warn once, at the first step, if the model or the rows are not those of the run that is continued."""
+        continued, self._continued = self._continued, None
+        if continued is not None and (message := continued.message(step)):
+            warnings.warn(message, UserWarning, stacklevel=6)
 
     def _log(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> bool:
         """Write metrics and texts to the run; return whether there is a run and it has stored them."""
@@ -122,7 +180,10 @@ class Recorder:
             if self._on_error == "raise":
                 raise
             # Without the step, so that the warning of a full disk appears once.
-            warnings.warn(f"{failure}; training continues: {error}", UserWarning, stacklevel=4)
+            message = f"{failure}; training continues: {error}"
+            if message not in self._reported:
+                self._reported.add(message)
+                warnings.warn(message, UserWarning, stacklevel=4)
 
 
 Where = Run | str | os.PathLike[str] | None
@@ -178,9 +239,6 @@ def open_run(run: Where, config: Mapping[str, Any] | None, resume: bool, start: 
         return None
     opened, message = (run, None) if isinstance(run, Run) else launch(run, config, resume=resume)
     try:
-        if resume and opened.next_step:
-            # Trainers that continue begin with the step at which they ended.
-            opened.repeat_from(opened.next_step - 1)
         if opened.initial() is None:
             opened.save_initial(dict(start))
         if message is not None:

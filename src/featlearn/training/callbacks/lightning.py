@@ -9,9 +9,13 @@ from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.training._monitor import Monitor
+from featlearn.training.callbacks._settings import describe_optimizers, versions_of, with_config
 from featlearn.training.trackers import needed
 
 _Callback: Any = needed("lightning.pytorch", "lightning").Callback
+
+_TRAINER = ("max_epochs", "max_steps", "precision", "accumulate_grad_batches", "gradient_clip_val")
+_FREE = ("trainer.max_epochs", "trainer.max_steps")
 
 
 class MonitorCallback(_Callback):  # type: ignore[misc]
@@ -19,6 +23,10 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
 
     The monitor is created when training starts, and closed when training ends. It records each optimizer step with its
     loss, and the metrics of each validation. Steps are Lightning's ``global_step``.
+
+    The config of the run gets the hyperparameters of ``save_hyperparameters``, the settings of the trainer, the
+    optimizer and versions, under the names ``hparams``, ``trainer``, ``optimizer`` and ``versions``. A ``config`` that
+    is passed takes precedence. Tokens, passwords and the path of the home folder are not stored.
 
     Args:
         data: Rows to measure on. None uses the first rows of the training loader.
@@ -53,7 +61,13 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
             ) from error
         if self.monitor is not None:
             self.monitor.close("failed")  # of an earlier training that was not ended
-        self.monitor = Monitor(model, data, **self._options)
+        collected = {
+            "hparams": dict(getattr(pl_module, "hparams", None) or {}),
+            "trainer": {name: getattr(trainer, name, None) for name in _TRAINER},
+            "optimizer": describe_optimizers(trainer.optimizers),
+            "versions": versions_of("torch", "lightning", "featlearn"),
+        }
+        self.monitor = Monitor(model, data, **with_config(self._options, collected, _FREE.__contains__))
         self.monitor.step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
