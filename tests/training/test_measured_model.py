@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 import featlearn as fl
@@ -17,6 +18,7 @@ from featlearn.capture import ModelSession
 from featlearn.errors import InputError
 from featlearn.kernels import ck_by_layer
 from featlearn.layers import find_layers
+from featlearn.training import _measurement as measuring
 
 DTYPE = torch.float64
 X, Y = torch.randn(96, 6, dtype=DTYPE), torch.randn(96, 2, dtype=DTYPE)
@@ -187,3 +189,24 @@ def test_layers_that_are_called_later() -> None:
     torch.testing.assert_close(snapshot.matrices["ntk"], fl.ntk(model, few), rtol=1e-12, atol=1e-12)
     every = torch.cat(monitor._measured.rows.batches)
     assert math.isclose(snapshot.layers["b"]["nfc"], fl.probe(model, every)["b"].nfc, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(("width", "threads"), [(30, 1), (1100, 2)])
+def test_blas_threads_of_a_measurement(width: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small eigenvalue problems use one thread of BLAS, large ones as many as torch; afterwards all is as before."""
+    seen = []
+    original = measuring.weight_numbers
+
+    def looking(*arguments: Any) -> Any:
+        seen.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+        return original(*arguments)
+
+    monkeypatch.setattr(measuring, "weight_numbers", looking)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    X = torch.randn(512, width)
+    monitor = fl.Monitor(torch.nn.Linear(width, width), X, measure="weights")
+    with threadpool_limits(3, user_api="blas"):
+        monitor.measure()
+        after = {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+    assert seen == [{threads}]
+    assert after == {3}

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, SequentialSampler
 from featlearn.capture import map_tensors, sliceable
 from featlearn.errors import FeatlearnError
 from featlearn.runs import Run
-from featlearn.runs._reader import RunRecord
 from featlearn.training._probe_data import ProbeRows
 
 Weights = dict[str, list[float]]
@@ -126,7 +125,7 @@ class Continuation:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                stored = RunRecord.checkpoint(run)
+                stored = Run.open(run.path).checkpoint()  # for reading: nothing is logged again because of it
             except FeatlearnError:  # all are damaged; a training that loads one raises
                 stored = None
         self._checkpoint = None if stored is None else stored[0]

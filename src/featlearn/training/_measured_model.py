@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from featlearn.training._first_process import run_in_first
 from featlearn.training._measurement import Snapshot, Start
 from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._probe_data import ProbeRows
+from featlearn.training._threads import limited_threads
 
 
 class MeasuredModel:
@@ -122,6 +124,11 @@ class MeasuredModel:
         part = self.rows.part or plan.feature_rows < self.rows.samples
         readings = measuring.diagnose_layers(single, numbers, phases, part)
         return Snapshot(step, numbers, whole, readings, phases, matrices)
+
+    def limited_threads(self) -> AbstractContextManager[object]:
+        """Limit the threads of BLAS in a block to those that the eigenvalue problems of the layers need."""
+        self._look_at_structure()
+        return limited_threads(self._layers.values())
 
     def _look_at_structure(self) -> None:
         """Check the parameters; find the layers at first, and again if modules or parameters are not the same."""

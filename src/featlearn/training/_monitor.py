@@ -254,7 +254,7 @@ class Monitor:
         self._last = number  # also if it fails on one process: all must agree on the steps that are left to measure
         began = time.perf_counter()
         try:
-            with preserved_rng():
+            with preserved_rng(), self._measured.limited_threads():
                 snapshot = self._measured.measure(number, self._writes)
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
