@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
+from scipy.integrate import trapezoid
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -382,7 +383,7 @@ def test_the_law_of_a_figure_is_whole_and_without_errors(shape: tuple[int, int])
     x, y = curve
     assert spectrum.null is not None
     assert edges["edge of noise with its norms"] == spectrum.null.edge
-    assert np.trapezoid(y, x) == pytest.approx(1.0, abs=0.1)
+    assert trapezoid(y, x) == pytest.approx(1.0, abs=0.1)
     assert x[-1] > 0.9 * spectrum.null.laws[0].x[-1]
     turns = np.sign(np.diff(y))
     assert (np.diff(turns[turns != 0]) != 0).sum() <= 1  # one maximum
