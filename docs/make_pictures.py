@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.adaptive import penalty_curves
+from featlearn.cli._spectra_page import spectra_map
 from featlearn.datasets import chain_monomial_egop, chain_monomial_task
 from featlearn.models import mlp
 from featlearn.papers import adaptive_comparison, spectral_case
-from featlearn.plots import PALETTE, layer_map, matrix_row, new_figure, save_figure, style
+from featlearn.plots import PALETTE, matrix_row, new_figure, save_figure, style
 from featlearn.training import fit
 
 IMAGES = Path(__file__).parent / "img"
@@ -216,16 +217,8 @@ def layer_maps() -> None:
     data = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(y)
     model = mlp([64, *[160] * 8, 10], generator=0)
     fit(model, data, optimizer="adam", lr=1e-3, steps=60, loss="cross_entropy")
-    table = fl.weight_spectra(model).table("all")
-    columns = {
-        "phase": table["phase"],
-        "spikes": table["spikes"],
-        "alpha": table["alpha"],
-        "stable rank / size": table["stable_rank"] / table["eigenvalues"],
-        "effective rank / size": table["effective_rank"] / table["eigenvalues"],
-        "spectral norm": table["spectral_norm"],
-    }
-    save_figure(layer_map(table.index, columns), IMAGES / "layer-map.png", dpi=110)
+    result = fl.weight_spectra(model)
+    save_figure(spectra_map(result, result.table("all")), IMAGES / "layer-map.png", dpi=110)
 
 
 class Block(nn.Module):

@@ -27,9 +27,10 @@ from featlearn.spectra._laws import Bulk, Law, marchenko_pastur
 from featlearn.spectra._matrix_results import TensorCoverage
 from featlearn.spectra._norm_null import against_norms, varying_norms
 from featlearn.spectra._phase import Phase, PhaseEvidence, PhaseName, phase
-from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
+from featlearn.spectra._power_law import PowerLawFit, power_law
 from featlearn.spectra._profile_null import ProfileNull, Spike, profile_null
 from featlearn.spectra._singular_vectors import LeadingAlignment, leading_alignment, leading_vectors, subspace_alignment
+from featlearn.spectra._tail_comparison import TailComparison, compare
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
 from featlearn.spectra._tracy_widom import tracy_widom_sf
 from featlearn.spectra._variance_profiles import Profile, variance_profile

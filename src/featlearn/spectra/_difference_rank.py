@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
+from featlearn.spectra._gram_eigenvalues import GramMatrix
 from featlearn.spectra._profile_null import ProfileNull, profile_null
-from featlearn.spectra._singular_vectors import leading_vectors
 
 Array = NDArray[np.float64]
 
@@ -72,9 +71,8 @@ def _without_leading(blocks: Tensor, threshold: float) -> Tensor:
     """Return a matrix without its components whose eigenvalue is above a threshold."""
     parts = []
     for block in blocks.double():
-        count = int((gram_eigenvalues(block[None]) > threshold).sum())
-        if count:
-            _, vectors = leading_vectors(block, count)
-            block = block - (block @ vectors) @ vectors.mT
-        parts.append(block)
+        gram = GramMatrix(block)
+        vectors = torch.from_numpy(gram.leading_vectors(0, int((gram.eigenvalues > threshold).sum())))
+        tall = block.shape[0] >= block.shape[1]
+        parts.append(block - ((block @ vectors) @ vectors.mT if tall else vectors @ (vectors.mT @ block)))
     return torch.stack(parts)

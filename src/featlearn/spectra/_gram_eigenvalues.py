@@ -134,8 +134,8 @@ class GramMatrix:
             last: Index after that of the last vector.
         """
         n = self.eigenvalues.size
-        if n == 1:
-            return np.ones((1, last - first))
+        if n == 1 or last == first:
+            return np.ones((n, last - first))
         ends = (n - last, n - 1 - first)
         _, vectors = eigh_tridiagonal(self._diagonal, self._beside, select="i", select_range=ends, check_finite=False)
         reflectors, below = self._reflectors[1:, :-1], np.asfortranarray(vectors[1:])

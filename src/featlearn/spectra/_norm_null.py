@@ -19,12 +19,13 @@ from featlearn._utils.public_names import renamed_arguments
 from featlearn.spectra._entry_statistics import EntryStatistics, entry_statistics
 from featlearn.spectra._gram_eigenvalues import gram_eigenvalues
 from featlearn.spectra._phase import Phase
-from featlearn.spectra._profile_null import null_of_blocks
+from featlearn.spectra._profile_null import ProfileNull, null_of_blocks
 
 Array = NDArray[np.float64]
 
 _SAME_TAIL = 0.1  # difference of logarithms: below 0.08 for nulls of log-sd 1, above 0.12 for planted power laws
 _LARGE_ROWS, _LEVEL = 64, 0.01
+_IN_QUESTION = ("bulk + spikes", "heavy tail", "undecided")  # phases that norms can explain
 
 
 def varying_norms(weight: Tensor) -> str:
@@ -73,18 +74,37 @@ def against_norms(phase: Phase, make_weight: Callable[[], Tensor]) -> Phase:
     Returns:
         The same phase, or one with the name "undecided" and the reason.
     """
-    if phase.name not in ("bulk + spikes", "heavy tail", "undecided") or phase.evidence is None:
+    if phase.name not in _IN_QUESTION or phase.evidence is None:
         return phase
     weight = make_weight()
     statistics = entry_statistics(weight)
+
+    def make_null(unit: float) -> ProfileNull:
+        return null_of_blocks(weight, [None] * len(weight), statistics, eigenvalues=phase.trained / unit)
+
+    return explain_by_norms(phase, weight, statistics, make_null)
+
+
+def explain_by_norms(
+    phase: Phase, weight: Tensor, statistics: EntryStatistics, make_null: Callable[[float], ProfileNull]
+) -> Phase:
+    """Return `against_norms` of a matrix whose norms are known.
+
+    Args:
+        phase: Phase of the matrix, from its eigenvalues.
+        weight: The matrix, shape ``(groups, h, d)``.
+        statistics: Norms of its rows and columns.
+        make_null: Function that returns the noise with these norms, given the unit of the eigenvalues of the phase.
+    """
+    if phase.name not in _IN_QUESTION or phase.evidence is None:
+        return phase
     varying = statistics.varying
     if phase.name == "undecided":
         return replace(phase, reason=f"{phase.reason}; {varying}") if varying else phase
     if phase.name == "heavy tail" and not varying:
         return phase
     unit = _unit(phase, statistics)
-    grams = [None] * len(weight)
-    limit = null_of_blocks(weight, grams, statistics, eigenvalues=phase.trained / unit).limit * unit
+    limit = make_null(unit).limit * unit
     if phase.name == "heavy tail":
         explained = explain_tail(phase, weight, statistics, limit)
         if not explained:

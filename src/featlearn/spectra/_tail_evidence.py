@@ -18,7 +18,8 @@ import numpy as np
 from scipy.special import betainc, betaincc
 
 from featlearn.linalg.ranks import positive_eigenvalues
-from featlearn.spectra._power_law import PowerLawFit, TailComparison, compare, power_law
+from featlearn.spectra._power_law import PowerLawFit, power_law
+from featlearn.spectra._tail_comparison import TailComparison, compare
 
 _STEEPEST = 6.0
 _KOLMOGOROV = 1.358  # 5% point of sqrt(m) times the distance, m the size of the tail

@@ -54,16 +54,9 @@ _OVER, _UNDER = 2.0, 6.0  # WeightWatcher's limits of alpha
 class WeightSpectra(MatrixResults[WeightSpectrum]):
     """Spectra of the weights of a model, by name of the matrix: the result of `weight_spectra`.
 
-    Args:
-        spectra: Spectrum of each matrix, by name.
-        tensors: Coverage of each tensor of the source.
-
     Attributes:
         tensors: Coverage of each tensor of the source.
     """
-
-    def __init__(self, spectra: Mapping[str, WeightSpectrum], tensors: Sequence[TensorCoverage]) -> None:
-        super().__init__(spectra, tensors)
 
     def __repr__(self) -> str:
         shown = self.table(_SHOWN)

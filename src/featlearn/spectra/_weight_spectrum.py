@@ -20,7 +20,7 @@ from featlearn.spectra._entry_statistics import entry_statistics
 from featlearn.spectra._gram_eigenvalues import GramMatrix
 from featlearn.spectra._laws import Law
 from featlearn.spectra._matrix_verdict import law_verdict, matrix_verdict
-from featlearn.spectra._norm_null import against_norms
+from featlearn.spectra._norm_null import explain_by_norms
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit, power_law
 from featlearn.spectra._profile_null import ProfileNull, Spike, null_of_blocks
@@ -255,9 +255,9 @@ def measure_matrix(
         result = _phase_of_zeros(values)
     else:
         statistics = entry_statistics(weight)
-        null = null_of_blocks(weight, grams, statistics, eigenvalues=values if groups == 1 else None)
+        null = noise = null_of_blocks(weight, grams, statistics, eigenvalues=values if groups == 1 else None)
         if initial is not None:
-            result = against_norms(phase(initial, values), lambda: weight)
+            result = explain_by_norms(phase(initial, values), weight, statistics, lambda _: noise)
         else:
             result = matrix_verdict(bulk, values, weight, null, statistics)
     return _spectrum(name, kind, (groups, h, d), parameter, values, result, bulk, null, initial, tied, notes)

@@ -276,13 +276,15 @@ class Monitor:
         self.budget.pay(time.perf_counter() - began, again=True)
         return snapshot
 
-    def close(self, status: Literal["finished", "failed"] = "finished") -> None:
+    def close(self, status: Literal["finished", "failed"] = "finished", *, trained: bool = True) -> None:
         """Close the trackers, and finish the run if the monitor opened it.
 
         Args:
             status: Status of the run, ``"finished"`` or ``"failed"``.
+            trained: Whether the model has the weights of the last step, with which a continued run is compared. False
+                if others were loaded since, such as the best ones.
         """
-        self._recorder.close(status)
+        self._recorder.close(status, trained)
 
     def __enter__(self) -> Self:
         return self

@@ -56,7 +56,7 @@ class Recorder:
         self._latest: dict[str | None, int] = {}  # last step of each metric in memory
         self._old: list[tuple[dict[int, dict[str, float]], list[Snapshot]]] = []
         self._reported: set[str] = set()
-        self.model = model
+        self._model = model
         self._continued: Continuation | None = None
         if run is not None and model is not None:
             with self._warn_or_raise("The run cannot be read", RunStoreError):
@@ -85,8 +85,8 @@ class Recorder:
             self.keep(snapshot)
         elif self.run is not None:  # one warning is enough for a run that cannot be written
             with self._warn_or_raise("The matrices cannot be written", RunStoreError):
-                if self.model is not None:
-                    note_weights(self.run, self.model, closed=False)
+                if self._model is not None:
+                    note_weights(self.run, self._model, closed=False)
                 if snapshot.matrices:
                     self.run.save_matrices(snapshot.step, snapshot.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in snapshot.layers.items() for name, v in numbers.items()}
@@ -130,8 +130,8 @@ class Recorder:
                 frame = pd.concat([stored, frame], ignore_index=True) if rows else stored
         return frame.sort_values("step", kind="stable", ignore_index=True)
 
-    def close(self, status: Literal["finished", "failed"]) -> None:
-        """Close the trackers, and finish the run if the recorder owns it."""
+    def close(self, status: Literal["finished", "failed"], trained: bool) -> None:
+        """Close the trackers, and finish the run if the recorder owns it; record the weights if they are trained."""
         trackers, self._trackers = self._trackers, []
         run, self.run = self.run, None
         try:
@@ -141,9 +141,9 @@ class Recorder:
         finally:
             if run is not None and self._owns and run.writes:
                 try:
-                    if self.model is not None:
+                    if trained and self._model is not None:
                         with suppress(RunStoreError):  # a disk that is full is reported below
-                            note_weights(run, self.model, closed=status == "finished")
+                            note_weights(run, self._model, closed=status == "finished")
                     with self._warn_or_raise("The run cannot be finished", RunStoreError):
                         run.finish(status)
                 finally:

@@ -108,9 +108,7 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
         """
         if self.monitor is not None:
             self.monitor.last(state.global_step)
-            if getattr(args, "load_best_model_at_end", False):  # the model is not that of the last step
-                self.monitor._recorder.model = None
-            self.monitor.close()
+            self.monitor.close(trained=not getattr(args, "load_best_model_at_end", False))
 
 
 def _is_free(name: str) -> bool:
