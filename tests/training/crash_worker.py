@@ -40,7 +40,7 @@ def train(folder: Path, pipe: int | None) -> None:
             os.write(pipe, f"{json.dumps([step, loss])}\n".encode())
 
     with Run.open_or_create(folder, {"steps": STEPS}) as run:
-        monitor = Monitor(model, (X, Y), run=run, every=10, matrices=["nfm"], kernel_samples=16)
+        monitor = Monitor(model, (X, Y), run=run, every=10, budget=None, matrices=["nfm"], kernel_samples=16)
         fit(model, (X, Y), optimizer="adam", lr=0.02, schedule="cosine", steps=STEPS, batch_size=16, generator=2,
             run=run, checkpoint_every=3, monitor=monitor, callback=report)  # fmt: skip
         save_file({k: v.contiguous() for k, v in model.state_dict().items()}, folder / "final.safetensors")

@@ -127,7 +127,7 @@ def test_the_checkpoint_of_the_run_is_compared(tmp_path: Path) -> None:
 
 def _hang(folder: Path, pipe: Any) -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), run=folder, config=CONFIG, measure="weights")
+    monitor = Monitor(model, (X, Y), run=folder, config=CONFIG, measure="weights", budget=None)
     train(monitor, model, range(20))
     pipe.send({name: value.clone() for name, value in model.state_dict().items()})
     time.sleep(600)
@@ -135,7 +135,7 @@ def _hang(folder: Path, pipe: Any) -> None:
 
 def test_after_a_kill(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    for seed, words in ((None, None), (0, "initial weights"), (5, "in the record of step 1")):
+    for seed, words in ((None, None), (0, "initial weights"), (5, "in the record of step")):
         folder = tmp_path / f"run {seed}"
         mine, theirs = context.Pipe()
         child = context.Process(target=_hang, args=(folder, theirs))

@@ -57,7 +57,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_later_measurements_share_layers_and_checks(counts: Counter[str]) -> None:
     model = _model()
     model.register_forward_pre_hook(lambda *_: counts.update(["passes"]))
-    monitor = fl.Monitor(model, (X, Y), every=1, loss=nn.MSELoss(), weight_decay=1e-3)
+    monitor = fl.Monitor(model, (X, Y), every=1, budget=None, loss=nn.MSELoss(), weight_decay=1e-3)
     monitor.step()
     for _ in range(3):
         _move(model)
@@ -79,7 +79,7 @@ def test_few_functions_lie_between_a_step_and_the_model() -> None:
             frame = frame.f_back
         depths.append(frames)
 
-    monitor = fl.Monitor(model, (X, Y), every=1, measure=("features", "weights"))
+    monitor = fl.Monitor(model, (X, Y), every=1, budget=None, measure=("features", "weights"))
     model.register_forward_pre_hook(count)
     monitor.step()
     depths.clear()
@@ -91,7 +91,7 @@ def test_few_functions_lie_between_a_step_and_the_model() -> None:
 
 def test_numbers_are_those_of_single_calls() -> None:
     model = _model()
-    monitor = fl.Monitor(model, (X, Y), every=1, matrices=("ck", "ntk", "agop"), kernel_samples=40)
+    monitor = fl.Monitor(model, (X, Y), every=1, budget=None, matrices=("ck", "ntk", "agop"), kernel_samples=40)
     start = fl.Monitor(model, (X, Y))  # keeps a copy of the model
     monitor.step()
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_layer_that_starts_at_zero() -> None:
 
     torch.manual_seed(0)
     model = Residual().to(DTYPE)
-    monitor = fl.Monitor(model, X, every=1, measure="ntk", matrices="ntk", kernel_samples=16)
+    monitor = fl.Monitor(model, X, every=1, budget=None, measure="ntk", matrices="ntk", kernel_samples=16)
     for _ in range(3):
         snapshot = monitor.step()
         assert snapshot is not None
@@ -178,7 +178,7 @@ def test_layers_that_are_called_later() -> None:
             return self.a(x) + self.b(x).tanh() if self.use_b else self.a(x)
 
     model = Switch().to(DTYPE)
-    monitor = fl.Monitor(model, X, every=1, matrices=("ck", "ntk"), kernel_samples=16)
+    monitor = fl.Monitor(model, X, every=1, budget=None, matrices=("ck", "ntk"), kernel_samples=16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         monitor.step()

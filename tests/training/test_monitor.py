@@ -157,7 +157,8 @@ def test_parts_are_measured_alone(part: str) -> None:
 def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     model = net()
     first = copy.deepcopy(model.state_dict())
-    with Monitor(model, (X, Y), run=tmp_path / "run", every=2, matrices=["nfm", "ck"], kernel_samples=12) as monitor:
+    options = {"every": 2, "budget": None, "matrices": ["nfm", "ck"], "kernel_samples": 12}
+    with Monitor(model, (X, Y), run=tmp_path / "run", **options) as monitor:
         train(model, monitor, 5)
         kept = monitor.latest
     run = Run.open(tmp_path / "run")
@@ -194,7 +195,7 @@ def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
 
 def test_spectra_are_kept_unless_they_are_not_wanted(tmp_path) -> None:
     model = net(width=16)
-    with Monitor(model, (X, Y), run=tmp_path / "run", every=2, kernel_samples=12) as monitor:
+    with Monitor(model, (X, Y), run=tmp_path / "run", every=2, budget=None, kernel_samples=12) as monitor:
         train(model, monitor, 3)
     kept = Run.open(tmp_path / "run").matrices(2)
     layers = ("0", "4", "6")
@@ -345,13 +346,13 @@ def test_bad_model_data_and_step() -> None:
 def test_alignment_with_classes_is_centered_and_one_class_has_none() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
     classes = torch.arange(len(X)) % 3
-    result = Monitor(model, (X, classes), measure=["ck", "ntk"], kernel_samples=20).step(0)
+    result = Monitor(model, (X, classes), measure=["ck", "ntk"], kernel_samples=20, budget=None).step(0)
     kernel = fl.ntk(model, X[:20])
     assert result.model["ntk.kta"] == pytest.approx(fl.kernel_target_alignment(kernel, classes[:20], center=True))
     assert result.model["ntk.kta"] < fl.kernel_target_alignment(kernel, classes[:20], center=False) - 0.1
     assert "ck.kta" in result.layers["2"]
     for one in (torch.zeros_like(classes), torch.full_like(classes, 2), torch.ones(len(X), dtype=torch.bool)):
-        result = Monitor(model, (X, one), measure=["ck", "ntk"], kernel_samples=20).step(0)
+        result = Monitor(model, (X, one), measure=["ck", "ntk"], kernel_samples=20, budget=None).step(0)
         assert "ntk.kta" not in result.model
         assert "ntk.top" in result.model
         assert "ck.kta" not in result.layers["2"]

@@ -35,7 +35,7 @@ def net() -> nn.Sequential:
 
 
 def watch(model: nn.Module, data: Any = (X, Y), **options: Any) -> Monitor:
-    return Monitor(model, data, **({"every": 1, "kernel_samples": 8} | options))
+    return Monitor(model, data, **({"every": 1, "budget": None, "kernel_samples": 8} | options))
 
 
 def train(

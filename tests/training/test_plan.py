@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.models import gpt
-from featlearn.training._plan import MeasurementPlan, Sharing, plan_measurement, sharing_of, sizes_of
+from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._probe_data import first_of, take_rows
+from featlearn.training._work import Sharing, Work
 from processes import run_code
 
 FEATURES: dict[str, Any] = {"loss": None, "weight_decay": None, "layers": None, "outputs": "auto"}
@@ -25,7 +26,8 @@ def planned(
 ) -> MeasurementPlan:
     rows = take_rows(data, samples, kernel_samples, None)
     layers = {layer.name: layer for layer in fl.layers.find_layers(model)}
-    return plan_measurement(model, layers, sizes_of(model, rows, None), rows, ALL, FEATURES | features, memory)
+    work = Work(model, layers, sizes_of(model, rows, None), rows.samples, FEATURES | features)
+    return plan_measurement(work, rows, ALL, memory)
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -149,14 +151,18 @@ def test_layers_with_shared_rows_are_priced_sample_by_sample() -> None:
     rows = take_rows(data, None, 8, None)
     layers = {layer.name: layer for layer in fl.layers.find_layers(model)}
     sizes = sizes_of(model, rows, forward)
+
+    def planned_at(sharing: Sharing) -> MeasurementPlan:
+        return plan_measurement(Work(model, layers, sizes, rows.samples, FEATURES, sharing), rows, ALL, 2**31)
+
     sharing = sharing_of(model, rows, sizes, 2**31, forward, None)
     assert sharing is not None
     assert not sharing.alone
     few = Sharing(1e-9, 1.0, False)
     many = Sharing(1.0, 1.0, False)
     for given, parts in ((few, ALL), (many, ALL - {"features"})):
-        assert plan_measurement(model, layers, sizes, rows, ALL, FEATURES, 2**31, given).parts == parts
-    alone = plan_measurement(model, layers, sizes, rows, ALL, FEATURES, 2**31, Sharing(1e-3, 1.0, True))
+        assert planned_at(given).parts == parts
+    alone = planned_at(Sharing(1e-3, 1.0, True))
     assert 8 <= alone.feature_rows < 2000  # rows that can be run by themselves are halved
     assert sharing_of(mlp(4, 3, 2), take_rows(torch.randn(20, 4), None, 8, None), sizes, 2**31, None, None) is None
 
@@ -171,7 +177,7 @@ def test_rows_in_smaller_batches() -> None:
 def test_the_monitor_warns_once_and_measures_with_the_same_vectors() -> None:
     model = gpt(30, 24, blocks=1, heads=2, width=24)
     x = torch.randint(0, 30, (12, 24), generator=torch.Generator().manual_seed(0))
-    monitor = fl.Monitor(model, (x, x), every=1, kernel_samples=8)
+    monitor = fl.Monitor(model, (x, x), every=1, budget=None, kernel_samples=8)
     with pytest.warns(UserWarning, match="tangent kernel with 16 random output vectors") as caught:
         first = monitor.step()
     assert len(caught) == 1
@@ -180,12 +186,14 @@ def test_the_monitor_warns_once_and_measures_with_the_same_vectors() -> None:
         second = monitor.step()
     assert first is not None
     assert second is not None
-    assert first.model == second.model
+    costs = {"monitor.seconds", "monitor.share"}
+    assert first.model.keys() - costs > {"ntk.top"}
+    assert all(second.model[name] == value for name, value in first.model.items() if name not in costs)
 
 
 def test_a_part_that_is_left_out_leaves_the_others() -> None:
     model, x = mlp(10, 32, 3), torch.randn(64, 10)
-    monitor = fl.Monitor(model, x, max_memory=15_000, every=1)
+    monitor = fl.Monitor(model, x, max_memory=15_000, every=1, budget=None)
     with pytest.warns(UserWarning, match="is reduced"):
         result = monitor.step()
     assert result is not None

@@ -95,7 +95,7 @@ def test_the_monitor_of_a_stopped_run_sees_what_it_would_have_seen(tmp_path: Pat
         for stop in [*stops, -1]:
             model = net()
             with Run.open_or_create(folder) as run:
-                monitor = Monitor(model, (X, Y), run=run, every=5, kernel_samples=20, matrices=["nfm"])
+                monitor = Monitor(model, (X, Y), run=run, every=5, budget=None, kernel_samples=20, matrices=["nfm"])
                 try:
                     fit(model, (X, Y), lr=0.05, steps=30, batch_size=8, generator=1, run=run, checkpoint_every=4,
                         monitor=monitor, callback=stop_at(stop))  # fmt: skip

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featlearn.errors import InputError
-from featlearn.training._schedule import Budget, step_rule
+from featlearn.training._schedule import Budget, Schedule, step_rule
 
 
 def test_every_so_many_steps() -> None:
@@ -43,48 +43,105 @@ class Clock:
         return self.now
 
 
+class Sizes:
+    """Sizes of measurements that cost what they are priced at, times a factor that is not known."""
+
+    def __init__(self, clock: Clock, smallest: float, wrong: list[float]) -> None:
+        self.least, self.clock, self.wrong = smallest, clock, wrong
+        self.excess = 0.0
+
+    def first(self, complete: bool) -> float:
+        return self.least
+
+    def fitted(self, limit: float, income: float, complete: bool = False) -> float | None:
+        return max(limit, self.least) if complete else limit if limit >= self.least else None
+
+    def measure(self, seconds: float, budget: Budget) -> None:
+        took = seconds * self.wrong[len(self.wrong) % 7]
+        self.clock.now += took
+        budget.pay(took)
+        self.excess += max(0.0, took - seconds)
+
+
 @given(
-    st.floats(0.01, 0.5), st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.001, 2.0)), min_size=1, max_size=300)
+    st.floats(0.01, 0.5),
+    st.lists(st.floats(0.001, 1.0), min_size=400, max_size=600),
+    st.floats(0.001, 2.0),
+    st.lists(st.floats(0.3, 2.0), min_size=7, max_size=7),
 )
-def test_the_budget_is_held_once_the_first_measurement_is_paid_for(share, steps) -> None:
-    """Whatever training and measuring cost: beyond the first, spending never exceeds what the dearest one foretold."""
+def test_the_budget_is_held_but_for_the_first_and_wrong_prices(share, steps, smallest, wrong) -> None:
     clock = Clock()
-    budget = Budget(share, clock)
-    first = dearest = 0.0
-    for trained, cost in steps:
-        if budget.allows():
-            before = budget.spent
-            clock.now += cost
-            budget.pay(cost)
-            if before:
-                # A measurement dearer than all before it may overdraw by the difference, never by more.
-                assert budget.spent <= share * budget.trained + max(0.0, cost - dearest) + 1e-9
-            else:
-                first = cost
-            dearest = max(dearest, cost)
+    schedule = Schedule("log", share)
+    schedule.budget = Budget(share, clock)
+    sizes, made = Sizes(clock, smallest, wrong), list[int]()
+    for step, trained in enumerate(steps):
+        if schedule.asks(step) and (plan := schedule.choose(sizes, last=False)) is not None:
+            sizes.measure(plan, schedule.budget)
+            schedule.measured(0.0)
+            made.append(step)
         clock.now += trained
-    assert first > 0
+        allowed = share * schedule.budget.trained + sizes.excess
+        assert schedule.budget.spent <= allowed + smallest + 1e-9
+    assert made[0] == 0
+    plan = schedule.choose(sizes, last=True)
+    assert plan is not None  # the end is always measured
+    assert plan <= max(schedule.budget.available, 1.3 * smallest)
 
 
-def test_equal_costs_keep_the_share() -> None:
+def test_a_late_measurement_is_made_as_soon_as_there_is_time_for_it() -> None:
     clock = Clock()
-    budget = Budget(0.05, clock)
-    made = 0
-    for _ in range(1000):
-        if budget.allows():
-            clock.now += 0.3
-            budget.pay(0.3)
-            made += 1
+    schedule = Schedule("log", 0.05)
+    schedule.budget = Budget(0.05, clock)
+    sizes, made = Sizes(clock, 0.2, [1.0] * 7), list[int]()
+    for step in range(400):
+        if schedule.asks(step) and (plan := schedule.choose(sizes, last=False)) is not None:
+            sizes.measure(plan, schedule.budget)
+            schedule.measured(0.0)
+            made.append(step)
         clock.now += 0.1
-    assert budget.trained == pytest.approx(100.0)
-    assert budget.used <= 0.05
-    assert made == math.floor(100 * 0.05 / 0.3)  # and none less than there is room for
+    assert made[0] == 0
+    # 0.2 + 0.2 seconds are 5% of 80 steps, and a part is kept for the end.
+    assert made[1] in range(80, 90)
+    assert len(made) >= 5
+    assert schedule.budget.used <= 0.05
 
 
-def test_without_a_share_all_is_allowed() -> None:
+def test_steps_that_were_asked_for_are_measured_whatever_they_cost() -> None:
+    clock = Clock()
+    schedule = Schedule([0, 3, 4], "auto")
+    schedule.budget = Budget(0.05, clock)
+    sizes = Sizes(clock, 5.0, [1.0] * 7)
+    made = []
+    for step in range(6):
+        if schedule.asks(step) and (plan := schedule.choose(sizes, last=False)) is not None:
+            sizes.measure(plan, schedule.budget)
+            schedule.measured(0.0)
+            made.append(step)
+        clock.now += 0.1
+    assert made == [0, 3, 4]
+
+
+def test_a_number_as_budget_may_skip_steps_that_were_asked_for() -> None:
+    clock = Clock()
+    schedule = Schedule([0, 3, 4], 0.05)
+    schedule.budget = Budget(0.05, clock)
+    sizes = Sizes(clock, 5.0, [1.0] * 7)
+    sizes.measure(5.0, schedule.budget)
+    assert schedule.asks(3)
+    assert schedule.choose(sizes, last=False) is None
+    assert not schedule.asks(5)
+
+
+def test_without_a_share_there_is_no_limit() -> None:
     budget = Budget(None)
     budget.pay(1e9)
-    assert budget.allows()
+    assert budget.available == math.inf
+
+
+@pytest.mark.parametrize("budget", ["all", True, "0.1"])
+def test_budgets_that_make_no_sense(budget) -> None:
+    with pytest.raises(InputError, match="budget must be a share"):
+        Schedule("log", budget)
 
 
 @pytest.mark.parametrize("share", [0, -0.1, math.inf, math.nan])

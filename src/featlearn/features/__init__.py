@@ -3,7 +3,7 @@
 from featlearn.errors import NotMeasuredError
 from featlearn.features._accumulator import FeatureAccumulator
 from featlearn.features._batch_sums import in_processes
-from featlearn.features._cost import ProbeCost, probe_cost
+from featlearn.features._cost import LayerCost, ProbeCost, layer_costs, probe_cost
 from featlearn.features._egop import egop
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._probe import probe
@@ -13,6 +13,7 @@ from featlearn.features.measurement_plan import QUANTITIES, Outputs
 __all__ = [
     "QUANTITIES",
     "FeatureAccumulator",
+    "LayerCost",
     "LayerFeatures",
     "NotMeasuredError",
     "Outputs",
@@ -20,6 +21,7 @@ __all__ = [
     "Report",
     "egop",
     "in_processes",
+    "layer_costs",
     "probe",
     "probe_cost",
 ]

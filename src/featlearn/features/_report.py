@@ -188,6 +188,11 @@ class Report(Mapping[str, LayerFeatures]):
             raise InputError(f"this report holds no measurement of {', '.join(missing)}.")
         return table
 
+    def numbers(self) -> dict[str, dict[str, float]]:
+        """Return all columns of `table` that are numbers, by layer and name, without the time of making a table."""
+        rows = ((name, self._row(features, COLUMNS, "cosine", 1.0, False)) for name, features in self._features.items())
+        return {name: {key: v for key, v in row.items() if isinstance(v, float)} for name, row in rows}
+
     def plot(self, quantities: str | Sequence[str] | None = None, *, kind: str = "cosine") -> Figure:
         """Plot the correlations as bars, one row per layer.
 

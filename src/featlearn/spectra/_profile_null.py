@@ -345,4 +345,5 @@ def _row_blocks(w: Tensor) -> Iterator[slice]:
 @lru_cache(maxsize=256)
 def _score(level: float) -> float:
     """Return the point that a Tracy-Widom variable exceeds with a probability."""
-    return float(brentq(lambda s: float(tracy_widom_sf(s)) - level, -8.0, 40.0, xtol=1e-6))
+    # In logarithms the law is nearly a line where the level is small, which takes few evaluations.
+    return float(brentq(lambda s: math.log(float(tracy_widom_sf(s))) - math.log(level), -8.0, 40.0, xtol=1e-6))

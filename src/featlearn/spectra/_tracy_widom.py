@@ -58,8 +58,14 @@ def _exceeds(s: float) -> float:
         return 0.0
     if s > _FAR:
         return float(quad(lambda x: 0.5 * airy(x)[0], s, s + _REACH, epsabs=0.0, epsrel=1e-8)[0])
-    x, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _quadrature()
     length = _REACH + max(0.0, -s)
-    x, roots = s + length * (x + 1) / 2, np.sqrt(weights * length / 2)
-    kernel = roots[:, None] * airy((x[:, None] + x) / 2)[0] / 2 * roots
-    return float(1 - np.linalg.det(np.eye(_NODES) - kernel))
+    x, roots = s + length * (nodes + 1) / 2, np.sqrt(weights * length / 2)
+    values, (rows, columns) = np.empty((_NODES, _NODES)), np.triu_indices(_NODES)
+    values[rows, columns] = values[columns, rows] = airy((x[rows] + x[columns]) / 2)[0] / 2
+    return float(1 - np.linalg.det(np.eye(_NODES) - roots[:, None] * values * roots))
+
+
+@lru_cache(maxsize=1)
+def _quadrature() -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(_NODES)

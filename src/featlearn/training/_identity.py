@@ -24,6 +24,7 @@ Weights = dict[str, list[float]]
 
 _CHUNK = 65_536
 _PROJECTIONS = 8
+_NEW = 1.2  # distance from the initial weights over their norm, above which they are those of another model
 _LEAST_TOLERANCE = 1e-5  # relative; sums of other devices differ by less
 _SAMPLED = 4096  # entries of each tensor of a batch that are hashed
 _NOTED, _SHOWN = "weights", 3
@@ -172,8 +173,12 @@ class Continuation:
         if self._closed or (at >= self._last and at == self._checkpoint):
             return self._described(now, at, where, last)
         # The run was killed after these weights. Those of its end are not as far from them as a new model is.
-        factor = (1 + (self._last - at + 1) / max(at, 1)) ** 2
-        if self._initial and _distance(now, last) > factor * _distance(self._initial, last):
+        if not self._initial:
+            return ""
+        limit = (1 + (self._last - at + 1) / max(at, 1)) ** 2 * _distance(self._initial, last)
+        if not _differing(self._initial, last):  # the record is that of the start: a new model is sqrt(2) norms away
+            limit = _NEW * _size(last)
+        if _distance(now, last) > limit:
             return self._described(now, at, "in the record", last)
         return ""
 
@@ -219,6 +224,11 @@ def _differing(now: Weights, then: Weights, least: float | None = None) -> list[
             gap = math.sqrt(sum(gap**2 for gap in gaps[1:]) / len(gaps[1:]))
             result.append((name, gap / max(norm, size, 1e-300)))
     return result
+
+
+def _size(weights: Weights) -> float:
+    """Return the norm of all weights."""
+    return math.sqrt(sum(norm**2 for _, norm, *_ in weights.values()))
 
 
 def _distance(a: Weights, b: Weights) -> float:

@@ -56,12 +56,14 @@ class Snapshot:
     Attributes:
         step: Training step of the measurement.
         layers: Metrics of each layer, as a mapping of layer names to mappings of metric names to numbers.
-        model: Metrics of the whole model.
+        model: Metrics of the whole model, and numbers of the rows and spectra that were measured, such as
+            ``monitor.feature_rows``.
         readings: `Diagnosis` of each layer whose features or weights are measured.
         phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
         matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
             ``"net.0/w.eigenvalues"``.
         seconds: Time that the measurement took, in seconds.
+        reduced: Parts that were left out or measured on fewer rows to stay within the budget, as text.
 
     Example:
         >>> import torch, featlearn as fl
@@ -82,6 +84,7 @@ class Snapshot:
     phases: dict[Key, Phase] = field(default_factory=dict, repr=False)
     matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
+    reduced: str = ""
 
     def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
         """Return the metrics and the diagnosis of each layer.
@@ -114,6 +117,8 @@ class Snapshot:
             result.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
         for (layer, kind), of in self.phases.items():
             result.setdefault(layer, {})[f"{kind}.phase"] = of.name
+        if self.reduced:
+            result.setdefault(None, {})["monitor.reduced"] = self.reduced
         return result
 
 
@@ -126,39 +131,53 @@ class Start:
         norms: Frobenius, operator and 2-to-infinity norms of the weights of each layer with one matrix.
     """
 
-    spectra: Mapping[Key, Array]
-    norms: Mapping[str, tuple[float, float, float]]
+    spectra: dict[Key, Array]
+    norms: dict[str, tuple[float, float, float]]
 
 
-def measure_start(layers: Mapping[str, Layer], kernels: Mapping[Key, Tensor], plan: MeasurementPlan) -> Start:
-    """Measure the initial model, which must be at rest (`featlearn.capture.at_rest`).
+def add_start_weights(start: Start, layers: Mapping[str, Layer]) -> None:
+    """Measure weights of the initial model, which must be at rest (`featlearn.capture.at_rest`).
 
     Args:
+        start: Numbers of the initial model, which are added to.
         layers: Layers of the initial model, by name.
-        kernels: Its kernels, from `measure_kernels`.
-        plan: Plan of the measurement.
     """
-    spectra: dict[Key, Array] = {}
-    norms = {}
-    if "weights" in plan.parts:
-        for name in (name for name in layers if name in plan.spectra):
-            spectra[name, "w"] = _weight_spectrum(layers[name])
-            if layers[name].groups == 1:
-                norms[name] = matrix_norms(_weight(layers[name])[0].double().cpu())
-    return Start(spectra | {key: _eigenvalues(kernel) for key, kernel in kernels.items()}, norms)
+    for name, layer in layers.items():
+        start.spectra[name, "w"] = _weight_spectrum(layer)
+        if layer.groups == 1:
+            start.norms[name] = matrix_norms(_weight(layer)[0].double().cpu())
 
 
-def feature_numbers(
-    total: FeatureAccumulator, rows: ProbeRows, plan: MeasurementPlan
-) -> tuple[Report, dict[str, Numbers]]:
-    """Measure NFC variants, FACT family and change of weights in one pass over the rows, summed over processes."""
+def add_start_kernels(start: Start, kernels: Mapping[Key, Tensor], parts: Collection[str]) -> None:
+    """Replace the spectra of the kernels of the initial model.
+
+    Args:
+        start: Numbers of the initial model, which are changed.
+        kernels: Kernels of the initial model, from `measure_kernels`.
+        parts: Kinds of kernels, "ck" and "ntk".
+    """
+    for key in [key for key in start.spectra if key[1] in parts]:
+        del start.spectra[key]
+    start.spectra.update({key: _eigenvalues(kernel) for key, kernel in kernels.items()})
+
+
+def sum_features(total: FeatureAccumulator, rows: ProbeRows, plan: MeasurementPlan) -> None:
+    """Make one pass over the rows for feature matrices, summed over processes."""
     with _raise_on_all_ranks(), total.session():
         for raw in first_of(rows.batches, plan.feature_rows, plan.batch_rows):
             total.update(raw)
     total.sync()
-    report = total.compute()
-    table = report.table("all").drop(columns=["kind", "shape", "flags"], errors="ignore")
-    numbers = {str(name): {str(k): float(v) for k, v in row.items()} for name, row in table.to_dict("index").items()}
+
+
+def feature_numbers(total: FeatureAccumulator, omitted: Collection[str]) -> tuple[Report, dict[str, Numbers]]:
+    """Compute NFC variants, FACT family and change of weights from the sums of a pass.
+
+    Args:
+        total: Sums, from `sum_features`.
+        omitted: Names of the layers that are left out.
+    """
+    report = total.compute(leave_out=omitted)
+    numbers = report.numbers()
     for name, features in report.items():
         numbers[name]["weight_norm"] = features.weight_norm
     return report, numbers

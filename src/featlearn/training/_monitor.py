@@ -10,7 +10,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -26,15 +26,18 @@ from featlearn.errors import InputError
 from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import unwrap
 from featlearn.runs import Run
-from featlearn.training._first_process import broadcast, run_in_first, writes_files
+from featlearn.training._first_process import run_in_first, writes_files
 from featlearn.training._identity import rows_mark
 from featlearn.training._measured_model import MeasuredModel, selected_layers
 from featlearn.training._measurement import Snapshot, as_directions, as_parts
+from featlearn.training._plan import MeasurementPlan
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
 from featlearn.training._recorder import Recorder, open_run, stored_start
-from featlearn.training._schedule import Budget, Every, step_rule
+from featlearn.training._schedule import Every, Schedule
 from featlearn.training.trackers import Tracker
+
+_NOTES = 0.01  # share of the training time for noting weights between measurements
 
 
 class Monitor:
@@ -65,8 +68,11 @@ class Monitor:
             initial weights, and steps without a number continue its count. A different config or architecture raises
             an error. A folder without a run gets a new one, so a script that restarts itself can always pass True.
         every: Steps between measurements, ``"log"`` for about eight measurements per decade, or a list of steps.
-        budget: Maximum share of the training time for measurements, such as 0.05; see `featlearn.training.Budget`.
-            None sets no limit.
+        budget: Maximum share of the training time for measurements, such as 0.05. Measurements are made smaller, with
+            fewer rows, random output vectors, layers and parts, or are made later, to stay within it; the text
+            ``monitor.reduced`` of the run lists what was reduced. The first measurement takes about two training
+            steps. ``"auto"`` is 0.05, and measures at every step that is given by ``every``, unless that is ``"log"``.
+            None sets no limit: each measurement is complete.
         measure: Parts to measure, out of ``"features"``, ``"weights"``, ``"ck"``, ``"ntk"``. None measures all four.
         initial: Model before training, or its state_dict. None uses the model as it is now.
         loss: Loss, as in `featlearn.probe`. With ``weight_decay``, FACT and relgrad are measured.
@@ -86,7 +92,7 @@ class Monitor:
         kernel_samples: Number of rows for kernels, at least 2.
         batch_size: Batch size when ``data`` is given as tensors. None uses 256.
         max_memory: Maximum memory of a part of a measurement, in bytes or as text such as ``"2 GB"``. None allows a
-            tenth of the memory that is free at the first measurement. A part that needs more memory, or more time than
+            tenth of the memory that is free now. A part that needs more memory, or more time than
             `featlearn.training.PASSES` forward and backward passes of the rows, is measured with random output
             vectors or on fewer rows, or omitted, with a warning.
         forward: Forward function, as in `featlearn.probe`.
@@ -129,7 +135,7 @@ class Monitor:
         config: Mapping[str, Any] | None = None,
         resume: bool = False,
         every: Every = "log",
-        budget: float | None = None,
+        budget: float | str | None = "auto",
         measure: str | Iterable[str] | None = None,
         initial: nn.Module | Mapping[str, Tensor] | None = None,
         loss: Loss | None = None,
@@ -151,8 +157,8 @@ class Monitor:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
         self._recorder = Recorder(None, False, (), on_error)  # replaced in the first process
-        self._due = step_rule(every)
-        self.budget = Budget(budget)
+        self._schedule = Schedule(every, budget)
+        self.budget = self._schedule.budget
         parts = as_parts(measure)
         features: dict[str, Any] = {
             "loss": loss, "loss_reduction": loss_reduction, "weight_decay": weight_decay, "layers": layers,
@@ -174,12 +180,16 @@ class Monitor:
             first = copied(target) if start is None else initial_model(start, target, target)
         first.requires_grad_(True)
         kept = [matrices] if isinstance(matrices, str) else list(matrices)
-        self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory)
+        in_budget = self.budget.share is not None
+        self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory, in_budget)
         opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
             owns, mark = not isinstance(run, Run), rows_mark(data, rows)
             self._recorder = Recorder(opened, owns, trackers, on_error, target, mark)
         self._calls = 0
+        self._noting = 0.0
+        if in_budget:
+            self._measured.prepare()
 
     @property
     def run(self) -> Run | None:
@@ -202,7 +212,7 @@ class Monitor:
         if not self._calls:
             self.budget.begin()
         self._calls += 1
-        return self._record_and_measure(step, scalars, self._due)
+        return self._record_and_measure(step, scalars, last=False)
 
     def record(self, step: int, values: Mapping[str, float | Tensor]) -> None:
         """Record metrics of the training without measuring the model.
@@ -226,20 +236,30 @@ class Monitor:
         Returns:
             The measurement, or None if the model was not measured.
         """
-        return self._record_and_measure(step, scalars, None)
+        return self._record_and_measure(step, scalars, last=True)
 
     def _record_and_measure(
-        self, step: int | None, scalars: Mapping[str, float | Tensor], due: Callable[[int], bool] | None
+        self, step: int | None, scalars: Mapping[str, float | Tensor], last: bool
     ) -> Snapshot | None:
         number = self._next if step is None else as_step(step)
         self._next = number + 1
         self.record(number, scalars)
-        if number == self._last:
+        if number == self._last or not (last or self._schedule.asks(number)):
             return None
-        wanted = (due is None or due(number)) and self.budget.allows()
-        if self.budget.share is not None:  # clocks differ, and processes that do not measure together would deadlock
-            wanted = broadcast(wanted)
-        return self.measure(number) if wanted else None
+        if self.budget.share is None:
+            return self._measure(number, None)
+        # Clocks differ, and processes that do not measure together would deadlock: the first one decides.
+        plan = run_in_first(lambda: self._schedule.choose(self._measured.sizing, last))
+        if plan is None:
+            if self._writes and self._noting <= _NOTES * self.budget.trained:
+                self._note_weights()
+            return None
+        return self._measure(number, plan if isinstance(plan, MeasurementPlan) else None)
+
+    def _note_weights(self) -> None:
+        began = time.perf_counter()
+        self._recorder.note_weights()
+        self._noting += time.perf_counter() - began
 
     def measure(self, step: int | None = None) -> Snapshot | None:
         """Measure the model immediately, ignoring schedule and budget.
@@ -250,30 +270,35 @@ class Monitor:
         Returns:
             The measurement, or None if it failed and ``on_error`` is "warn".
         """
-        number = max(self._next - 1, 0) if step is None else as_step(step)
+        return self._measure(max(self._next - 1, 0) if step is None else as_step(step), None)
+
+    def _measure(self, number: int, plan: MeasurementPlan | None) -> Snapshot | None:
         self._last = number  # also if it fails on one process: all must agree on the steps that are left to measure
         began = time.perf_counter()
         try:
             with preserved_rng(), self._measured.limited_threads():
-                snapshot = self._measured.measure(number, self._writes)
+                snapshot = self._measured.measure(number, self._writes, plan)
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
             if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
                 raise
             warnings.warn(
-                f"Step {number} could not be measured; training continues: {error}", UserWarning, stacklevel=2
+                f"Step {number} could not be measured; training continues: {error}", UserWarning, stacklevel=3
             )
             return None
         finally:
             self.budget.pay(time.perf_counter() - began)
-        self.latest = snapshot = replace(snapshot, seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        cost = {"monitor.seconds": seconds, "monitor.share": self.budget.used}
+        cost = {name: value for name, value in cost.items() if math.isfinite(value)}
+        self.latest = snapshot = replace(snapshot, seconds=seconds, model=snapshot.model | cost)
         began = time.perf_counter()
         if self._writes:
-            cost = {"monitor.seconds": snapshot.seconds, "monitor.share": self.budget.used}
-            self._recorder.snapshot(snapshot, {name: value for name, value in cost.items() if math.isfinite(value)})
+            self._recorder.snapshot(snapshot)
+            self._note_weights()
         else:
             self._recorder.keep(snapshot)
-        self.budget.pay(time.perf_counter() - began, again=True)
+        self._schedule.measured(time.perf_counter() - began)
         return snapshot
 
     def close(self, status: Literal["finished", "failed"] = "finished", *, trained: bool = True) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,18 +13,16 @@ from torch import nn
 from featlearn._utils.memory import readable_size
 from featlearn.capture import ModelSession, Sizes, few_rows, shared_layers
 from featlearn.errors import FeatlearnError
-from featlearn.features import probe_cost
-from featlearn.features.measurement_plan import SKETCHES, plan_outputs
-from featlearn.kernels.contractions import pair_operations, sample_operations
-from featlearn.layers import Layer, find_layers
+from featlearn.features.measurement_plan import SKETCHES
 from featlearn.training._probe_data import ProbeRows, first_of
+from featlearn.training._work import Sharing, Work
 
 PASSES = 50
 """Time limit of one part of a measurement, in forward and backward passes of the probe rows."""
 
 _CHEAP = 1e9  # operations, less than a second: always allowed, however few the probe rows are
 _SHORT = 1.0  # seconds, likewise
-_LOOKED_AT = 32  # rows of the batch in which shared rows are searched
+_LOOKED_AT = 16  # rows of the batch in which shared rows are searched
 _FEWEST_ROWS, _FEWEST_VECTORS = 8, 4
 _REDUCIBLE = {
     "features": ("feature matrices", "feature_rows"),
@@ -33,8 +30,6 @@ _REDUCIBLE = {
     "ntk": ("the tangent kernel", "ntk_rows"),
 }
 """Parts that can be measured on fewer rows, with their name and the attribute of the plan."""
-
-_EIGENVALUES = 30.0  # operations of an eigenvalue problem over k^3, in units of the faster operations of products
 
 
 @dataclass(frozen=True)
@@ -52,6 +47,10 @@ class MeasurementPlan:
         sketches: Number of random output vectors of the tangent kernel. None uses every output.
         spectra: Names of the layers whose weight spectra are measured.
         notes: Descriptions of the parts that were reduced or omitted.
+        sized: Whether the plan is smaller than memory allows, to save time; weights are measured of the layers in
+            ``spectra`` only.
+        measure: Quantities of the probe. None is all; otherwise those that need no gradients of the initial model.
+        omitted: Names of the layers whose feature matrices are left out.
     """
 
     parts: frozenset[str]
@@ -64,6 +63,9 @@ class MeasurementPlan:
     sketches: int | None
     spectra: frozenset[str]
     notes: tuple[str, ...] = ()
+    sized: bool = False
+    measure: tuple[str, ...] | None = None
+    omitted: frozenset[str] = frozenset()
 
     def warning(self) -> str:
         """Return one sentence about the parts that were reduced."""
@@ -87,21 +89,6 @@ def sizes_of(model: nn.Module, rows: ProbeRows, forward: Any) -> Sizes:
             if few is batch:
                 raise
             return subject.sizes(batch)
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Cost of measuring layers whose rows are shared by samples, one sample after the other.
-
-    Attributes:
-        seconds: Time per row of the data and output vector, in seconds.
-        limit: Time of `PASSES` forward and backward passes of the probe rows, in seconds.
-        alone: Whether samples can be run separately; otherwise the number of rows cannot be reduced.
-    """
-
-    seconds: float
-    limit: float
-    alone: bool
 
 
 def sharing_of(
@@ -150,16 +137,7 @@ def sharing_of(
     return None
 
 
-def plan_measurement(
-    model: nn.Module,
-    layers: Mapping[str, Layer],
-    sizes: Sizes,
-    rows: ProbeRows,
-    parts: frozenset[str],
-    features: Mapping[str, Any],
-    memory: int,
-    sharing: Sharing | None = None,
-) -> MeasurementPlan:
+def plan_measurement(work: Work, rows: ProbeRows, parts: frozenset[str], memory: int) -> MeasurementPlan:
     """Choose the largest measurement within the limits.
 
     A part may take ``memory`` bytes and the operations of `PASSES` forward and backward passes of the probe rows.
@@ -168,25 +146,29 @@ def plan_measurement(
     pass.
 
     Args:
-        model: Model to measure.
-        layers: Layers to measure, by name.
-        sizes: Sizes of one sample in all layers of the model, from `sizes_of`.
+        work: Operations and bytes of the parts.
         rows: Rows to measure on.
         parts: Requested parts.
-        features: Arguments of the accumulator.
         memory: Maximum memory of a part, in bytes.
-        sharing: Cost of layers with shared rows. None if there are none.
     """
-    work = _Work(model, layers, sizes, rows.samples, features, sharing)
     limit = max(PASSES * work.passes(rows.samples, 3.0), _CHEAP)
-    at_a_time = int(memory / (2 * sizes.graph))  # of this model and the initial one
+    at_a_time = int(memory / (2 * work.sizes.graph))  # of this model and the initial one
     notes: tuple[str, ...] = ()
     if at_a_time < 1 and parts - {"weights"}:
         parts &= {"weights"}
-        notes = (f"only weights are measured, since the graph of one row takes {readable_size(sizes.graph)}",)
+        notes = (f"only weights are measured, since the graph of one row takes {readable_size(work.sizes.graph)}",)
     n, kernel_rows, batch_rows = rows.samples, rows.kernel_samples, max(1, min(rows.samples, at_a_time))
     plan = MeasurementPlan(
-        parts, memory, features["outputs"], n, batch_rows, kernel_rows, kernel_rows, None, frozenset(layers), notes
+        parts,
+        memory,
+        work.options["outputs"],
+        n,
+        batch_rows,
+        kernel_rows,
+        kernel_rows,
+        None,
+        frozenset(work.layers),
+        notes,
     )
     for part in ("features", "weights", "ck", "ntk"):
         if part in plan.parts:
@@ -194,95 +176,7 @@ def plan_measurement(
     return plan
 
 
-@dataclass
-class _Work:
-    """Estimates of the operations and bytes of the parts of a measurement, from shapes."""
-
-    model: nn.Module
-    layers: Mapping[str, Layer]
-    sizes: Sizes
-    samples: int
-    options: Mapping[str, Any]
-    sharing: Sharing | None
-
-    def __post_init__(self) -> None:
-        self._others = _others(self.model)
-        every = ModelSession(self.model, operations=True).layers
-        self._forward = sum(2.0 * self.sizes.positions.get(layer.name, 0) * _weights(layer) for layer in every)
-
-    def passes(self, rows: int, number: float) -> float:
-        """Return the operations of forward passes; a backward pass to the pre-activations takes as many."""
-        return rows * number * max(self._forward, self.sizes.numbers)
-
-    def cost(self, part: str, outputs: str | int, rows: int) -> tuple[float, float]:
-        """Return the operations and bytes of the part "features", "ck" or "ntk"."""
-        if part == "features":
-            return self.features(outputs, rows)
-        return self.ck(rows) if part == "ck" else self.ntk(self.vectors(outputs), rows)
-
-    def vectors(self, outputs: str | int) -> int:
-        """Return the number of output vectors."""
-        planned = plan_outputs(outputs, self.sizes.outputs)
-        return planned.sketches or planned.count
-
-    def features(self, outputs: str | int, rows: int) -> tuple[float, float]:
-        """Return the operations and bytes of the feature matrices."""
-        planned = plan_outputs(outputs, self.sizes.outputs)
-        vectors = planned.sketches or planned.count
-        loss, decay = (self.options[name] is not None for name in ("loss", "weight_decay"))
-        positions = {name: int(self.sizes.positions.get(name, 0) * rows) + 1 for name in self.layers}
-        if not self.layers:  # products outside of modules, which the probe itself finds
-            return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss), 0.0
-        cost = probe_cost(
-            self.model, positions, outputs=vectors, exact=not planned.sketches, measure=None,
-            layers=self.options["layers"], initial=True, loss=loss, weight_decay=decay,
-        )  # fmt: skip
-        operations = float(cost.table[["sums", "numbers"]].to_numpy().sum())
-        weights = sum(_weights(layer) for layer in self.layers.values())
-        # Sums, the memory of computing numbers from them, and weights in double precision, of two models.
-        return self.passes(rows, 2.0 * (1 + vectors) + 10 * loss) + operations, 2.0 * cost.bytes + 32.0 * weights
-
-    def in_time(self, outputs: str | int, rows: int) -> bool:
-        """Return whether there is time to measure layers with shared rows by sample, in this and the initial model."""
-        if self.sharing is None:
-            return True
-        if rows < self.samples and not self.sharing.alone:
-            return False
-        return 2 * rows * self.vectors(outputs) * self.sharing.seconds <= self.sharing.limit
-
-    def spectrum(self, name: str) -> tuple[float, float]:
-        """Return the operations and bytes of a weight spectrum: Gram matrix, eigenvalues, norms of the change."""
-        layer = self.layers[name]
-        small, large = sorted((layer.k_out, layer.k_in))
-        work = layer.groups * (4.0 * large * small**2 + 2 * _EIGENVALUES * small**3)
-        return work, 8.0 * (3 * _weights(layer) + 3 * layer.groups * small**2)
-
-    def ck(self, rows: int) -> tuple[float, float]:
-        """Return the operations and bytes of the conjugate kernels of all layers."""
-        widths = sum(self.sizes.inputs.get(name, 0) for name in self.layers)
-        kernels = len(self.layers)
-        work = self.passes(rows, 1) + 2.0 * rows**2 * widths + kernels * _EIGENVALUES * rows**3
-        return work, 8.0 * rows * widths + 24.0 * kernels * rows**2
-
-    def ntk(self, vectors: int, rows: int) -> tuple[float, float]:
-        """Return the operations and bytes of the tangent kernel."""
-        work, numbers = self.passes(rows, 1 + vectors) + _EIGENVALUES * rows**3, 0.0
-        for name, layer in self.layers.items():
-            p = self.sizes.positions.get(name, 0)
-            pairs = rows * pair_operations(layer, rows, p, vectors)
-            gradients = rows * sample_operations(layer, rows, p, vectors)
-            work += 2.0 * min(pairs, gradients)
-            numbers += p * layer.groups * (vectors * layer.k_out + layer.k_in)
-            if gradients <= pairs:
-                numbers += vectors * _weights(layer)
-        # Parameters that belong to no layer, or to several, are differentiated sample by sample.
-        work += 2.0 * rows * (rows + 4) * vectors * self._others
-        numbers += 2.0 * vectors * self._others
-        # Features of at least two blocks of one row, with the gradients they are computed from, and the kernels.
-        return work, 4 * 8 * numbers + 16.0 * (len(self.layers) + 1) * rows**2
-
-
-def _shrink(plan: MeasurementPlan, work: _Work, limit: float, part: str) -> MeasurementPlan:
+def _shrink(plan: MeasurementPlan, work: Work, limit: float, part: str) -> MeasurementPlan:
     """Reduce the output vectors and rows of a part until it fits, or omit the part."""
     what, field = _REDUCIBLE[part]
     all_rows: int = getattr(plan, field)
@@ -303,7 +197,7 @@ def _shrink(plan: MeasurementPlan, work: _Work, limit: float, part: str) -> Meas
     return replace(plan, parts=plan.parts - {part}, notes=(*plan.notes, f"no {what.removeprefix('the ')}"))
 
 
-def _spectra(plan: MeasurementPlan, work: _Work, limit: float) -> MeasurementPlan:
+def _spectra(plan: MeasurementPlan, work: Work, limit: float) -> MeasurementPlan:
     """Omit the largest matrices until the rest fits."""
     costs = {name: work.spectrum(name) for name in plan.spectra}
     left, kept = limit, []
@@ -330,17 +224,3 @@ def _smaller(outputs: str | int, sketch: bool, count: int, rows: int) -> Iterato
         yield outputs, rows
     if sketch and count > _FEWEST_VECTORS:
         yield _FEWEST_VECTORS, rows
-
-
-def _others(model: nn.Module) -> int:
-    """Return the number of entries of parameters that belong to no layer, or to several (tied)."""
-    uses: Counter[int] = Counter()
-    for layer in find_layers(model, vectors=True):
-        uses.update(id(p) for name, p in layer.module.named_parameters() if name in (layer.parameter, layer.bias))
-    parts = {id(layer.module) for layer in find_layers(model) if layer.part is not None}
-    packed = {id(p) for m in model.modules() if id(m) in parts for p in m.parameters()}
-    return sum(p.numel() for p in model.parameters() if id(p) not in packed and uses[id(p)] != 1)
-
-
-def _weights(layer: Layer) -> int:
-    return layer.groups * layer.k_out * layer.k_in

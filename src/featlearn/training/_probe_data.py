@@ -34,6 +34,7 @@ class ProbeRows:
             row.
         samples: Number of rows in ``batches``.
         part: Whether the data has more rows than were kept.
+        batch: Number of rows of a batch if the data comes in batches, as in training; None for tensors.
     """
 
     batches: list[Any]
@@ -41,6 +42,7 @@ class ProbeRows:
     kernel_targets: Tensor | None
     samples: int
     part: bool
+    batch: int | None = None
 
     @property
     def kernel_samples(self) -> int:
@@ -82,7 +84,8 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
     if kernel_samples < 2:
         raise InputError(f"kernel_samples must be at least 2, got {kernel_samples}.")
     kept: list[Any] = []
-    count, part = 0, False
+    count, part, batch = 0, False, None
+    in_batches = not sliceable(data)
     if samples is not None and sliceable(data) and rows_of(data) > samples:
         data, part = _spread(data, samples), True
     # Not under inference mode, whose tensors cannot be differentiated through.
@@ -93,6 +96,7 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
                 break
             raw = as_tensors(raw)
             rows = _rows(raw)
+            batch = rows if in_batches and batch is None else batch
             if samples is not None and count + rows > samples:
                 raw, rows, part = _part(raw, 0, samples - count), samples - count, True
             kept.append(map_tensors(raw, lambda t: t.detach().clone()))
@@ -105,7 +109,7 @@ def take_rows(data: Any, samples: int | None, kernel_samples: int, batch_size: i
         torch.distributed.all_gather_object(gathered, mine)
         shared = [raw for of_process in gathered for raw in of_process]
     few = first_of(_usual_shape(shared), kernel_samples)
-    return ProbeRows(kept, few, _targets(few), count, part)
+    return ProbeRows(kept, few, _targets(few), count, part, batch)
 
 
 def _spread(data: Any, samples: int) -> Any:

@@ -73,24 +73,28 @@ class Recorder:
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
-    def snapshot(self, snapshot: Snapshot, cost: Mapping[str, float]) -> None:
-        """Record a measurement and its cost."""
+    def snapshot(self, snapshot: Snapshot) -> None:
+        """Record a measurement."""
         self._compare(snapshot.step)
         texts = snapshot.texts()
         table: dict[str | None, dict[str, float | str]] = {
             layer: {**numbers, **texts.get(layer, {})} for layer, numbers in snapshot.layers.items()
         }
-        table[None] = {**snapshot.model, **texts.get(None, {}), **cost}
+        table[None] = {**snapshot.model, **texts.get(None, {})}
         if not self._log(snapshot.step, table):
             self.keep(snapshot)
         elif self.run is not None:  # one warning is enough for a run that cannot be written
             with self._warn_or_raise("The matrices cannot be written", RunStoreError):
-                if self._model is not None:
-                    note_weights(self.run, self._model, closed=False)
                 if snapshot.matrices:
                     self.run.save_matrices(snapshot.step, snapshot.matrices)
         flat = {f"{layer}/{name}": v for layer, numbers in snapshot.layers.items() for name, v in numbers.items()}
-        self._track(snapshot.step, {**flat, **snapshot.model, **cost})
+        self._track(snapshot.step, {**flat, **snapshot.model})
+
+    def note_weights(self) -> None:
+        """Record the weights of the model, with which a run is compared that is continued after a kill."""
+        if self.run is not None and self._model is not None:
+            with self._warn_or_raise("The run cannot be written", RunStoreError):
+                note_weights(self.run, self._model, closed=False)
 
     def keep(self, snapshot: Snapshot) -> None:
         """Keep the metrics of a measurement in memory."""

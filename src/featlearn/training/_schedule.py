@@ -6,11 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Literal
 
 from featlearn.errors import InputError
+from featlearn.features import in_processes
+from featlearn.training._plan import MeasurementPlan
+from featlearn.training._sizing import Sizing
 
 Every = int | str | Iterable[int]
 _PER_DECADE = 8
+_DEFAULT_SHARE = 0.05
+_CATCH_UP = 10  # steps between decisions about a measurement that is late, if processes must agree on them
+_KEPT = 0.08  # share of the budget that is kept for the measurement at the end
+_LEAST = 1.3  # time of a small measurement over the smallest one
 
 
 def step_rule(every: Every) -> Callable[[int], bool]:
@@ -48,11 +56,6 @@ def _is_log_step(step: int) -> bool:
 class Budget:
     """Time budget of a monitor, which limits the time of measurements to a share of the training time.
 
-    The first measurement is always made, since its cost is not known in advance. Another one is made as soon as the
-    time of all measurements, including the next one, is within the share; the next one is assumed to take as long as
-    the longest so far. A training that lasts ``cost / share`` or longer stays within the budget; a shorter one exceeds
-    it by its first measurement only.
-
     Args:
         share: Maximum time of measurements over time of training, such as 0.05 for 5%. None sets no limit.
         clock: Function that returns a time in seconds.
@@ -63,21 +66,21 @@ class Budget:
         >>> budget = Budget(0.05, clock=lambda: now)
         >>> budget.pay(1.0)  # a measurement of one second
         >>> now = 11.0
-        >>> budget.used, budget.allows()  # ten seconds of training
-        (0.1, False)
-        >>> now = 100.0
-        >>> budget.allows()
-        True
+        >>> budget.used, budget.available  # ten seconds of training
+        (0.1, -0.5)
+        >>> now = 101.0
+        >>> budget.available
+        4.0
     """
 
     def __init__(self, share: float | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        if share is not None and not 0 < share < math.inf:
+        if share is not None and (isinstance(share, bool) or not 0 < share < math.inf):
             raise InputError(f"budget must be a share of the training time above 0, such as 0.05, got {share!r}.")
         self.share = share
         self.spent = 0.0
-        self._last = self._dearest = 0.0
         self._clock = clock
         self._began = clock()
+        self._until = 0.0  # training time at the last measurement
 
     def begin(self) -> None:
         """Start the training time now; the time since the budget was created does not count."""
@@ -94,19 +97,78 @@ class Budget:
         trained = self.trained
         return self.spent / trained if trained > 0 else math.inf if self.spent else 0.0
 
-    def allows(self) -> bool:
-        """Return whether one more measurement is within the budget."""
-        if self.share is None or not self.spent:
-            return True
-        return self.spent + self._dearest <= self.share * self.trained
+    @property
+    def available(self) -> float:
+        """Time that measurements may take now, in seconds; negative if too much was spent."""
+        return math.inf if self.share is None else self.share * self.trained - self.spent
 
-    def pay(self, seconds: float, again: bool = False) -> None:
-        """Add the time of a measurement.
+    @property
+    def income(self) -> float:
+        """Time that became available since the last measurement, in seconds."""
+        return math.inf if self.share is None else self.share * max(self.trained - self._until, 0.0)
+
+    def pay(self, seconds: float) -> None:
+        """Add the time of a measurement, or of writing it, in seconds."""
+        self.spent += seconds
+        self._until = self.trained
+
+
+class Schedule:
+    """Steps and sizes of the measurements of a monitor.
+
+    A step that ``every="log"`` asks for is measured later if the budget does not allow it yet.
+
+    Args:
+        every: Steps to measure at, as in `featlearn.Monitor`.
+        budget: Share of the training time, as in `featlearn.Monitor`.
+
+    Attributes:
+        budget: Budget of time.
+    """
+
+    def __init__(self, every: Every, budget: float | str | None) -> None:
+        self._due = step_rule(every)
+        auto = isinstance(budget, str)
+        if auto and budget != "auto":
+            raise InputError(f'budget must be a share of the training time, "auto" or None, got {budget!r}.')
+        self.budget = Budget(_DEFAULT_SHARE if isinstance(budget, str) else budget)
+        self._log = isinstance(every, str)
+        self._honored = auto and not self._log
+        self._late = False
+        self._writing = 0.0
+
+    def asks(self, step: int) -> bool:
+        """Return whether to decide about a measurement at a step; all processes give the same answer."""
+        if self._due(step):
+            self._late = self._log
+            return True
+        return self._late and (not in_processes() or step % _CATCH_UP == 0)
+
+    def choose(self, sizing: Sizing | None, last: bool) -> MeasurementPlan | Literal["all"] | None:
+        """Return the size of a measurement now, "all" for the largest one, None for no measurement.
 
         Args:
-            seconds: Time in seconds.
-            again: Whether the time belongs to the last measurement, for instance that of writing it.
+            sizing: Sizes and their times; None if the model could not be run before the first measurement.
+            last: Whether the training has ended.
         """
-        self.spent += seconds
-        self._last = seconds + (self._last if again else 0.0)
-        self._dearest = max(self._dearest, self._last)
+        budget = self.budget
+        if sizing is None:
+            return "all" if not budget.spent or budget.available > 0 else None
+        if not budget.spent and not last:
+            return sizing.first(complete=self._honored)
+        available, income = budget.available - self._writing, budget.income
+        if self._honored:
+            return sizing.fitted(max(available, 0.0), income, complete=True)
+        if last:  # in any case: a small measurement is short for trainings that are long enough to be limited
+            return sizing.fitted(max(available, _LEAST * sizing.least), income)
+        available -= _KEPT * (budget.share or 0.0) * budget.trained
+        return sizing.fitted(available, income) if available >= sizing.least else None
+
+    def measured(self, writing: float) -> None:
+        """Take note of a measurement.
+
+        Args:
+            writing: Time of writing it, in seconds.
+        """
+        self.budget.pay(writing)
+        self._writing, self._late = writing, False
