@@ -5,24 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import joblib
 import torch
 
-from featlearn._utils.validation import check_option, is_int
+from featlearn._utils.parallel import check_parallel, run_tasks
 from featlearn.errors import DataNotPresent, FeatlearnError, InputError
 from featlearn.papers.claim import Claim
 from featlearn.papers.experiment import Experiment, Outcome, Result, scalars
 from featlearn.papers.fingerprint import source_fingerprint, versions
 from featlearn.papers.registry import find_experiments
 from featlearn.runs import Run, load_nested, save_nested
-
-BACKENDS = ("loky", "threading", "ray")
 
 Measured = tuple[int, Mapping[str, Any], float]
 """Index of a point, its measured values, and its seconds."""
@@ -139,9 +135,7 @@ def reproductions(
         adaptive-fig2 (1, 1) 5
     """
     experiments = find_experiments(names, paper)
-    if not is_int(n_jobs, -1) or n_jobs == 0:
-        raise InputError(f"n_jobs must be an integer of at least 1, or -1 for one job per core, got {n_jobs!r}.")
-    check_option("backend", backend, BACKENDS)
+    check_parallel(n_jobs, backend)
     if device != "cpu":
         try:
             torch.empty(1, device=device)
@@ -182,7 +176,8 @@ def _reproduce(
             progress(experiment.name, len(values), len(points))
             header = {"source": source, "versions": versions()}
             open_points = [(i, point) for i, point in enumerate(points) if i not in values]
-            for index, measured, took in _measured(experiment, open_points, n_jobs, backend):
+            tasks = ((experiment, index, point) for index, point in open_points)
+            for index, measured, took in run_tasks(_measure_point, tasks, n_jobs, backend):
                 save_nested(files[index], {"values": measured, "seconds": took}, header)
                 label = ", ".join(f"{name}={value}" for name, value in points[index].items()) or "all"
                 numbers = {name: v for name, v in scalars(measured).items() if not isinstance(v, bool)}
@@ -204,61 +199,6 @@ def _reproduce(
     return Reproduction(experiment, scale, settings, result, seconds, (len(points), len(values)), stale=stale)
 
 
-def _measured(
-    experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int, backend: str
-) -> Iterator[Measured]:
-    if not points:
-        return
-    if backend == "ray":
-        yield from _on_a_cluster(experiment, points, n_jobs)
-        return
-    if n_jobs == 1:
-        for index, point in points:
-            yield _measure_point(experiment, index, point, None)
-        return
-    jobs = joblib.effective_n_jobs(n_jobs)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    parallel = joblib.Parallel(jobs, backend=backend, return_as="generator_unordered", batch_size=1)
-    with warnings.catch_warnings():
-        # A worker whose memory has grown is replaced, which costs a second and no result.
-        warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given", category=UserWarning)
-        yield from parallel(joblib.delayed(_measure_point)(experiment, i, point, threads) for i, point in points)
-
-
-def _on_a_cluster(
-    experiment: Experiment, points: list[tuple[int, Mapping[str, Any]]], n_jobs: int
-) -> Iterator[Measured]:
-    """Yield points as they are done: joblib's backend for ray returns all at the end, so that a kill would lose all."""
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("backend 'ray' requires the package ray: pip install 'featlearn[cluster]'.") from error
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
-    task = ray.remote(num_cpus=1)(_measure_point)
-    waiting = list(points)
-    running: list[Any] = []
-    try:
-        while waiting or running:
-            while waiting and (n_jobs == -1 or len(running) < n_jobs):
-                running.append(task.remote(experiment, *waiting.pop(0), 1))
-            (first,), running = ray.wait(running, num_returns=1)
-            try:
-                yield ray.get(first)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from error  # the error of the point, as it would be without a cluster
-    finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
-
-
-def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any], threads: int | None) -> Measured:
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
+def _measure_point(experiment: Experiment, index: int, point: Mapping[str, Any]) -> Measured:
     began = time.perf_counter()
-    try:
-        return index, experiment.measure(**point), time.perf_counter() - began
-    finally:
-        if threads is not None:
-            torch.set_num_threads(before)
+    return index, experiment.measure(**point), time.perf_counter() - began

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.training._plan import PASSES as PASSES
     from featlearn.training._plot import evolution as evolution
     from featlearn.training._schedule import Budget as Budget
+    from featlearn.training._sweep import sweep as sweep
     from featlearn.training._trainer import History as History
     from featlearn.training._trainer import fit as fit
     from featlearn.training._trainer import relative_gradient as relative_gradient
@@ -33,6 +34,7 @@ _HOMES = {
     "evolution": "_plot",
     "fit": "_trainer",
     "relative_gradient": "_trainer",
+    "sweep": "_sweep",
 }
 
 __all__ = ["DivergenceError", *_HOMES]

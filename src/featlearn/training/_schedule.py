@@ -108,7 +108,11 @@ class Budget:
         return math.inf if self.share is None else self.share * max(self.trained - self._until, 0.0)
 
     def pay(self, seconds: float) -> None:
-        """Add the time of a measurement, or of writing it, in seconds."""
+        """Add the time of a measurement, or of writing it.
+
+        Args:
+            seconds: Time in seconds.
+        """
         self.spent += seconds
         self._until = self.trained
 
