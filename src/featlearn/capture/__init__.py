@@ -30,6 +30,7 @@ from featlearn.capture._model_state import (
 from featlearn.capture._session import ModelSession
 from featlearn.capture._shared_rows import Owners, Profile, output_signs, row_profiles, shared_layers
 from featlearn.capture._trace import Call, Sizes, Trace
+from featlearn.capture._whole_copies import WholeCopy, is_sharded
 from featlearn.errors import VectorizationError
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "Sizes",
     "Trace",
     "VectorizationError",
+    "WholeCopy",
     "as_batch",
     "as_tensors",
     "at_rest",
@@ -53,6 +55,7 @@ __all__ = [
     "copied",
     "few_rows",
     "initial_model",
+    "is_sharded",
     "map_tensors",
     "matching_layers",
     "output_signs",

@@ -14,6 +14,7 @@ from featlearn._utils.validation import check_option
 from featlearn.capture._data import Batch, Forward, as_batch, call_model, find_output
 from featlearn.capture._model_copies import placed, weight_mark
 from featlearn.capture._model_state import check_parameters, eager, preserved, preserved_rng
+from featlearn.capture._whole_copies import is_sharded
 from featlearn.capture.parameter_jacobian import forward_products, sample_jacobian
 from featlearn.errors import InputError
 from featlearn.layers import unwrap
@@ -74,7 +75,7 @@ class ModelCalls:
     @cached_property
     def sharded(self) -> bool:
         """True if weights are sharded over processes (FSDP2), which must then all make the same passes."""
-        return any(hasattr(p, "full_tensor") for p in self.model.parameters())
+        return is_sharded(self.model)
 
     @property
     def is_open(self) -> bool:

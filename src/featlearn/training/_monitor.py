@@ -10,8 +10,10 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import pandas as pd
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 from featlearn._utils.memory import parse_memory
 from featlearn._utils.rng import Seed
 from featlearn._utils.validation import as_number, as_step
-from featlearn.capture import Forward, check_shaped, copied, initial_model, preserved_rng
+from featlearn.capture import Forward, WholeCopy, check_shaped, copied, initial_model, is_sharded, preserved_rng
 from featlearn.errors import InputError
+from featlearn.features import in_processes
 from featlearn.features.objective import Loss, WeightDecay
 from featlearn.layers import unwrap
 from featlearn.runs import Run
@@ -33,6 +36,7 @@ from featlearn.training._measurement import Snapshot, as_directions, as_parts
 from featlearn.training._plan import MeasurementPlan
 from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
+from featlearn.training._rank_means import EVERY, RankMeans
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Every, Schedule
 from featlearn.training.trackers import Tracker
@@ -52,10 +56,13 @@ class Monitor:
 
     Monitoring does not change training: gradients, random generators, training flags and buffers are restored, so the
     final weights are bit-identical with and without a monitor. Under ``torch.distributed`` each process passes its
-    shard of the rows; feature sums are reduced over all processes, and process 0 measures kernels and writes the run.
+    shard of the rows; feature sums are reduced over all processes, and process 0 measures kernels and writes the run,
+    with the means of the scalars over the processes (every tenth step and at measurements). If weights are sharded
+    (FSDP2), a process keeps its shards of the initial weights, and weights are gathered for each measurement only: it
+    takes the memory of two whole models.
 
     Args:
-        model: Any module. Compiled and DistributedDataParallel modules are unwrapped.
+        model: Any module. Compiled and DistributedDataParallel modules are unwrapped, those of FSDP2 gathered.
         data: Rows to measure on, as in `featlearn.probe`. ``samples`` of them are kept and used at each measurement.
         run: Run to write: a `featlearn.runs.Run` that is open for writing, or a folder in which a run is created. If
             the folder already holds a run with steps, the new run is created beside it, in ``<folder>-2``,
@@ -156,6 +163,7 @@ class Monitor:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        original = model
         self._recorder = Recorder(None, False, (), on_error)  # replaced in the first process
         self._schedule = Schedule(every, budget)
         self.budget = self._schedule.budget
@@ -165,6 +173,10 @@ class Monitor:
             "outputs": outputs, "forward": forward, "train_mode": "eval", "generator": generator,
         }  # fmt: skip
         check_shaped(unwrap(model))
+        target, copies = unwrap(model), list[WholeCopy]()
+        if is_sharded(target):  # plain copies are measured, with weights that are gathered for each measurement
+            copies = [WholeCopy(target, now=False)]
+            model = target = copies[0].module
         checked = as_directions(directions or {}, selected_layers(model, layers))
         rows = take_rows(data, samples, kernel_samples, batch_size)
         memory = None if max_memory is None else parse_memory(max_memory)
@@ -173,23 +185,31 @@ class Monitor:
         self.latest: Snapshot | None = None
         self._last = -1
         # Before the run is opened: invalid arguments leave no files behind.
-        stored, self._next = run_in_first(lambda: stored_start(run, config, resume, unwrap(model)))
-        target = unwrap(model)
-        with preserved_rng():
-            start = stored if initial is None else initial
-            first = copied(target) if start is None else initial_model(start, target, target)
+        stored, self._next = run_in_first(lambda: stored_start(run, config, resume, target))
+        start = stored if initial is None else initial
+        if start is None and copies:
+            copies.append(WholeCopy(unwrap(original), now=True))
+        self._gathered = partial(_gathered, copies)
+        with preserved_rng(), self._gathered():
+            if start is None:
+                first = copies[1].module if copies else copied(target)
+            else:
+                first = initial_model(start, target, target)
         first.requires_grad_(True)
         kept = [matrices] if isinstance(matrices, str) else list(matrices)
         in_budget = self.budget.share is not None
         self._measured = MeasuredModel(model, first, rows, parts, features, checked, kept, memory, in_budget)
-        opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
+        with self._gathered():
+            opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
             owns, mark = not isinstance(run, Run), rows_mark(data, rows)
-            self._recorder = Recorder(opened, owns, trackers, on_error, target, mark)
+            self._recorder = Recorder(opened, owns, trackers, on_error, None if copies else target, mark)
+        self._scalars = RankMeans()
         self._calls = 0
         self._noting = 0.0
         if in_budget:
-            self._measured.prepare()
+            with self._gathered():
+                self._measured.prepare()
 
     @property
     def run(self) -> Run | None:
@@ -223,8 +243,16 @@ class Monitor:
         """
         at = as_step(step)
         numbers = {name: as_number(name, value) for name, value in values.items()}
-        if numbers and self._writes:
-            self._recorder.numbers(at, numbers)
+        if numbers:
+            self._scalars.add(at, numbers)
+        if not in_processes():
+            self._write_scalars(together=False)
+
+    def _write_scalars(self, *, together: bool) -> None:
+        """Record the scalars that are kept, as means over the processes if they do it together."""
+        for step, numbers in self._scalars.take(together=together).items():
+            if self._writes:
+                self._recorder.numbers(step, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
         """Record the end of training, and measure the trained model if the budget allows.
@@ -244,7 +272,10 @@ class Monitor:
         number = self._next if step is None else as_step(step)
         self._next = number + 1
         self.record(number, scalars)
-        if number == self._last or not (last or self._schedule.asks(number)):
+        asked = number != self._last and (last or self._schedule.asks(number))
+        if in_processes() and (asked or last or number % EVERY == 0):
+            self._write_scalars(together=True)
+        if not asked:
             return None
         if self.budget.share is None:
             return self._measure(number, None)
@@ -276,7 +307,7 @@ class Monitor:
         self._last = number  # also if it fails on one process: all must agree on the steps that are left to measure
         began = time.perf_counter()
         try:
-            with preserved_rng(), self._measured.limited_threads():
+            with preserved_rng(), self._gathered(), self._measured.limited_threads():
                 snapshot = self._measured.measure(number, self._writes, plan)
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
@@ -309,6 +340,7 @@ class Monitor:
             trained: Whether the model has the weights of the last step, with which a continued run is compared. False
                 if others were loaded since, such as the best ones.
         """
+        self._write_scalars(together=False)  # a process that has failed would wait for the others
         self._recorder.close(status, trained)
 
     def __enter__(self) -> Self:
@@ -366,3 +398,12 @@ class Monitor:
             The figure.
         """
         return evolution(self.metrics(), names)
+
+
+@contextmanager
+def _gathered(copies: Iterable[WholeCopy]) -> Iterator[None]:
+    """Gather the weights of sharded models for a block."""
+    with ExitStack() as stack:
+        for one in copies:
+            stack.enter_context(one.gathered())
+        yield
