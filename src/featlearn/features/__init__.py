@@ -8,6 +8,7 @@ from featlearn.features._egop import egop
 from featlearn.features._feature_matrices import LayerFeatures
 from featlearn.features._probe import probe
 from featlearn.features._report import Report
+from featlearn.features._shards import probe_shards
 from featlearn.features.measurement_plan import QUANTITIES, Outputs
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "layer_costs",
     "probe",
     "probe_cost",
+    "probe_shards",
 ]
