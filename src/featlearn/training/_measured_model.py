@@ -125,6 +125,11 @@ class MeasuredModel:
         readings = measuring.diagnose_layers(single, numbers, phases, part)
         return Snapshot(step, numbers, whole, readings, phases, matrices)
 
+    def layers_of_both(self) -> tuple[dict[str, Layer], dict[str, Layer]]:
+        """Return the layers of the model and of the initial model, by name."""
+        self._look_at_structure()
+        return self._layers, self._first
+
     def limited_threads(self) -> AbstractContextManager[object]:
         """Limit the threads of BLAS in a block to those that the eigenvalue problems of the layers need."""
         self._look_at_structure()

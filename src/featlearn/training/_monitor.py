@@ -34,6 +34,7 @@ from featlearn.training._plot import evolution
 from featlearn.training._probe_data import take_rows
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Budget, Every, step_rule
+from featlearn.training._watch import Watch
 from featlearn.training.trackers import Tracker
 
 
@@ -179,6 +180,7 @@ class Monitor:
         if self._writes:
             owns, mark = not isinstance(run, Run), rows_mark(data, rows)
             self._recorder = Recorder(opened, owns, trackers, on_error, target, mark)
+        self._watch = Watch(model, self._measured, self._recorder, forward, self._due, self._writes)
         self._calls = 0
 
     @property
@@ -215,6 +217,7 @@ class Monitor:
         numbers = {name: as_number(name, value) for name, value in values.items()}
         if numbers and self._writes:
             self._recorder.numbers(at, numbers)
+            self._watch.record(at, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
         """Record the end of training, and measure the trained model if the budget allows.
@@ -239,6 +242,7 @@ class Monitor:
         wanted = (due is None or due(number)) and self.budget.allows()
         if self.budget.share is not None:  # clocks differ, and processes that do not measure together would deadlock
             wanted = broadcast(wanted)
+        self._watch.step(number, wanted=wanted, last=due is None, measured=self.budget.spent)
         return self.measure(number) if wanted else None
 
     def measure(self, step: int | None = None) -> Snapshot | None:
@@ -284,6 +288,7 @@ class Monitor:
             trained: Whether the model has the weights of the last step, with which a continued run is compared. False
                 if others were loaded since, such as the best ones.
         """
+        self._watch.close()
         self._recorder.close(status, trained)
 
     def __enter__(self) -> Self:

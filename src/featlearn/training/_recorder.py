@@ -73,6 +73,21 @@ class Recorder:
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
 
+    def table(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> None:
+        """Record metrics and texts of layers, and of the model (None), beside those of measurements."""
+        self._compare(step)
+        numbers = {
+            layer: {name: value for name, value in of.items() if not isinstance(value, str)}
+            for layer, of in table.items()
+        }
+        if not self._log(step, table):
+            layers = {layer: of for layer, of in numbers.items() if layer is not None}
+            self._rewind(step, ["signals"])
+            self.snapshots.append(Snapshot(step, layers, numbers.get(None, {})))
+        flat = {name if layer is None else f"{layer}/{name}": v for layer, of in numbers.items() for name, v in of.items()}
+        if flat:
+            self._track(step, flat)
+
     def snapshot(self, snapshot: Snapshot, cost: Mapping[str, float]) -> None:
         """Record a measurement and its cost."""
         self._compare(snapshot.step)

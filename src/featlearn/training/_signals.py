@@ -1,0 +1,224 @@
+"""Cheap signals of a training: gradients, updates and units of each layer, within a share of the training time."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from featlearn.capture import Forward, map_tensors
+from featlearn.layers import Layer, unwrap
+from featlearn.training._activation_signals import ActivationLook, UnitSignals, look_at_activations
+from featlearn.training._probe_data import ProbeRows, first_of
+from featlearn.training._weight_signals import Updates, WeightSignals
+
+SHARE = 0.01
+"""Largest share of the training time for signals, after the first two looks and without the one at the end."""
+_OF_MEASUREMENTS = 0.1  # share of the time of measurements that signals at the same steps may add
+_ROWS = 64
+_ENTRIES = 1 << 20  # of the inputs of one forward pass
+_FREE = 2  # looks before the cost is known
+
+Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
+"""Function that returns the layers of the model and of the initial model, by name."""
+
+
+@dataclass
+class Look:
+    """Signals at one step.
+
+    Attributes:
+        step: Training step.
+        call: Number of the step among those of this monitor, from 0.
+        gradients: Norm of the last gradient of each layer.
+        gradient_norm: Norm of the last gradient of the whole model; NaN if unknown.
+        updates: Last updates of each layer.
+        units: Units of each layer, in the order of their calls.
+        outputs: Names of the layers whose outputs are those of the model.
+        frozen: Names of the layers whose parameters do not require gradients.
+        finite: Whether all weights are finite.
+        precision: Names of the layers with weights of less than 32 bits.
+    """
+
+    step: int
+    call: int
+    gradients: dict[str, float] = field(default_factory=dict)
+    gradient_norm: float = math.nan
+    updates: dict[str, Updates] = field(default_factory=dict)
+    units: dict[str, UnitSignals] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    finite: bool = True
+    precision: frozenset[str] = frozenset()
+
+    def table(self) -> dict[str | None, dict[str, float]]:
+        """Return the finite signals as metrics, by layer; None is the model."""
+        table: dict[str | None, dict[str, float]] = {None: {"signal.gradient_norm": self.gradient_norm}}
+        for name, norm in self.gradients.items():
+            table.setdefault(name, {})["signal.gradient_norm"] = norm
+        for name, update in self.updates.items():
+            numbers = {"signal.update_ratio": update.ratio, "signal.update_cosine": update.cosine}
+            table.setdefault(name, {}).update(numbers)
+        for name, units in self.units.items():
+            numbers = table.setdefault(name, {})
+            numbers |= {"signal.activation_scale": units.scale, "signal.activation_rank": units.rank}
+            if units.dead is not None:
+                numbers["signal.dead_share"] = units.dead / units.units
+            if units.saturated is not None:
+                numbers["signal.saturated_share"] = units.saturated / units.units
+        finite = {name: {k: v for k, v in of.items() if math.isfinite(v)} for name, of in table.items()}
+        return {name: of for name, of in finite.items() if of}
+
+
+class Signals:
+    """Signals of a training, taken at some of its steps so that they cost at most 1% of its time.
+
+    A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
+    are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
+    of the training time. Looks at measured steps may take a tenth of the time of the measurements instead.
+
+    Args:
+        model: Model in training.
+        layers: Function that returns its layers and those of the initial model.
+        rows: Rows of the monitor, of which the first 64 are passed through the model.
+        forward: Forward function, as in `featlearn.probe`.
+        due: Function that returns whether a step is to be measured.
+        clock: Function that returns a time in seconds.
+
+    Attributes:
+        spent: Time of all looks, in seconds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers,
+        rows: ProbeRows,
+        forward: Forward | None,
+        due: Callable[[int], bool] = lambda step: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
+        self._rows = rows
+        self._few: list[Any] | None = None
+        self.spent = self._alone = self._beside = 0.0  # the time of looks between measurements, and with them
+        self._dearest = self._preparing = 0.0
+        self._began: float | None = None
+        self._call, self._step = -1, -1
+        self._planned: int | None = None
+        self._looks = 0
+        self._weights: WeightSignals | None = None
+        self._parameters: list[Tensor] = []
+        self._has_activations = True
+
+    def step(self, step: int, *, wanted: bool = False, last: bool = False, measured: float = 0.0) -> Look | None:
+        """Look at the model if the step is due and the time allows, or prepare a look at the next steps.
+
+        Args:
+            step: Number of the step. A repeated number is looked at once.
+            wanted: Whether to look at this step if the time allows, as at steps that are measured.
+            last: Whether training has ended, so that there is no other chance.
+            measured: Time of all measurements so far, in seconds, which is not training time.
+
+        Returns:
+            The signals, or None.
+        """
+        if step == self._step and not last:
+            return None
+        began = self._clock()
+        if self._began is None:
+            self._began = began - measured
+        self._step, self._call = step, self._call + 1
+        alone = SHARE * (began - self._began - measured - self.spent) >= self._alone + self._dearest
+        beside = _OF_MEASUREMENTS * measured >= self._beside + self._dearest
+        free = self._looks < _FREE
+        if self._planned is None and (alone or free):
+            self._planned = self._call + 2
+        planned = self._planned is not None and self._call >= self._planned
+        look = None
+        if last or not self._looks or planned or (wanted and (alone or beside or free)):
+            look = self._look(step)
+            self._looks += 1
+            self._planned = None
+        # The two calls before a look keep weights; the last one also watches the backward pass.
+        ahead = [self._planned == self._call + k or (self._due(step + k) and (alone or beside)) for k in (1, 2)]
+        if any(ahead) and not last:
+            self._prepare(is_next=ahead[0])
+        elif look is None:
+            return None
+        seconds = self._clock() - began
+        self._preparing += seconds
+        self.spent += seconds
+        if wanted or (look is None and self._planned is None):
+            self._beside += seconds
+        else:
+            self._alone += seconds
+        if look is not None:
+            self._dearest, self._preparing = self._preparing, 0.0
+        return look
+
+    def close(self) -> None:
+        """Remove the hooks of a look that was prepared."""
+        if self._weights is not None:
+            self._weights.disarm()
+
+    def _prepare(self, is_next: bool) -> None:
+        weights = self._up_to_date()
+        weights.take_sample(self._call)
+        if is_next and not weights.has_gradients():
+            weights.arm()
+
+    def _look(self, step: int) -> Look:
+        weights = self._up_to_date()
+        weights.disarm()
+        look = Look(step, self._call)
+        look.gradients, look.gradient_norm = weights.gradient_norms()
+        weights.take_sample(self._call)
+        look.updates = weights.updates()
+        look.finite = weights.is_finite()
+        look.frozen, look.precision = weights.frozen(), weights.low_precision()
+        if look.finite and self._has_activations:
+            activations = self._look_at_activations(weights)
+            if activations is not None:
+                look.units, look.outputs = activations.layers, activations.outputs
+        return look
+
+    def _look_at_activations(self, weights: WeightSignals) -> ActivationLook | None:
+        model = unwrap(self._model)
+        if any(hasattr(p, "to_local") for p in weights.parameters):  # a pass needs the other processes
+            return None
+        try:
+            if self._few is None:
+                self._few = _few(self._rows)
+            return look_at_activations(model, weights.layers, self._few, self._forward)
+        except Exception as error:  # a model can raise anything
+            self._has_activations = False
+            message = f"Activations are not looked at from step {self._step} on; training continues: {error}"
+            warnings.warn(message, UserWarning, stacklevel=7)
+            return None
+
+    def _up_to_date(self) -> WeightSignals:
+        """Return the signals of the weights, which start anew if parameters were replaced."""
+        parameters = list(unwrap(self._model).parameters())
+        same = len(parameters) == len(self._parameters)
+        if self._weights is None or not same or any(a is not b for a, b in zip(parameters, self._parameters)):  # noqa: B905
+            self.close()
+            self._parameters = parameters
+            self._weights = WeightSignals(*self._find(), unwrap(self._model))
+        return self._weights
+
+
+def _few(rows: ProbeRows) -> list[Any]:
+    """Return the first rows in batches of limited size."""
+    raws = first_of(rows.batches, _ROWS)
+    entries: list[int] = []
+    map_tensors(raws, lambda t: entries.append(t.numel()))
+    count = min(_ROWS, rows.samples)
+    at_a_time = max(1, int(count * _ENTRIES / max(sum(entries), 1)))
+    return first_of(raws, _ROWS, at_a_time) if at_a_time < count else raws
+
