@@ -49,7 +49,7 @@ def test_a_single_output_is_aligned_by_construction_and_not_called_so() -> None:
     assert diagnose_layer(numbers).word == "aligned"
     reading = diagnose_layer(numbers, trivial=True)
     assert reading.word == "learning"
-    assert "single output" in reading.text
+    assert "by construction" in reading.text
 
 
 def test_a_part_of_the_rows_without_a_noise_estimate_decides_nothing() -> None:

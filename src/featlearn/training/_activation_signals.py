@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featlearn.capture import Forward, ModelSession
+from featlearn.capture import ModelSession, map_tensors
 from featlearn.layers import Layer
 
 _NEGLIGIBLE = 1e-6  # share of the root mean square of the outputs of the layer
@@ -68,9 +68,7 @@ class ActivationLook:
     features: Tensor | None
 
 
-def look_at_activations(
-    model: nn.Module, layers: Mapping[str, Layer], raws: Sequence[Any], forward: Forward | None
-) -> ActivationLook:
+def look_at_activations(session: ModelSession, layers: Mapping[str, Layer], raws: Sequence[Any]) -> ActivationLook:
     """Run a model in evaluation mode on a few rows, and look at the units of its layers.
 
     Gradients, random generators, training flags, buffers and hooks of the model are left as they are. An activation
@@ -78,12 +76,18 @@ def look_at_activations(
     known activation follows, the units that the next layer receives are looked at.
 
     Args:
-        model: The model, without wrappers.
+        session: Session of the model, which switches it to evaluation mode.
         layers: Layers of the model, by name.
-        raws: Raw batches of rows.
-        forward: Forward function, as in `featlearn.probe`.
+        raws: Raw batches of rows, which are cast to the precision of the model.
+
+    Raises:
+        InputError: The parameters are not finite, or the output is not a tensor.
     """
-    session = ModelSession(model, forward=forward, train_mode="eval", operations=True)
+    session.refresh()
+    precisions = {p.dtype for p in session.model.parameters() if p.is_floating_point()}
+    if len(precisions) == 1:  # the model may have been cast since the rows were taken
+        (precision,) = precisions
+        raws = map_tensors(list(raws), lambda t: t.to(precision) if t.is_floating_point() else t)
     watch = _Watch()
     with ExitStack() as stack:
         for name, layer in layers.items():
@@ -244,5 +248,3 @@ def _participation_ratio(rows: Tensor) -> float:
     gram = centered @ centered.T if rows.shape[0] < rows.shape[1] else centered.T @ centered
     square = float(gram.square().sum())
     return float(gram.trace()) ** 2 / square if square > 0 else math.nan
-
-

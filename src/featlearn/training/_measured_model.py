@@ -18,7 +18,7 @@ from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.spectra import Phase
 from featlearn.training import _measurement as measuring
 from featlearn.training._first_process import run_in_first
-from featlearn.training._measurement import Snapshot, Start
+from featlearn.training._measurement import Observed, Snapshot, Start
 from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._probe_data import ProbeRows
 from featlearn.training._threads import limited_threads
@@ -68,12 +68,13 @@ class MeasuredModel:
         self._features: FeatureAccumulator | None = None
         self._kernels: ModelKernels | None = None
 
-    def measure(self, step: int, in_first_process: bool) -> Snapshot:
+    def measure(self, step: int, in_first_process: bool, observed: Observed | None = None) -> Snapshot:
         """Measure the model as it is now.
 
         Args:
             step: Training step of the measurement.
             in_first_process: Whether this process measures weights and kernels too, and warns.
+            observed: Signals of the training that the diagnoses take into account.
 
         Returns:
             The measurement.
@@ -122,7 +123,7 @@ class MeasuredModel:
                 matrices |= stored
         numbers = {name: values for name, values in numbers.items() if values}
         part = self.rows.part or plan.feature_rows < self.rows.samples
-        readings = measuring.diagnose_layers(single, numbers, phases, part)
+        readings = measuring.diagnose_layers(single, numbers, phases, part, observed or Observed())
         return Snapshot(step, numbers, whole, readings, phases, matrices)
 
     def layers_of_both(self) -> tuple[dict[str, Layer], dict[str, Layer]]:

@@ -33,7 +33,7 @@ from featlearn.spectra import (
 from featlearn.spectra.matrix_norms import matrix_norms, relative_norms
 from featlearn.training._plan import MeasurementPlan
 from featlearn.training._probe_data import ProbeRows, first_of
-from featlearn.training.diagnosis import Diagnosis, diagnose_layer
+from featlearn.training.diagnosis import Diagnosis, Findings, diagnose_layer
 
 PARTS = ("features", "weights", "ck", "ntk")
 """Parts of a measurement: NFC and FACT families; spectra of W, of conjugate kernels and of the tangent kernel."""
@@ -58,10 +58,12 @@ class Snapshot:
         layers: Metrics of each layer, as a mapping of layer names to mappings of metric names to numbers.
         model: Metrics of the whole model.
         readings: `Diagnosis` of each layer whose features or weights are measured.
-        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
+        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``. The name
+            of a phase changes when two measurements in a row agree.
         matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
             ``"net.0/w.eigenvalues"``.
         seconds: Time that the measurement took, in seconds.
+        findings: Findings of each layer, and of the model (None); an empty list where there were some before.
 
     Example:
         >>> import torch, featlearn as fl
@@ -82,6 +84,7 @@ class Snapshot:
     phases: dict[Key, Phase] = field(default_factory=dict, repr=False)
     matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
+    findings: Findings = field(default_factory=Findings, repr=False)
 
     def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
         """Return the metrics and the diagnosis of each layer.
@@ -108,13 +111,30 @@ class Snapshot:
         return table
 
     def texts(self) -> dict[str | None, dict[str, str]]:
-        """Return the diagnoses and phases as text, by layer, for the run store; the key None is the whole model."""
+        """Return diagnoses, phases and findings as text, by layer, for the run store; the key None is the model."""
         result: dict[str | None, dict[str, str]] = {}
         for name, reading in self.readings.items():
             result.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
         for (layer, kind), of in self.phases.items():
             result.setdefault(layer, {})[f"{kind}.phase"] = of.name
+        for name, text in self.findings.texts().items():
+            result.setdefault(name, {})["findings"] = text
         return result
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Signals of the training that diagnoses take into account.
+
+    Attributes:
+        layers: Signals by layer.
+        outputs: Names of the layers whose outputs are those of the model.
+        diverged: Whether the training has diverged.
+    """
+
+    layers: Mapping[str, Numbers] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    diverged: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,7 +291,11 @@ def kernel_numbers(
 
 
 def diagnose_layers(
-    single: Collection[str], numbers: Mapping[str, Numbers], phases: Mapping[Key, Phase], part: bool
+    single: Collection[str],
+    numbers: Mapping[str, Numbers],
+    phases: Mapping[Key, Phase],
+    part: bool,
+    observed: Observed,
 ) -> dict[str, Diagnosis]:
     """Return the diagnosis of each layer whose change is measured.
 
@@ -280,12 +304,16 @@ def diagnose_layers(
         numbers: Numbers by layer name.
         phases: Phases of the spectra.
         part: Whether only a part of the training rows is measured, see `diagnose_layer`.
+        observed: Signals of the training.
     """
     result = {}
+    trained = any(values.get("weight_change", 0.0) > 0 for values in numbers.values())
     for name, values in numbers.items():
         if "weight_change" in values:
             of = phases[name, "w"].name if (name, "w") in phases else None
-            result[name] = diagnose_layer(values, of, trivial=name in single, part=part)
+            trivial = name in single or name in observed.outputs
+            known = {**values, **observed.layers.get(name, {})}
+            result[name] = diagnose_layer(known, of, trivial, part, observed.diverged, trained)
     return result
 
 
@@ -363,6 +391,7 @@ def _spectrum_numbers(
             numbers[f"{prefix}.edge"] = evidence.trained_edge.edge
         if evidence.tail is not None:
             numbers[f"{prefix}.alpha"] = evidence.tail.fit.alpha
+            numbers[f"{prefix}.tail_share"] = evidence.tail.fit.n_tail / len(result.trained)
     return numbers, result
 
 

@@ -35,6 +35,7 @@ from featlearn.training._probe_data import take_rows
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Budget, Every, step_rule
 from featlearn.training._watch import Watch
+from featlearn.training.diagnosis import Findings
 from featlearn.training.trackers import Tracker
 
 
@@ -243,7 +244,9 @@ class Monitor:
         if self.budget.share is not None:  # clocks differ, and processes that do not measure together would deadlock
             wanted = broadcast(wanted)
         self._watch.step(number, wanted=wanted, last=due is None, measured=self.budget.spent)
-        return self.measure(number) if wanted else None
+        snapshot = self.measure(number) if wanted else None
+        self._watch.decide(number)
+        return snapshot
 
     def measure(self, step: int | None = None) -> Snapshot | None:
         """Measure the model immediately, ignoring schedule and budget.
@@ -259,7 +262,7 @@ class Monitor:
         began = time.perf_counter()
         try:
             with preserved_rng(), self._measured.limited_threads():
-                snapshot = self._measured.measure(number, self._writes)
+                snapshot = self._measured.measure(number, self._writes, self._watch.observed())
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
             if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
@@ -270,6 +273,7 @@ class Monitor:
             return None
         finally:
             self.budget.pay(time.perf_counter() - began)
+        snapshot = self._watch.settle(snapshot)
         self.latest = snapshot = replace(snapshot, seconds=time.perf_counter() - began)
         began = time.perf_counter()
         if self._writes:
@@ -335,6 +339,17 @@ class Monitor:
             of = "the model" if layer is None else f"layer {layer!r}"
             raise InputError(f"name must be a recorded metric, but nothing was recorded for {of} as {name!r}.")
         return pd.Series(rows["value"].to_numpy(), index=pd.Index(rows["step"], name="step"), name=name)
+
+    def findings(self) -> Findings:
+        """Return the present findings: faults, and remarkable states, of the layers and of the whole training.
+
+        Findings rest on the losses that are passed to `step` or `record`, on signals that take at most 1% of the
+        training time, and on measurements. Most begin when they held at two looks in a row.
+
+        Returns:
+            Findings by layer, None for the model. It prints as a report.
+        """
+        return self._watch.findings()
 
     def plot(self, names: Iterable[str] | None = None) -> Figure:
         """Plot metrics over the steps, one panel per metric and one curve per layer.

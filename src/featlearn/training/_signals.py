@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from featlearn.capture import Forward, map_tensors
+from featlearn.capture import Forward, ModelSession, map_tensors
+from featlearn.errors import FeatlearnError
 from featlearn.layers import Layer, unwrap
 from featlearn.training._activation_signals import ActivationLook, UnitSignals, look_at_activations
 from featlearn.training._probe_data import ProbeRows, first_of
@@ -113,6 +115,7 @@ class Signals:
         self._planned: int | None = None
         self._looks = 0
         self._weights: WeightSignals | None = None
+        self._session: ModelSession | None = None
         self._parameters: list[Tensor] = []
         self._has_activations = True
 
@@ -186,6 +189,8 @@ class Signals:
             activations = self._look_at_activations(weights)
             if activations is not None:
                 look.units, look.outputs = activations.layers, activations.outputs
+            else:
+                look.finite = all(bool(torch.isfinite(p).all()) for p in weights.parameters)
         return look
 
     def _look_at_activations(self, weights: WeightSignals) -> ActivationLook | None:
@@ -195,7 +200,12 @@ class Signals:
         try:
             if self._few is None:
                 self._few = _few(self._rows)
-            return look_at_activations(model, weights.layers, self._few, self._forward)
+            if self._session is None:
+                self._session = ModelSession(model, forward=self._forward, train_mode="eval", operations=True)
+            return look_at_activations(self._session, weights.layers, self._few)
+        except FeatlearnError:  # the measurement warns
+            self._session = None
+            return None
         except Exception as error:  # a model can raise anything
             self._has_activations = False
             message = f"Activations are not looked at from step {self._step} on; training continues: {error}"
@@ -208,7 +218,7 @@ class Signals:
         same = len(parameters) == len(self._parameters)
         if self._weights is None or not same or any(a is not b for a, b in zip(parameters, self._parameters)):  # noqa: B905
             self.close()
-            self._parameters = parameters
+            self._parameters, self._session = parameters, None
             self._weights = WeightSignals(*self._find(), unwrap(self._model))
         return self._weights
 
@@ -221,4 +231,3 @@ def _few(rows: ProbeRows) -> list[Any]:
     count = min(_ROWS, rows.samples)
     at_a_time = max(1, int(count * _ENTRIES / max(sum(entries), 1)))
     return first_of(raws, _ROWS, at_a_time) if at_a_time < count else raws
-

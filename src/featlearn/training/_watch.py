@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from featlearn.capture import Forward
+from featlearn.capture import Forward, ModelSession, as_batch, map_tensors
+from featlearn.training._activation_signals import look_at_activations
+from featlearn.training._diagnostician import Diagnostician
+from featlearn.training._label_test import label_p_value
 from featlearn.training._loss_history import LossHistory
 from featlearn.training._measured_model import MeasuredModel
+from featlearn.training._measurement import Observed, Snapshot
 from featlearn.training._recorder import Recorder
-from featlearn.training._signals import Signals
+from featlearn.training._signals import Look, Signals
+from featlearn.training._training_rules import has_diverged
+from featlearn.training.diagnosis import Findings
 
 _LOSSES = ("loss", "train_loss", "training_loss", "train/loss")
 
@@ -39,6 +47,11 @@ class Watch:
     ) -> None:
         self.signals = Signals(model, measured.layers_of_both, measured.rows, forward, due)
         self.losses = LossHistory()
+        self._measured, self._forward = measured, forward
+        self._diagnostician = Diagnostician(self.losses, self._test_labels)
+        self._pending: Look | None = None
+        self._latest: Look | None = None
+        self._stored = self._before = Findings()
         self._recorder, self._active = recorder, active
         self._loss_name: str | None = None
 
@@ -70,13 +83,87 @@ class Watch:
         try:
             look = self.signals.step(step, wanted=wanted, last=last, measured=measured)
             if look is not None:
+                self._latest = self._pending = look
                 self._recorder.table(step, look.table())
         except Exception as error:  # a model can raise anything
-            self._active = False
-            self.close()
-            message = f"Signals are not taken from step {step} on; training continues: {error}"
-            warnings.warn(message, UserWarning, stacklevel=4)
+            self._stop(step, error)
+
+    def observed(self) -> Observed:
+        """Return the signals that the diagnoses of a measurement take into account."""
+        look = self._latest
+        if look is None:
+            return Observed(diverged=has_diverged(self.losses))
+        layers = {name: numbers for name, numbers in look.table().items() if name is not None}
+        return Observed(layers, look.outputs, has_diverged(self.losses))
+
+    def settle(self, snapshot: Snapshot) -> Snapshot:
+        """Return a measurement with its findings, and with phases that do not change back and forth.
+
+        Args:
+            snapshot: Measurement.
+        """
+        if not self._active:
+            return snapshot
+        try:
+            snapshot = self._diagnostician.measured(snapshot)
+            return replace(snapshot, findings=self._changed_findings())
+        except Exception as error:
+            self._stop(snapshot.step, error)
+            return snapshot
+
+    def decide(self, step: int) -> None:
+        """Store the findings of a look at which nothing was measured.
+
+        Args:
+            step: Training step.
+        """
+        if not self._active or self._pending is None:
+            return
+        try:
+            findings = self._changed_findings()
+            if findings.keys() and findings != self._before:
+                self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
+        except Exception as error:
+            self._stop(step, error)
+
+    def findings(self) -> Findings:
+        """Return the present findings."""
+        return self._diagnostician.findings()
 
     def close(self) -> None:
         """Remove what the watch has attached to the model."""
         self.signals.close()
+
+    def _changed_findings(self) -> Findings:
+        """Return the present findings, with empty lists where there were some before."""
+        if self._pending is not None:
+            self._diagnostician.look(self._pending)
+            self._pending = None
+        present = self._diagnostician.findings()
+        cleared = {name: [] for name, findings in self._stored.items() if findings and name not in present}
+        self._before, self._stored = self._stored, Findings(present | cleared)
+        return self._stored
+
+    def _test_labels(self) -> float | None:
+        """Return whether labels depend on the inputs, or on the features of the initial model."""
+        rows = self._measured.rows
+        if rows.kernel_targets is None:
+            return None
+        inputs: list[Tensor] = []
+        map_tensors(
+            [as_batch(raw, torch.device("cpu"), parts=None).inputs for raw in rows.kernel_batches], inputs.append
+        )
+        floats = [x.flatten(1) for x in inputs if x.is_floating_point()]
+        samples = [torch.cat(floats)] if floats and len(floats) == len(inputs) else []
+        session = ModelSession(self._measured.initial, forward=self._forward, train_mode="eval", operations=True)
+        features = look_at_activations(session, self._measured.layers_of_both()[1], rows.kernel_batches).features
+        samples += [] if features is None else [features]
+        values = [label_p_value(x, rows.kernel_targets) for x in samples]
+        known = [p for p in values if p is not None]
+        return min(1.0, len(known) * min(known)) if known else None  # Bonferroni
+
+    def _stop(self, step: int, error: Exception) -> None:
+        self._active = False
+        self.close()
+        message = f"Signals are not taken from step {step} on; training continues: {error}"
+        warnings.warn(message, UserWarning, stacklevel=5)
