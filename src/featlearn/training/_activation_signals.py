@@ -32,7 +32,7 @@ _CENTERS = {"tanh": 0.0, "hardtanh": 0.0, "softsign": 0.0, "sigmoid": 0.5, "hard
 
 @dataclass
 class UnitSignals:
-    """What the units of one layer do on the looked-at rows.
+    """Activity of the units of one layer on the looked-at rows.
 
     Attributes:
         units: Number of units.

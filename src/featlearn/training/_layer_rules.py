@@ -92,9 +92,7 @@ def dead(s: Situation) -> Iterator[Condition]:
             continue
         share = units.dead / units.units
         evidence = f"{units.dead} of {units.units} units never fire on {units.rows} rows"
-        advice = (
-            "lower the learning rate, initialize again, or use an activation with a slope below zero (GELU, leaky ReLU)"
-        )
+        advice = "lower the learning rate, initialize again, or use an activation with a slope below zero (leaky ReLU)"
         severity = "problem" if share >= _SEVERE else "warning"
         finding = Finding("dead units", severity, 0.95 if share >= _SEVERE else 0.8, evidence, advice)
         alive = share < 1
@@ -130,9 +128,7 @@ def vanishing_gradients(s: Situation) -> Iterator[Condition]:
             continue
         share = norm / total
         evidence = f"the gradient has a norm of {norm:.2g}, {share:.1g} of that of the model ({total:.2g})"
-        advice = (
-            "use residual connections or normalization, a larger initialization, or activations such as ReLU or GELU"
-        )
+        advice = "use residual connections or normalization, a larger initialization, or ReLU or GELU"
         finding = Finding("vanishing gradients", "problem", 0.9, evidence, advice)
         yield Condition(name, finding, share < _VANISHED, share > _VANISHED_ENDS)
 
@@ -157,9 +153,7 @@ def lazy_layer(s: Situation) -> Iterator[Condition]:
 
 def rank_collapse(s: Situation) -> Iterator[Condition]:
     """Yield layers that pass on few directions of those that they had at the start."""
-    advice = (
-        "lower the weight decay, or use a smaller learning rate or normalization; start again from before the collapse"
-    )
+    advice = "lower the weight decay and the learning rate, and start again from before the collapse"
     for name in s.hidden:
         numbers = s.measured.get(name, {})
         rank, start = (numbers.get(f"w.{k}effective_rank", math.nan) for k in ("", "initial_"))
@@ -184,10 +178,9 @@ def frozen_layer(s: Situation) -> Iterator[Condition]:
         return
     for name, update in s.look.updates.items():
         if name in s.look.frozen:
+            others = len(s.look.updates) - len(s.look.frozen)
             few = len(s.look.frozen) <= _FROZEN_SHARE * len(s.look.updates)
-            evidence = (
-                f"requires_grad is False here, and True in {len(s.look.updates) - len(s.look.frozen)} other layers"
-            )
+            evidence = f"requires_grad is False here, and True in {others} other layers"
             finding = Finding("frozen layer", "note", 0.6, evidence, "call requires_grad_(True) if it should train")
             yield Condition(name, finding, few, not few)
             continue

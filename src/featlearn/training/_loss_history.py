@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from itertools import pairwise
 
 _RECENT = 32
 _LEAST = 8  # losses before a jump can be recognized
@@ -75,7 +76,7 @@ class LossHistory:
         if len(values) < _LEAST:
             return math.nan
         level = statistics.median(values)
-        steps = [abs(b - a) for a, b in zip(values, values[1:], strict=False)]
+        steps = [abs(b - a) for a, b in pairwise(values)]
         return statistics.median(steps) / level if level > 0 else math.nan
 
     def _is_jump(self, loss: float) -> bool:

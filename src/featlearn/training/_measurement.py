@@ -58,8 +58,8 @@ class Snapshot:
         layers: Metrics of each layer, as a mapping of layer names to mappings of metric names to numbers.
         model: Metrics of the whole model.
         readings: `Diagnosis` of each layer whose features or weights are measured.
-        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``. The name
-            of a phase changes when two measurements in a row agree.
+        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``. Their
+            names change when two measurements in a row agree.
         matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
             ``"net.0/w.eigenvalues"``.
         seconds: Time that the measurement took, in seconds.
@@ -117,8 +117,8 @@ class Snapshot:
             result.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
         for (layer, kind), of in self.phases.items():
             result.setdefault(layer, {})[f"{kind}.phase"] = of.name
-        for name, text in self.findings.texts().items():
-            result.setdefault(name, {})["findings"] = text
+        for owner, text in self.findings.texts().items():
+            result.setdefault(owner, {})["findings"] = text
         return result
 
 

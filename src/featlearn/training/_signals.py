@@ -214,7 +214,7 @@ class Signals:
 
     def _up_to_date(self) -> WeightSignals:
         """Return the signals of the weights, which start anew if parameters were replaced."""
-        parameters = list(unwrap(self._model).parameters())
+        parameters: list[Tensor] = list(unwrap(self._model).parameters())
         same = len(parameters) == len(self._parameters)
         if self._weights is None or not same or any(a is not b for a, b in zip(parameters, self._parameters)):  # noqa: B905
             self.close()

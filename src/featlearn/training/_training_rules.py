@@ -68,20 +68,17 @@ def exploding_gradients(s: Situation) -> Iterator[Condition]:
         return
     reasons, beyond, ended = [], False, True
     if len(s.norms) >= _LOOKS and (usual := statistics.median(s.norms)) > 0:
-        grown = norm / usual
-        beyond |= grown > _GROWN
-        ended &= grown < _GROWN_ENDS
-        reasons += [f"the gradient has a norm of {norm:.2g}, usually {usual:.2g}"] if grown > _GROWN_ENDS else []
+        beyond |= norm > _GROWN * usual
+        ended &= norm < _GROWN_ENDS * usual
+        growth = f"the gradient has a norm of {norm:.2g}, usually {usual:.2g}"
+        reasons += [growth] if norm > _GROWN_ENDS * usual else []
     scales = [units.scale for units in s.look.units.values() if units.scale > 0]
-    if len(scales) > 1 and not math.isnan(norm):
+    if len(scales) > 1:
         gain = max(scales) / scales[0]
         beyond |= gain > _GAIN and norm > _LARGE
         ended &= gain < _GAIN_ENDS or norm < _LARGE
-        reasons += (
-            [f"activations grow {gain:.2g}-fold through the layers, and the gradient has a norm of {norm:.2g}"]
-            if (gain > _GAIN_ENDS)
-            else []
-        )
+        growth = f"activations grow {gain:.2g}-fold through the layers, and the gradient has a norm of {norm:.2g}"
+        reasons += [growth] if gain > _GAIN_ENDS else []
     norms = [value for value in s.look.gradients.values() if value > 0]
     if len(norms) > 2:
         spread = max(norms) / statistics.median(norms)
@@ -117,8 +114,8 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     fastest = max(ratios)
     warming = now > _WARM * s.previous
     evidence = (
-        f"the largest update of a layer is {fastest:.1g} of its weights, and the loss went from {s.losses.start:.4g} to "
-        f"{s.losses.level():.4g} in {s.losses.count} steps"
+        f"the largest update of a layer is {fastest:.1g} of its weights, and the loss went from "
+        f"{s.losses.start:.4g} to {s.losses.level():.4g} in {s.losses.count} steps"
     )
     evidence += f"; successive updates have a cosine of {cosine:.2f}" if cosine > 0 else ""
     finding = Finding("learning rate too low", "warning", 0.85, evidence, "raise the learning rate tenfold or more")
@@ -132,8 +129,8 @@ def shuffled_labels(s: Situation) -> Iterator[Condition]:
         return
     near = s.losses.near_start / s.losses.count
     evidence = (
-        f"nearest neighbors among the inputs agree in their labels no more than with permuted labels (p = {s.label_p:.2f}), "
-        f"and the loss was above 80% of its start in {near:.0%} of the steps"
+        "nearest neighbors among the inputs agree in their labels no more than with permuted labels "
+        f"(p = {s.label_p:.2f}), and the loss was above 80% of its start in {near:.0%} of the steps"
     )
     advice = "check that inputs and labels are paired: shuffled together, read in the same order, indexed alike"
     finding = Finding("shuffled labels", "warning", 0.6 + 0.3 * near, evidence, advice)

@@ -19,7 +19,7 @@ from featlearn.training._measurement import Observed, Snapshot
 from featlearn.training._recorder import Recorder
 from featlearn.training._signals import Look, Signals
 from featlearn.training._training_rules import has_diverged
-from featlearn.training.diagnosis import Findings
+from featlearn.training.diagnosis import Finding, Findings
 
 _LOSSES = ("loss", "train_loss", "training_loss", "train/loss")
 
@@ -140,7 +140,9 @@ class Watch:
             self._diagnostician.look(self._pending)
             self._pending = None
         present = self._diagnostician.findings()
-        cleared = {name: [] for name, findings in self._stored.items() if findings and name not in present}
+        cleared: dict[str | None, list[Finding]] = {
+            name: [] for name, findings in self._stored.items() if findings and name not in present
+        }
         self._before, self._stored = self._stored, Findings(present | cleared)
         return self._stored
 

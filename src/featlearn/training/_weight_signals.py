@@ -122,7 +122,7 @@ class WeightSignals:
         self._armed = {}
         for p in self.parameters:
             if p.requires_grad and p.is_leaf:
-                self._handles.append(p.register_post_accumulate_grad_hook(partial(_note_norm, self._armed)))
+                self._handles.append(p.register_post_accumulate_grad_hook(partial(_note_norm, self._armed)))  # type: ignore[no-untyped-call]
 
     def disarm(self) -> None:
         """Remove all hooks."""
@@ -175,7 +175,8 @@ def _norms_of(parameters: Iterable[Tensor], noted: Mapping[int, Tensor] | None) 
 def _norm(gradient: Tensor) -> Tensor:
     gradient = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     precision = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(gradient.detach(), dtype=precision).float()
+    norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=precision)
+    return norm.float()
 
 
 def _dense(tensor: Tensor | None) -> Tensor:

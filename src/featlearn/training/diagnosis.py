@@ -148,7 +148,8 @@ def diagnose_layer(
     2. **untrained**: the weights equal the initial ones.
     3. **at convergence**: relgrad is at most 0.1 and the cosine of FACT with ``W^T W`` is at least 0.95 (FACT paper,
        theorem 3.1: at a critical point they are equal).
-    4. **heavy-tailed**: the spectrum of W is in the phase "heavy tail", and the tail is at most half of the eigenvalues.
+    4. **heavy-tailed**: the spectrum of W is in the phase "heavy tail", with at most half of the eigenvalues in the
+       tail.
     5. **aligned**: NFC is at least 0.8, and at least half of it is due to the change of the weights (C/UC ratio). Not
        for output layers, layers with half of their units dead or more, and models that diverged.
     6. **lazy**: the weights moved by less than a tenth, and the C/UC ratio is below a tenth.
