@@ -101,7 +101,7 @@ class Attention(nn.Module):
         super().__init__()
         self.q, self.k, self.v, self.out = (nn.Linear(d, d) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         q, k, v = (part(x).unflatten(-1, (2, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
@@ -117,7 +117,7 @@ class Block(nn.Module):
         self.up, self.act, self.down = nn.Linear(d, 4 * d), _ACTIVATIONS[setup.activation](), nn.Linear(4 * d, d)
         self.dropout = nn.Dropout(setup.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         y = self.attention(self.norm1(x))
         x = x + y if self.residual else y
         y = self.dropout(self.down(self.act(self.up(self.norm2(x)))))
@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         self.blocks = nn.Sequential(*(Block(d, setup) for _ in range(setup.depth)))
         self.norm, self.head = nn.LayerNorm(d) if setup.residual else nn.Identity(), nn.Linear(d, 10)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = self.embed(x.unflatten(1, (8, 8))) + self.position
         return self.head(self.norm(self.blocks(x)).mean(1))
 
@@ -147,7 +147,7 @@ class Centered(nn.Module):
         self.net, self.scale = model, scale
         self._start = [copy.deepcopy(model).requires_grad_(False)]  # in a list, so that it is not a part of the model
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         with torch.no_grad():
             start = self._start[0](x)
         return self.scale * (self.net(x) - start)
@@ -214,7 +214,7 @@ def draw_setup(architecture: str, fault: str, seed: int) -> Setup:
         "divergence": {"onset": MIDDLE},
         "learning rate too high": {"lr": 30 * lr},
         "learning rate too low": {"lr": lr / 3000},
-        "lazy layer": {"optimizer": "sgd", "lr": 0.1},
+        "lazy layer": {"optimizer": "sgd", "lr": 0.5},
         "rank collapse": {"onset": MIDDLE},
         "saturation": {"activation": "tanh", "onset": middle},
     }
@@ -253,7 +253,9 @@ def train(setup: Setup) -> Outcome:
         if not begun and step >= setup.onset and fault != HEALTHY:
             begun = True
             if fault in ("dead units", "dead layer"):
-                kill_units(chosen, 1.0 if fault == "dead layer" else 0.7 + 0.25 * float(torch.rand((), generator=generator)))
+                kill_units(
+                    chosen, 1.0 if fault == "dead layer" else 0.7 + 0.25 * float(torch.rand((), generator=generator))
+                )
             elif fault == "saturation":
                 with torch.no_grad():
                     chosen.weight.mul_(20)
@@ -262,7 +264,7 @@ def train(setup: Setup) -> Outcome:
                 lr *= 1.0 if ascent else 300.0
             elif fault == "rank collapse":
                 low_rank = setup.seed % 2 == 0
-                decay = 0.0 if low_rank else 0.1
+                decay = 0.0 if low_rank else 0.03
         for group in optimizer.param_groups:
             group["lr"] = lr * scheduled(setup.schedule, step)
         rows = torch.randint(len(X), (BATCH,), generator=generator)
@@ -324,9 +326,16 @@ def note(outcome: Outcome, findings: Findings, step: int) -> None:
         outcome.first = min(present, key=severity_key).fault
 
 
-def run_all(setups: Iterable[Setup], jobs: int) -> list[Outcome]:
+def run_all(setups: Iterable[Setup], jobs: int, verbose: bool) -> list[Outcome]:
     """Return the outcomes of trainings, in parallel processes if there are several jobs."""
-    return Parallel(n_jobs=jobs)(delayed(_train_alone)(setup) for setup in setups)
+    outcomes = []
+    for o in Parallel(n_jobs=jobs, return_as="generator")(delayed(_train_alone)(setup) for setup in setups):
+        outcomes.append(o)
+        if verbose:
+            s, shares = o.setup, " ".join(f"{share:.1%}" for share in o.shares)
+            print(f"{s.fault:24}{s.architecture:12}{s.seed:4} {s.optimizer:9}{s.lr:8.2g} {s.activation:8}{s.onset:4} "
+                  f"loss {o.loss:8.3g} looks {len(o.looks)} time {shares} {o.named}", flush=True)  # fmt: skip
+    return outcomes
 
 
 def _train_alone(setup: Setup) -> Outcome:
@@ -349,7 +358,6 @@ def report(outcomes: list[Outcome]) -> str:
     faults = list(dict.fromkeys(o.setup.fault for o in faulty))
     others = sorted({name for o in outcomes for name in o.named} - set(faults))
     names = [*faults, *others]
-    short = {name: "".join(word[0] for word in name.split()) for name in names}
     lines = ["Share of trainings with an injected fault (rows) in which a fault was named (columns), in percent.", ""]
     lines += ["| injected | " + " | ".join(names) + " | named | first | in two looks | steps |"]
     lines += ["|---|" + "---|" * (len(names) + 4)]
@@ -377,7 +385,9 @@ def report(outcomes: list[Outcome]) -> str:
             lines.append(f"{architecture}: {sum(o.setup.fault in o.named for o in own) / len(own):.1%} named.")
     if healthy:
         false = sum(bool(o.alarms) for o in healthy) / len(healthy)
-        lines += [f"False alarms: {false:.1%} of {len(healthy)} healthy trainings have a problem or a warning at any step."]
+        lines += [
+            f"False alarms: {false:.1%} of {len(healthy)} healthy trainings have a problem or a warning at any step."
+        ]
     return "\n".join(lines)
 
 
@@ -404,12 +414,7 @@ def main() -> None:
         for seed in range(start, start + options.seeds)
     ]
     began = time.perf_counter()
-    outcomes = run_all(setups, options.jobs)
-    if options.verbose:
-        for o in outcomes:
-            s = o.setup
-            print(f"{s.fault:24}{s.architecture:12}{s.seed:4} {s.optimizer:9}{s.lr:8.2g} {s.activation:8}{s.onset:4} "
-                  f"loss {o.loss:8.3g} looks {len(o.looks)} {o.named}")  # fmt: skip
+    outcomes = run_all(setups, options.jobs, options.verbose)
     text = report(outcomes)
     seeds = f"Seeds {start} to {start + options.seeds - 1}, {len(setups)} trainings of {STEPS} steps"
     text += f"\n\n{seeds}, {time.perf_counter() - began:.0f} s.\n"

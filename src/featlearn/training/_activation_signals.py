@@ -17,7 +17,7 @@ from featlearn.capture import ModelSession, map_tensors
 from featlearn.layers import Layer
 
 _NEGLIGIBLE = 1e-6  # share of the root mean square of the outputs of the layer
-_ON_NEARLY_ALL = 0.8  # share of rows and positions on which a unit is saturated
+_ON_MOST = 0.5  # share of rows and positions on which a unit is saturated
 _SATURATED = 0.99
 _RECTIFIERS = frozenset(
     {
@@ -39,10 +39,10 @@ class UnitSignals:
         rows: Number of looked-at rows.
         scale: Root mean square of the outputs of the layer.
         dead: Number of units whose activation is negligible on all rows and positions; None without a rectifier.
-        saturated: Number of units that are saturated on at least 80% of rows and positions; None without an activation
+        saturated: Number of units that are saturated on at least half of rows and positions; None without an activation
             that saturates.
-        rank: Participation ratio of the outputs, centered over the rows: the number of directions in which they vary.
-            NaN if they do not vary.
+        rank: Participation ratio of the outputs, centered over the rows: the number of directions in which they vary,
+            zero if they do not. NaN if unknown.
     """
 
     units: int
@@ -125,7 +125,7 @@ class _Sums:
         if self.largest is not None:
             dead = int((self.largest <= _NEGLIGIBLE * scale).sum())
         if self.saturated is not None:
-            saturated = int((self.saturated >= _ON_NEARLY_ALL * self.looked_at).sum())
+            saturated = int((self.saturated >= _ON_MOST * self.looked_at).sum())
         samples = self.samples()
         units = self.layer.groups * self.layer.k_out
         rank = math.nan if samples is None else _participation_ratio(samples)
@@ -243,8 +243,8 @@ def _least(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _participation_ratio(rows: Tensor) -> float:
-    """Return ``tr(C)^2 / |C|^2`` of the covariance C of some rows; NaN if they do not vary."""
+    """Return ``tr(C)^2 / |C|^2`` of the covariance C of some rows; zero if they do not vary."""
     centered = rows.double() - rows.double().mean(0)
     gram = centered @ centered.T if rows.shape[0] < rows.shape[1] else centered.T @ centered
     square = float(gram.square().sum())
-    return float(gram.trace()) ** 2 / square if square > 0 else math.nan
+    return float(gram.trace()) ** 2 / square if square > 0 else 0.0

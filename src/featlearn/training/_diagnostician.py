@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from featlearn.spectra import Phase
 from featlearn.training import _layer_rules, _training_rules
+from featlearn.training._activation_signals import UnitSignals
 from featlearn.training._layer_rules import Condition, Situation
 from featlearn.training._loss_history import LossHistory
 from featlearn.training._measurement import Key, Snapshot
@@ -76,7 +77,7 @@ class Diagnostician:
         self._losses, self._test_labels = losses, test_labels
         self._faults = Hysteresis()
         self._norms: deque[float] = deque(maxlen=_NORMS)
-        self._first_ranks: dict[str, float] = {}
+        self._first: dict[str, UnitSignals] = {}
         self._largest, self._previous, self._spikes = (0.0, 0), math.nan, 0
         self._label_p: float | None = None
         self._tested = False
@@ -94,11 +95,11 @@ class Diagnostician:
         median = statistics.median(ratios) if ratios else math.nan
         self._largest = max(self._largest, (median, look.step)) if ratios else self._largest
         for name, units in look.units.items():
-            self._first_ranks.setdefault(name, units.rank)
+            self._first.setdefault(name, units)
         if not self._tested and self._is_stuck():
             self._tested, self._label_p = True, self._test_labels()
         situation = Situation(
-            look, self._losses, self._measured, self._collapsed, self._first_ranks, tuple(self._norms), self._largest,
+            look, self._losses, self._measured, self._collapsed, self._first, tuple(self._norms), self._largest,
             self._previous, self._spikes, self._label_p,
         )  # fmt: skip
         rules = (*_layer_rules.RULES, *_training_rules.RULES)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from featlearn.training._activation_signals import UnitSignals
 from featlearn.training._loss_history import LossHistory
 from featlearn.training._signals import Look
 from featlearn.training.diagnosis import Finding
@@ -22,6 +23,7 @@ _LAZY, _LAZY_ENDS = 0.03, 0.06  # change of the weights
 _LEARNED = 0.5  # share of the initial loss below which a training has learned something
 _BY_CHANGE = 0.1  # C/UC ratio of a layer that is not lazy
 _COLLAPSED, _COLLAPSED_ENDS = 0.1, 0.2  # share of the initial rank
+_SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # share of the initial scale of the outputs
 _FEW = 2.0  # directions: layers of more are not called collapsed from their outputs
 _FROZEN_SHARE = 1 / 3  # largest share of frozen layers that is remarkable
 
@@ -54,7 +56,7 @@ class Situation:
         losses: Losses.
         measured: Numbers of the last measurement of each layer.
         collapsed: Layers whose spectrum of W was in the phase "rank collapse" at the last measurement.
-        first_ranks: Ranks of the outputs of each layer at the first look.
+        first: Signals of the units of each layer at the first look.
         norms: Gradient norms of the model at earlier looks.
         largest: Largest median update ratio of the layers so far, with its step.
         previous: Median update ratio at the look before.
@@ -66,7 +68,7 @@ class Situation:
     losses: LossHistory
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     collapsed: frozenset[str] = frozenset()
-    first_ranks: Mapping[str, float] = field(default_factory=dict)
+    first: Mapping[str, UnitSignals] = field(default_factory=dict)
     norms: tuple[float, ...] = ()
     largest: tuple[float, int] = (0.0, 0)
     previous: float = math.nan
@@ -109,7 +111,7 @@ def saturation(s: Situation) -> Iterator[Condition]:
             continue
         share = units.saturated / units.units
         evidence = (
-            f"{units.saturated} of {units.units} units are at a limit of their activation on nearly all rows; "
+            f"{units.saturated} of {units.units} units are at a limit of their activation on most rows; "
             f"the pre-activations have a root mean square of {units.scale:.3g}"
         )
         advice = "scale the weights or inputs of the layer down, normalize its inputs, or lower the learning rate"
@@ -157,18 +159,20 @@ def rank_collapse(s: Situation) -> Iterator[Condition]:
     for name in s.hidden:
         numbers = s.measured.get(name, {})
         rank, start = (numbers.get(f"w.{k}effective_rank", math.nan) for k in ("", "initial_"))
-        units, first = s.look.units.get(name), s.first_ranks.get(name, math.nan)
-        now = math.nan if units is None else units.rank
-        weights = rank / start if start > 0 else math.nan
-        outputs = now / first if now < _FEW else math.inf
-        if not (math.isfinite(weights) or math.isfinite(now)):
-            continue
+        units, first = s.look.units.get(name), s.first.get(name)
+        weights, outputs, scale = rank / start if start > 0 else math.nan, math.nan, math.nan
         parts = [f"the effective rank of the weights went from {start:.1f} to {rank:.1f}"] if weights >= 0 else []
-        parts += [f"the outputs vary in {now:.1f} directions, {first:.1f} at the start"] if now >= 0 else []
-        holds = name in s.collapsed or weights < _COLLAPSED or outputs < _COLLAPSED
-        ended = name not in s.collapsed and not weights < _COLLAPSED_ENDS and not outputs < _COLLAPSED_ENDS
+        if units is not None and first is not None and first.rank > 0 and first.scale > 0:
+            scale = units.scale / first.scale
+            outputs = units.rank / first.rank if units.rank < _FEW else 1.0
+            parts.append(f"the outputs vary in {units.rank:.1f} directions, {first.rank:.1f} at the start")
+            parts += [f"their scale fell to {scale:.1g} of that at the start"] if scale < _SHRUNK_ENDS else []
+        if not parts:
+            continue
+        holds = name in s.collapsed or weights < _COLLAPSED or outputs < _COLLAPSED or scale < _SHRUNK
+        ended = not (weights < _COLLAPSED_ENDS or outputs < _COLLAPSED_ENDS or scale < _SHRUNK_ENDS)
         finding = Finding("rank collapse", "warning", 0.8, "; ".join(parts), advice)
-        yield Condition(name, finding, holds, ended, certain=False)
+        yield Condition(name, finding, holds, ended and name not in s.collapsed)
 
 
 def frozen_layer(s: Situation) -> Iterator[Condition]:

@@ -22,6 +22,7 @@ _DEPTH, _DEPTH_ENDS = 1e4, 1e3  # gradient norm of one layer over the median
 _LOOKS = 3  # looks from which a usual value is known
 _FAST, _VERY_FAST = 0.1, 0.3  # update ratios
 _STUCK = 0.8  # share of the initial loss
+_STEADY = 0.95  # cosine of updates that go on in one direction, as those of weight decay
 _ROUGH = 0.3  # change of the loss from step to step
 _SLOW, _SLOW_ENDS = 3e-5, 1e-4  # update ratios
 _NO_PROGRESS = 0.95  # share of the initial loss
@@ -107,7 +108,7 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
         evidence += f" and changes by {rough:.0%} from step to step"
     finding = Finding("learning rate too high", "problem", 0.9 if largest > _VERY_FAST else 0.75, evidence,
                       "lower the learning rate tenfold, or use a warm-up")  # fmt: skip
-    holds = largest > _FAST and stuck and s.look.call >= 4
+    holds = largest > _FAST and stuck and not cosine > _STEADY and s.look.call >= 4
     yield Condition(None, finding, holds, s.learned < 0.6 and not rough > 0.5 * _ROUGH, certain=False)
     if not ratios or s.losses.count < LEAST_STEPS:
         return

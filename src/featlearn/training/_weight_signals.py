@@ -69,22 +69,22 @@ class WeightSignals:
             self._samples.append((call, {name: _sample(layer) for name, layer in self.layers.items()}))
 
     def updates(self) -> dict[str, Updates]:
-        """Return the last updates of each layer that has samples of two consecutive calls.
+        """Return the last updates of each layer, NaN where there are no samples of consecutive calls.
 
         A call without an update, as between batches whose gradients are accumulated, gives none.
         """
-        if len(self._samples) < 2:
+        if not self._samples:
             return {}
         last = self._samples[-1][1]
         numbers = []
         for name, now in last.items():
-            before = self._samples[-2][1][name]
+            before = self._samples[-2][1][name] if len(self._samples) > 1 else torch.full_like(now, torch.nan)
             update = (now - before).double()
             earlier = torch.zeros_like(update)
             if len(self._samples) == _KEPT:
                 earlier = (before - self._samples[0][1][name]).double()
             start = self._start.get(name, before)
-            start = (start if start.shape == now.shape else before).to(now)
+            start = (start if start.shape == now.shape else torch.full_like(now, torch.nan)).to(now)
             norms = [torch.linalg.vector_norm(v.double()) for v in (update, before, earlier, now - start, start)]
             numbers.append(torch.stack([*norms, torch.dot(update, earlier)]))
         if not numbers:
