@@ -25,7 +25,7 @@ _RECTIFIERS = frozenset(
         "rrelu", "softplus",
     }
 )  # fmt: skip
-_CLAMPS = frozenset({"clamp", "clamp_min", "clip"})
+_CLAMPS = frozenset({"clamp", "clamp_min", "clip", "hardtanh"})
 _CENTERS = {"tanh": 0.0, "hardtanh": 0.0, "softsign": 0.0, "sigmoid": 0.5, "hardsigmoid": 0.5}
 """Activations between two limits, with the middle of them; the limits are 2 (sigmoids: 1) apart."""
 
@@ -201,7 +201,7 @@ class _Watch(TorchFunctionMode):
         if self._last is None or self._alive is None or self._open or not isinstance(result, Tensor):
             return result
         name = getattr(func, "__name__", "").rstrip("_")
-        rectifier = name in _RECTIFIERS or (name in _CLAMPS and _least(args, kwargs or {}) == 0)
+        rectifier = name in _RECTIFIERS or (name in _CLAMPS and _least(args, kwargs or {}) == 0)  # ReLU6 is a hardtanh
         if (rectifier or name in _CENTERS) and result.shape == self._last[1].shape and result.is_floating_point():
             if rectifier:
                 sizes = self._sizes(self._last[0], result)
@@ -238,8 +238,8 @@ class _Watch(TorchFunctionMode):
 
 
 def _least(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the lower limit of a call of clamp."""
-    return kwargs["min"] if "min" in kwargs else args[1] if len(args) > 1 else None
+    """Return the lower limit of a call of clamp or hardtanh."""
+    return kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 else None))
 
 
 def _participation_ratio(rows: Tensor) -> float:

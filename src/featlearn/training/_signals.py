@@ -147,7 +147,7 @@ class Signals:
         if last or not self._looks or planned or (wanted and (alone or beside or free)):
             look = self._look(step)
             self._looks += 1
-            self._planned = None
+            self._planned = self._call + 2 if self._looks < _FREE else None
         # The two calls before a look keep weights; the last one also watches the backward pass.
         ahead = [self._planned == self._call + k or (self._due(step + k) and (alone or beside)) for k in (1, 2)]
         if any(ahead) and not last:

@@ -54,6 +54,7 @@ class Watch:
         self._stored = self._before = Findings()
         self._recorder, self._active = recorder, active
         self._loss_name: str | None = None
+        self._jumped = False
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take note of the loss among the metrics of a step.
@@ -66,7 +67,8 @@ class Watch:
         if not self._active or name is None or name not in numbers:
             return
         self._loss_name = name
-        if self.losses.add(numbers[name]):
+        self._jumped = self.losses.add(numbers[name])
+        if self._jumped:
             self._recorder.numbers(step, {"signal.loss_spike": 1.0})
 
     def step(self, step: int, *, wanted: bool, last: bool, measured: float) -> None:
@@ -81,7 +83,7 @@ class Watch:
         if not self._active:
             return
         try:
-            look = self.signals.step(step, wanted=wanted, last=last, measured=measured)
+            look = self.signals.step(step, wanted=wanted or self._jumped, last=last, measured=measured)
             if look is not None:
                 self._latest = self._pending = look
                 self._recorder.table(step, look.table())
