@@ -247,7 +247,7 @@ def train(setup: Setup) -> Outcome:
     }  # fmt: skip
     optimizer = kinds[setup.optimizer]([p for p in model.parameters() if id(p) not in missing], lr=lr)
     ascent, decay, low_rank = False, 0.0, False
-    monitor, outcome = Monitor(model, (X, y), samples=128), Outcome(setup)
+    monitor, outcome = Monitor(model, (X, y), samples=128, budget=0.05), Outcome(setup)
     began = time.perf_counter()
     for step in range(STEPS):
         if not begun and step >= setup.onset and fault != HEALTHY:
@@ -297,7 +297,7 @@ def kill_units(layer: nn.Linear | nn.Conv2d, share: float) -> None:
     """Give a share of the units of a layer biases that no input exceeds."""
     assert layer.bias is not None
     with torch.no_grad():
-        layer.bias[: math.ceil(share * len(layer.bias))] = -100.0
+        layer.bias[: int(share * len(layer.bias))] = -100.0
 
 
 def of_rank_one(weight: Tensor) -> Tensor:

@@ -80,6 +80,7 @@ class Diagnostician:
         self._first: dict[str, UnitSignals] = {}
         self._largest, self._previous, self._spikes = (0.0, 0), math.nan, 0
         self._label_p: float | None = None
+        self._gain = math.nan
         self._tested = False
         self._measured: dict[str, Mapping[str, float]] = {}
         self._collapsed: frozenset[str] = frozenset()
@@ -94,13 +95,15 @@ class Diagnostician:
         ratios = [update.ratio for update in look.updates.values() if math.isfinite(update.ratio)]
         median = statistics.median(ratios) if ratios else math.nan
         self._largest = max(self._largest, (median, look.step)) if ratios else self._largest
+        scales = [units.scale for units in look.units.values() if units.scale > 0]
+        self._gain = max(scales) / scales[0] if scales else self._gain
         for name, units in look.units.items():
             self._first.setdefault(name, units)
         if not self._tested and self._is_stuck():
             self._tested, self._label_p = True, self._test_labels()
         situation = Situation(
             look, self._losses, self._measured, self._collapsed, self._first, tuple(self._norms), self._largest,
-            self._previous, self._spikes, self._label_p,
+            self._previous, self._gain, self._spikes, self._label_p,
         )  # fmt: skip
         rules = (*_layer_rules.RULES, *_training_rules.RULES)
         self._faults.update(condition for rule in rules for condition in rule(situation))

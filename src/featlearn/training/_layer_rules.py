@@ -14,17 +14,20 @@ from featlearn.training._loss_history import LossHistory
 from featlearn.training._signals import Look
 from featlearn.training.diagnosis import Finding
 
+VANISHED = 1e-4
+"""Share of the gradient of the model below which that of a layer has vanished."""
+
 _DEAD, _DEAD_ENDS = 0.5, 0.35  # share of units
 _SEVERE = 0.9  # share of units from which on a fault is a problem, and certain
 _SATURATED, _SATURATED_ENDS = 0.5, 0.35
-_VANISHED, _VANISHED_ENDS = 1e-4, 1e-3  # share of the gradient of the model
+_VANISHED_ENDS = 1e-3
 _EARLY = 5  # calls in which layers that start at zero block gradients
 _LAZY, _LAZY_ENDS = 0.03, 0.06  # change of the weights
 _LEARNED = 0.5  # share of the initial loss below which a training has learned something
 _BY_CHANGE = 0.1  # C/UC ratio of a layer that is not lazy
 _COLLAPSED, _COLLAPSED_ENDS = 0.1, 0.2  # share of the initial rank
 _SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # share of the initial scale of the outputs
-_FEW = 2.0  # directions: layers of more are not called collapsed from their outputs
+_FEW, _FEW_ENDS = 0.15, 0.25  # share of the directions that the outputs of the model need, or of those at the start
 _FROZEN_SHARE = 1 / 3  # largest share of frozen layers that is remarkable
 
 
@@ -60,6 +63,7 @@ class Situation:
         norms: Gradient norms of the model at earlier looks.
         largest: Largest median update ratio of the layers so far, with its step.
         previous: Median update ratio at the look before.
+        gain: Largest scale of the outputs of a layer over that of the first one, at the last look that had them.
         spikes: Number of loss spikes at the look before.
         label_p: p-value of `label_p_value`; None if it is not known.
     """
@@ -72,6 +76,7 @@ class Situation:
     norms: tuple[float, ...] = ()
     largest: tuple[float, int] = (0.0, 0)
     previous: float = math.nan
+    gain: float = math.nan
     spikes: int = 0
     label_p: float | None = None
 
@@ -80,6 +85,11 @@ class Situation:
         """Names of the layers whose outputs are not those of the model."""
         names = dict.fromkeys([*self.look.units, *self.look.gradients, *self.look.updates])
         return [name for name in names if name not in self.look.outputs]
+
+    @property
+    def directions(self) -> float:
+        """Number of directions in which the outputs of the model have to vary: classes need one less than there are."""
+        return max((self.look.units[name].units - 1 for name in self.look.outputs), default=0)
 
     @property
     def learned(self) -> float:
@@ -132,7 +142,7 @@ def vanishing_gradients(s: Situation) -> Iterator[Condition]:
         evidence = f"the gradient has a norm of {norm:.2g}, {share:.1g} of that of the model ({total:.2g})"
         advice = "use residual connections or normalization, a larger initialization, or ReLU or GELU"
         finding = Finding("vanishing gradients", "problem", 0.9, evidence, advice)
-        yield Condition(name, finding, share < _VANISHED, share > _VANISHED_ENDS)
+        yield Condition(name, finding, share < VANISHED, share > _VANISHED_ENDS)
 
 
 def lazy_layer(s: Situation) -> Iterator[Condition]:
@@ -164,13 +174,13 @@ def rank_collapse(s: Situation) -> Iterator[Condition]:
         parts = [f"the effective rank of the weights went from {start:.1f} to {rank:.1f}"] if weights >= 0 else []
         if units is not None and first is not None and first.rank > 0 and first.scale > 0:
             scale = units.scale / first.scale
-            outputs = units.rank / first.rank if units.rank < _FEW else 1.0
+            outputs = units.rank / min(first.rank, s.directions) if s.directions >= 1 else 1.0
             parts.append(f"the outputs vary in {units.rank:.1f} directions, {first.rank:.1f} at the start")
             parts += [f"their scale fell to {scale:.1g} of that at the start"] if scale < _SHRUNK_ENDS else []
         if not parts:
             continue
-        holds = name in s.collapsed or weights < _COLLAPSED or outputs < _COLLAPSED or scale < _SHRUNK
-        ended = not (weights < _COLLAPSED_ENDS or outputs < _COLLAPSED_ENDS or scale < _SHRUNK_ENDS)
+        holds = name in s.collapsed or weights < _COLLAPSED or outputs < _FEW or scale < _SHRUNK
+        ended = not (weights < _COLLAPSED_ENDS or outputs < _FEW_ENDS or scale < _SHRUNK_ENDS)
         finding = Finding("rank collapse", "warning", 0.8, "; ".join(parts), advice)
         yield Condition(name, finding, holds, ended and name not in s.collapsed)
 
@@ -197,7 +207,7 @@ def frozen_layer(s: Situation) -> Iterator[Condition]:
         advice = "pass the parameters of the layer to the optimizer, and check the learning rate of its group"
         if name in s.look.precision:
             advice += "; updates may be rounded away in half precision: keep the weights in float32"
-        holds = still and gradient > 0 and s.look.call > 1
+        holds = still and gradient > VANISHED * s.look.gradient_norm and s.look.call > 1
         yield Condition(name, Finding("frozen layer", "problem", 0.95, evidence, advice), holds, not still)
 
 

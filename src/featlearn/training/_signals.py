@@ -20,8 +20,9 @@ from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training._weight_signals import Updates, WeightSignals
 
 SHARE = 0.01
-"""Largest share of the training time for signals, after the first two looks and without the one at the end."""
-_OF_MEASUREMENTS = 0.1  # share of the time of measurements that signals at the same steps may add
+"""Largest share of the training time for looks between the steps of the schedule."""
+_OF_MEASUREMENTS = 0.1  # share of the time of measurements that looks at the steps of the schedule may add
+_FREE_SECONDS = 0.2  # for looks at the steps of the schedule: short trainings have findings too
 _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
 _FREE = 2  # looks before the cost is known
@@ -82,14 +83,15 @@ class Signals:
 
     A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
     are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
-    of the training time. Looks at measured steps may take a tenth of the time of the measurements instead.
+    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 0.2 seconds and a
+    tenth of the time of measurements beside.
 
     Args:
         model: Model in training.
         layers: Function that returns its layers and those of the initial model.
         rows: Rows of the monitor, of which the first 64 are passed through the model.
         forward: Forward function, as in `featlearn.probe`.
-        due: Function that returns whether a step is to be measured.
+        due: Function that returns whether a step is in the schedule of measurements.
         clock: Function that returns a time in seconds.
 
     Attributes:
@@ -108,7 +110,7 @@ class Signals:
         self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
         self._rows = rows
         self._few: list[Any] | None = None
-        self.spent = self._alone = self._beside = 0.0  # the time of looks between measurements, and with them
+        self.spent = self._alone = self._beside = 0.0  # the time of looks between steps of the schedule, and at them
         self._dearest = self._preparing = 0.0
         self._began: float | None = None
         self._call, self._step = -1, -1
@@ -124,7 +126,7 @@ class Signals:
 
         Args:
             step: Number of the step. A repeated number is looked at once.
-            wanted: Whether to look at this step if the time allows, as at steps that are measured.
+            wanted: Whether to look at this step if the time allows, as at the steps of the schedule.
             last: Whether training has ended, so that there is no other chance.
             measured: Time of all measurements so far, in seconds, which is not training time.
 
@@ -138,7 +140,8 @@ class Signals:
             self._began = began - measured
         self._step, self._call = step, self._call + 1
         alone = SHARE * (began - self._began - measured - self.spent) >= self._alone + self._dearest
-        beside = _OF_MEASUREMENTS * measured >= self._beside + self._dearest
+        beside = _FREE_SECONDS + _OF_MEASUREMENTS * measured >= self._beside + self._dearest
+        wanted = wanted or self._due(step)
         free = self._looks < _FREE
         if self._planned is None and (alone or free):
             self._planned = self._call + 2

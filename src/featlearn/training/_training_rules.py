@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from featlearn.training._layer_rules import Condition, Situation
+from featlearn.training._layer_rules import VANISHED, Condition, Situation
 from featlearn.training._loss_history import LossHistory
 from featlearn.training.diagnosis import Finding
 
@@ -17,12 +17,12 @@ _FAR, _FAR_ENDS, _VERY_FAR = 3.0, 1.5, 30.0  # loss over its start
 _LOST, _BACK = 0.5, 0.9  # shares of the initial loss: progress that is lost again
 _GROWN, _GROWN_ENDS = 100.0, 10.0  # gradient norm over its usual value
 _GAIN, _GAIN_ENDS = 300.0, 100.0  # scale of the activations of one layer over that of the first
-_LARGE = 10.0  # gradient norm beside a gain
-_DEPTH, _DEPTH_ENDS = 1e4, 1e3  # gradient norm of one layer over the median
+_LARGE, _VERY_LARGE = 10.0, 1e3  # gradient norm beside a gain
+_DEPTH, _DEPTH_ENDS = 1e4, 1e3  # gradient norm of one layer over that of the output layer
 _LOOKS = 3  # looks from which a usual value is known
 _FAST, _VERY_FAST = 0.1, 0.3  # update ratios
 _STUCK = 0.8  # share of the initial loss
-_STEADY = 0.95  # cosine of updates that go on in one direction, as those of weight decay
+_STEADY = 0.99  # cosine of updates that go on in one direction, as those of weight decay
 _ROUGH = 0.3  # change of the loss from step to step
 _SLOW, _SLOW_ENDS = 3e-5, 1e-4  # update ratios
 _NO_PROGRESS = 0.95  # share of the initial loss
@@ -65,29 +65,27 @@ def exploding_gradients(s: Situation) -> Iterator[Condition]:
     """
     norm = s.look.gradient_norm
     advice = "clip gradients, use normalization or residual connections, and a smaller initialization"
-    if not math.isfinite(norm):
-        return
     reasons, beyond, ended = [], False, True
     if len(s.norms) >= _LOOKS and (usual := statistics.median(s.norms)) > 0:
         beyond |= norm > _GROWN * usual
         ended &= norm < _GROWN_ENDS * usual
         growth = f"the gradient has a norm of {norm:.2g}, usually {usual:.2g}"
         reasons += [growth] if norm > _GROWN_ENDS * usual else []
-    scales = [units.scale for units in s.look.units.values() if units.scale > 0]
-    if len(scales) > 1:
-        gain = max(scales) / scales[0]
-        beyond |= gain > _GAIN and norm > _LARGE
-        ended &= gain < _GAIN_ENDS or norm < _LARGE
-        growth = f"activations grow {gain:.2g}-fold through the layers, and the gradient has a norm of {norm:.2g}"
-        reasons += [growth] if gain > _GAIN_ENDS else []
-    norms = [value for value in s.look.gradients.values() if value > 0]
-    if len(norms) > 2:
-        spread = max(norms) / statistics.median(norms)
+    certain = s.gain > _GAIN and norm > _VERY_LARGE
+    beyond |= s.gain > _GAIN and not norm < _LARGE
+    ended &= s.gain < _GAIN_ENDS or norm < _LARGE
+    growth = f"activations grow {s.gain:.2g}-fold through the layers"
+    growth += f", and the gradient has a norm of {norm:.2g}" if math.isfinite(norm) else ""
+    reasons += [growth] if s.gain > _GAIN_ENDS else []
+    last = max((s.look.gradients.get(name, 0.0) for name in s.look.outputs), default=0.0)
+    if last > 0:
+        spread = max(s.look.gradients.values()) / last
         beyond |= spread > _DEPTH
         ended &= spread < _DEPTH_ENDS
-        reasons += [f"the largest gradient of a layer is {spread:.2g} times the median"] if spread > _DEPTH_ENDS else []
+        growth = f"the gradient of a layer has {spread:.2g} times the norm of that of the output layer"
+        reasons += [growth] if spread > _DEPTH_ENDS else []
     finding = Finding("exploding gradients", "problem", 0.9, "; ".join(reasons), advice)
-    yield Condition(None, finding, beyond, ended)
+    yield Condition(None, finding, beyond, ended, certain)
 
 
 def learning_rate(s: Situation) -> Iterator[Condition]:
@@ -120,7 +118,8 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     )
     evidence += f"; successive updates have a cosine of {cosine:.2f}" if cosine > 0 else ""
     finding = Finding("learning rate too low", "warning", 0.85, evidence, "raise the learning rate tenfold or more")
-    slow = fastest < _SLOW and s.learned > _NO_PROGRESS and not warming
+    blocked = any(norm < VANISHED * s.look.gradient_norm for norm in s.look.gradients.values())
+    slow = fastest < _SLOW and s.learned > _NO_PROGRESS and not (warming or blocked)
     yield Condition(None, finding, slow, fastest > _SLOW_ENDS or s.learned < 0.9)
 
 
