@@ -212,9 +212,9 @@ def draw_setup(architecture: str, fault: str, seed: int) -> Setup:
         "vanishing gradients": {"activation": "sigmoid", "depth": 8, "residual": False},
         "exploding gradients": {"depth": 6, "residual": False},
         "divergence": {"onset": MIDDLE},
-        "learning rate too high": {"lr": 30 * lr},
+        "learning rate too high": {"lr": (100 if architecture == "transformer" else 30) * lr},
         "learning rate too low": {"lr": lr / 3000},
-        "lazy layer": {"optimizer": "sgd", "lr": 0.5},
+        "lazy layer": {"optimizer": "sgd", "lr": {"mlp": 0.5, "cnn": 2.0, "transformer": 0.3}[architecture]},
         "rank collapse": {"onset": MIDDLE},
         "saturation": {"activation": "tanh", "onset": middle},
     }
@@ -258,7 +258,7 @@ def train(setup: Setup) -> Outcome:
                 )
             elif fault == "saturation":
                 with torch.no_grad():
-                    chosen.weight.mul_(20)
+                    chosen.weight.mul_(60 if isinstance(chosen, nn.Conv2d) else 20)
             elif fault == "divergence":
                 ascent = setup.seed % 2 == 0
                 lr *= 1.0 if ascent else 300.0

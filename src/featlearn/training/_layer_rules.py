@@ -25,7 +25,7 @@ _EARLY = 5  # calls in which layers that start at zero block gradients
 _LAZY, _LAZY_ENDS = 0.03, 0.06  # change of the weights
 _LEARNED = 0.5  # share of the initial loss below which a training has learned something
 _BY_CHANGE = 0.1  # C/UC ratio of a layer that is not lazy
-_COLLAPSED, _COLLAPSED_ENDS = 0.1, 0.2  # share of the initial rank
+_COLLAPSED, _COLLAPSED_ENDS = 0.05, 0.1  # share of the bulk of the singular values at the start
 _SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # share of the initial scale of the outputs
 _FEW, _FEW_ENDS = 0.15, 0.25  # share of the directions that the outputs of the model need, or of those at the start
 _FROZEN_SHARE = 1 / 3  # largest share of frozen layers that is remarkable
@@ -167,14 +167,17 @@ def rank_collapse(s: Situation) -> Iterator[Condition]:
     """Yield layers that pass on few directions of those that they had at the start."""
     advice = "lower the weight decay and the learning rate, and start again from before the collapse"
     for name in s.hidden:
-        numbers = s.measured.get(name, {})
-        rank, start = (numbers.get(f"w.{k}effective_rank", math.nan) for k in ("", "initial_"))
-        units, first = s.look.units.get(name), s.first.get(name)
-        weights, outputs, scale = rank / start if start > 0 else math.nan, math.nan, math.nan
-        parts = [f"the effective rank of the weights went from {start:.1f} to {rank:.1f}"] if weights >= 0 else []
+        units, first, update = s.look.units.get(name), s.first.get(name), s.look.updates.get(name)
+        weights = outputs = scale = math.nan
+        parts = []
+        if update is not None and update.top > 0:
+            weights = max(update.bulk, update.bulk / update.top)
+            parts.append(
+                f"the median singular value is {update.bulk:.2g} of that at the start, the largest {update.top:.2g}"
+            )
         if units is not None and first is not None and first.rank > 0 and first.scale > 0:
             scale = units.scale / first.scale
-            outputs = units.rank / min(first.rank, s.directions) if s.directions >= 1 else 1.0
+            outputs = units.rank / min(first.rank, s.directions) if s.directions >= 1 else math.nan
             parts.append(f"the outputs vary in {units.rank:.1f} directions, {first.rank:.1f} at the start")
             parts += [f"their scale fell to {scale:.1g} of that at the start"] if scale < _SHRUNK_ENDS else []
         if not parts:

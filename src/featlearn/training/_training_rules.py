@@ -20,16 +20,18 @@ _GAIN, _GAIN_ENDS = 300.0, 100.0  # scale of the activations of one layer over t
 _LARGE, _VERY_LARGE = 10.0, 1e3  # gradient norm beside a gain
 _DEPTH, _DEPTH_ENDS = 1e4, 1e3  # gradient norm of one layer over that of the output layer
 _LOOKS = 3  # looks from which a usual value is known
-_FAST, _VERY_FAST = 0.1, 0.3  # update ratios
-_STUCK = 0.8  # share of the initial loss
-_STEADY = 0.99  # cosine of updates that go on in one direction, as those of weight decay
+_RAPID, _FAST, _VERY_FAST = 0.07, 0.1, 0.3  # update ratios
+_STUCK, _FALLEN, _HALF, _SOLVED = 0.8, 0.6, 0.5, 0.1  # shares of the initial loss
+_RISEN, _UNSOLVED = 1.5, 0.3  # loss over its lowest level, if at least this share of the initial loss is left
+_DECAY = 0.9  # cosine of an update with weight decay
+_FIRST, _LONG_STEPS = 4, 100  # calls before a loss that does not fall is remarkable
 _ROUGH = 0.3  # change of the loss from step to step
 _SLOW, _SLOW_ENDS = 3e-5, 1e-4  # update ratios
 _NO_PROGRESS = 0.95  # share of the initial loss
 _WARM = 1.5  # growth of the update ratio from look to look in a warm-up
 LEAST_STEPS = 50
 """Losses before the absence of progress is a fault."""
-_INDEPENDENT, _DEPENDENT = 0.05, 0.01  # p-values
+_INDEPENDENT, _DEPENDENT = 0.02, 0.01  # p-values
 _LONG, _LONG_ENDS = 0.5, 0.3  # share of the steps near the initial loss
 
 
@@ -98,16 +100,26 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     now = statistics.median(ratios) if ratios else math.nan
     largest, step = s.largest
     rough = s.losses.roughness()
-    stuck = s.learned > _STUCK or not s.losses.finite or not s.look.finite or rough > _ROUGH
+    decays = [u.decay for u in s.look.updates.values() if math.isfinite(u.decay)]
+    level, lowest = s.losses.level(), s.losses.lowest
+    lost = not (s.losses.finite and s.look.finite) or (s.learned > _UNSOLVED and level > _RISEN * lowest)
+    stuck = (largest > _FAST and (s.learned > _STUCK or lost or rough > _ROUGH)) or (
+        largest > _VERY_FAST and s.learned > _SOLVED
+    )
+    slowly = largest > _RAPID and s.look.call >= _LONG_STEPS and s.learned > _HALF
+    by_decay = bool(decays) and statistics.median(decays) > _DECAY
     evidence = f"an update changed the weights by {largest:.0%} at step {step}"
     evidence += "" if math.isnan(cosine) else f", the last two updates have a cosine of {cosine:.2f}"
-    evidence += f", and the loss is {s.losses.level():.3g} ({s.losses.start:.3g} at the start)"
+    evidence += f", and the loss is {level:.3g} ({s.losses.start:.3g} at the start)"
     if rough > _ROUGH:
         evidence += f" and changes by {rough:.0%} from step to step"
-    finding = Finding("learning rate too high", "problem", 0.9 if largest > _VERY_FAST else 0.75, evidence,
-                      "lower the learning rate tenfold, or use a warm-up")  # fmt: skip
-    holds = largest > _FAST and stuck and not cosine > _STEADY and s.look.call >= 4
-    yield Condition(None, finding, holds, s.learned < 0.6 and not rough > 0.5 * _ROUGH, certain=False)
+    confidence = 0.9 if largest > _VERY_FAST else 0.75 if stuck else 0.6
+    severity = "problem" if stuck else "warning"
+    advice = "lower the learning rate tenfold, or use a warm-up"
+    finding = Finding("learning rate too high", severity, confidence, evidence, advice)
+    fallen = s.learned < (_SOLVED if largest > _VERY_FAST else _FALLEN if largest > _FAST else _HALF)
+    holds = (stuck or slowly) and not by_decay and s.look.call >= _FIRST
+    yield Condition(None, finding, holds, fallen and not lost and not rough > 0.5 * _ROUGH)
     if not ratios or s.losses.count < LEAST_STEPS:
         return
     fastest = max(ratios)

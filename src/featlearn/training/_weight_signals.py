@@ -16,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from featlearn.layers import Layer, tensors_behind
 
 _ENTRIES = 4096  # of each layer; the relative error of the norm of a random sample is below 2%
+_SIDE = 32  # of the part of each matrix whose singular values are looked at
+_LEAST_SIDE = 4
 _KEPT = 3  # samples of consecutive steps: two updates, whose cosine is measured
 
 
@@ -27,11 +29,17 @@ class Updates:
         ratio: Norm of the last update over that of the weights before it. NaN if the weights were zero.
         cosine: Cosine of the last two updates. NaN if there are not two, or one is zero.
         moved: Norm of the change since the initial model over that of the initial weights. NaN if those were zero.
+        decay: Cosine of the last update with the weights before it, reversed: 1 for weight decay alone.
+        bulk: Median singular value of a part of the matrix over that of the initial model. NaN if unknown.
+        top: Largest singular value of the same part over that of the initial model. NaN if unknown.
     """
 
     ratio: float
     cosine: float
     moved: float
+    decay: float = math.nan
+    bulk: float = math.nan
+    top: float = math.nan
 
 
 class WeightSignals:
@@ -52,6 +60,7 @@ class WeightSignals:
         self.parameters = list(model.parameters())
         self._tensors = {name: tensors_behind(layer) for name, layer in self.layers.items()}
         self._start = {name: _sample(initial[name]) for name in self.layers if name in initial}
+        self._first_values = {name: _singular_values(initial[name]) for name in self._start}
         self._samples: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=_KEPT)
         self._handles: list[RemovableHandle] = []
         self._armed: dict[int, Tensor] = {}  # norms of the gradients of the last backward pass, by parameter
@@ -86,19 +95,31 @@ class WeightSignals:
             start = self._start.get(name, before)
             start = (start if start.shape == now.shape else torch.full_like(now, torch.nan)).to(now)
             norms = [torch.linalg.vector_norm(v.double()) for v in (update, before, earlier, now - start, start)]
-            numbers.append(torch.stack([*norms, torch.dot(update, earlier)]))
+            dots = torch.dot(update, earlier), -torch.dot(update, before.double())
+            numbers.append(torch.stack([*norms, *dots]))
         if not numbers:
             return {}
         result = {}
         for name, row in zip(last, torch.stack(numbers).tolist(), strict=True):
-            update_, before_, earlier_, moved, start_, dot = row
+            update_, before_, earlier_, moved, start_, dot, inward = row
             product = update_ * earlier_
             result[name] = Updates(
                 update_ / before_ if before_ else math.nan,
                 dot / product if product else math.nan,
                 moved / start_ if start_ else math.nan,
+                inward / (update_ * before_) if update_ * before_ else math.nan,
+                *self._spectrum_change(name),
             )
         return result if any(of.ratio != 0 for of in result.values()) else {}
+
+    def _spectrum_change(self, name: str) -> tuple[float, float]:
+        """Return the median and the largest singular value of a part of a matrix over those of the start."""
+        now, start = _singular_values(self.layers[name]), self._first_values.get(name)
+        if now is None or start is None or now.shape != start.shape or not bool(torch.isfinite(now).all()):
+            return math.nan, math.nan
+        pairs = ((now[len(now) // 2], start[len(now) // 2]), (now[0], start[0]))
+        bulk, top = (float(value / before) if before > 0 else math.nan for value, before in pairs)
+        return bulk, top
 
     def is_finite(self) -> bool:
         """Return whether the sampled weights are finite."""
@@ -201,3 +222,16 @@ def _sample(layer: Layer) -> Tensor:
         part = held.reshape(-1)[::step]
         parts.append((part.float() if part.dtype.itemsize < 4 else part).cpu().clone())
     return torch.cat(parts)
+
+
+def _singular_values(layer: Layer) -> Tensor | None:
+    """Return the singular values of spread rows and columns of a weight matrix; None if it is computed or small."""
+    tensors = tensors_behind(layer)
+    if len(tensors) != 1 or tensors[0] is not layer.module._parameters.get(layer.parameter) or layer.is_complex:
+        return None
+    matrix = layer.matrix(_dense(tensors[0].detach()))
+    if matrix.ndim != 3 or min(matrix.shape[1:]) < _LEAST_SIDE:
+        return None
+    rows, columns = (max(1, size // _SIDE) for size in matrix.shape[1:])
+    part = matrix[0, ::rows, ::columns][:_SIDE, :_SIDE].float().cpu()
+    return torch.linalg.svdvals(part) if bool(torch.isfinite(part).all()) else None
