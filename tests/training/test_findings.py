@@ -93,6 +93,42 @@ def test_a_healthy_training_has_no_findings(activation: Callable[[], nn.Module])
     assert str(monitor.findings()) == "no findings"
 
 
+def test_learning_few_features_is_no_rank_collapse() -> None:
+    """A target of one direction makes the weights nearly rank one, beside the bulk of the initialization."""
+    y = torch.tanh(2 * X[:, :1])
+    model = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(0.03)
+    monitor = Monitor(model, (X, y), measure="weights", every=50)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(400):
+        loss = F.mse_loss(model(X), y)
+        monitor.step(step, loss=loss)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    monitor.last(400)
+    assert monitor.latest is not None
+    numbers = monitor.latest.layers["0"]
+    assert numbers["w.effective_rank"] < 0.2 * numbers["w.initial_effective_rank"]
+    assert float(loss.detach()) < 0.1  # of 0.6
+    assert faults(monitor) == set()
+
+
+def test_a_layer_of_rank_one_is_a_rank_collapse() -> None:
+    model = net()
+
+    def project(step: int) -> None:
+        if step >= 30:
+            with torch.no_grad():
+                u, s, v = torch.linalg.svd(model[2].weight)
+                model[2].weight.copy_(s[0] * u[:, :1] @ v[:1])
+
+    monitor = run(model, steps=40, change=project)
+    assert ("2", "rank collapse") in faults(monitor)
+    assert ("0", "rank collapse") not in faults(monitor)
+
+
 def test_dead_units_and_dead_layers() -> None:
     model = net()
     with torch.no_grad():

@@ -307,7 +307,9 @@ def diagnose_layers(
         observed: Signals of the training.
     """
     result = {}
+    # A layer without a gradient is cut off if others have changed, or if a dead layer explains it.
     trained = any(values.get("weight_change", 0.0) > 0 for values in numbers.values())
+    trained |= any(values.get("signal.dead_share", 0.0) >= 1 for values in observed.layers.values())
     for name, values in numbers.items():
         if "weight_change" in values:
             of = phases[name, "w"].name if (name, "w") in phases else None

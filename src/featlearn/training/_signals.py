@@ -22,9 +22,10 @@ from featlearn.training._weight_signals import Updates, WeightSignals
 SHARE = 0.01
 """Largest share of the training time for looks between the steps of the schedule."""
 _OF_MEASUREMENTS = 0.1  # share of the time of measurements that looks at the steps of the schedule may add
-_FREE_SECONDS = 0.2  # for looks at the steps of the schedule: short trainings have findings too
+_FREE_SECONDS = 0.5  # for looks at the steps of the schedule: short trainings have findings too
 _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
+_FAILURES = 3  # forward passes that may fail
 _FREE = 2  # looks before the cost is known
 
 Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
@@ -83,7 +84,7 @@ class Signals:
 
     A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
     are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
-    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 0.2 seconds and a
+    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 0.5 seconds and a
     tenth of the time of measurements beside.
 
     Args:
@@ -119,7 +120,7 @@ class Signals:
         self._weights: WeightSignals | None = None
         self._session: ModelSession | None = None
         self._parameters: list[Tensor] = []
-        self._has_activations = True
+        self._failures = 0
 
     def step(self, step: int, *, wanted: bool = False, last: bool = False, measured: float = 0.0) -> Look | None:
         """Look at the model if the step is due and the time allows, or prepare a look at the next steps.
@@ -188,7 +189,7 @@ class Signals:
         look.updates = weights.updates()
         look.finite = weights.is_finite()
         look.frozen, look.precision = weights.frozen(), weights.low_precision()
-        if look.finite and self._has_activations:
+        if look.finite and self._failures < _FAILURES:
             activations = self._look_at_activations(weights)
             if activations is not None:
                 look.units, look.outputs = activations.layers, activations.outputs
@@ -210,9 +211,10 @@ class Signals:
             self._session = None
             return None
         except Exception as error:  # a model can raise anything
-            self._has_activations = False
-            message = f"Activations are not looked at from step {self._step} on; training continues: {error}"
-            warnings.warn(message, UserWarning, stacklevel=7)
+            self._failures += 1
+            if self._failures == _FAILURES:  # memory may be short for once, and a measurement warns too
+                message = f"Activations are not looked at from step {self._step} on; training continues: {error}"
+                warnings.warn(message, UserWarning, stacklevel=7)
             return None
 
     def _up_to_date(self) -> WeightSignals:

@@ -171,8 +171,8 @@ def diagnose_layer(
             construction.
         part: Whether the rows are known to be only a part of the training data.
         diverged: Whether the training has diverged, so that the layer gets no diagnosis of success.
-        trained: Whether other layers of the model have changed: one that has not, and passes no gradient, is then
-            collapsed.
+        trained: Whether other layers of the model have changed, or one of them is dead: a layer that passes no
+            gradient is then collapsed, not untrained.
 
     Returns:
         The diagnosis and its reason.
