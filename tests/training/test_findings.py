@@ -158,7 +158,7 @@ def test_exploding_gradients_are_not_those_of_a_scaler() -> None:
 
 
 def test_divergence_and_a_learning_rate_that_is_too_high() -> None:
-    assert (None, "learning rate too high") in faults(run(net(), lr=30.0, steps=12))
+    assert (None, "learning rate too high") in faults(run(net(), lr=30.0, steps=24))
     monitor = run(net(), lr=0.3, steps=20, loss_factor=-1.0)
     assert monitor.series("loss").iloc[-1] > 10
     assert (None, "divergence") in faults(monitor)

@@ -43,6 +43,7 @@ class UnitSignals:
             that saturates.
         rank: Participation ratio of the outputs, centered over the rows: the number of directions in which they vary,
             zero if they do not. NaN if unknown.
+        spread: Root mean square of the outputs, centered over the rows. NaN if unknown.
     """
 
     units: int
@@ -51,6 +52,7 @@ class UnitSignals:
     dead: int | None
     saturated: int | None
     rank: float
+    spread: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ class _Sums:
             saturated = int((self.saturated >= _ON_MOST * self.looked_at).sum())
         samples = self.samples()
         units = self.layer.groups * self.layer.k_out
-        rank = math.nan if samples is None else _participation_ratio(samples)
-        return UnitSignals(units, 0 if samples is None else len(samples), scale, dead, saturated, rank)
+        rank, spread = (math.nan, math.nan) if samples is None else _variation(samples)
+        return UnitSignals(units, 0 if samples is None else len(samples), scale, dead, saturated, rank, spread)
 
     def samples(self) -> Tensor | None:
         widths = {rows.shape[1] for rows in self.rows}
@@ -242,9 +244,9 @@ def _least(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return kwargs.get("min", kwargs.get("min_val", args[1] if len(args) > 1 else None))
 
 
-def _participation_ratio(rows: Tensor) -> float:
-    """Return ``tr(C)^2 / |C|^2`` of the covariance C of some rows; zero if they do not vary."""
+def _variation(rows: Tensor) -> tuple[float, float]:
+    """Return ``tr(C)^2 / |C|^2`` of the covariance C of some rows, and the root mean square of the centered rows."""
     centered = rows.double() - rows.double().mean(0)
     gram = centered @ centered.T if rows.shape[0] < rows.shape[1] else centered.T @ centered
-    square = float(gram.square().sum())
-    return float(gram.trace()) ** 2 / square if square > 0 else 0.0
+    trace, square = float(gram.trace()), float(gram.square().sum())
+    return trace**2 / square if square > 0 else 0.0, math.sqrt(trace / max(centered.numel(), 1))

@@ -26,7 +26,7 @@ _LAZY, _LAZY_ENDS = 0.03, 0.06  # change of the weights
 _LEARNED = 0.5  # share of the initial loss below which a training has learned something
 _BY_CHANGE = 0.1  # C/UC ratio of a layer that is not lazy
 _COLLAPSED, _COLLAPSED_ENDS = 0.05, 0.1  # share of the bulk of the singular values at the start
-_SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # share of the initial scale of the outputs
+_SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # variation of the outputs over that at the start
 _FEW, _FEW_ENDS = 0.15, 0.25  # share of the directions that the outputs of the model need, or of those at the start
 _FROZEN_SHARE = 1 / 3  # largest share of frozen layers that is remarkable
 
@@ -175,11 +175,11 @@ def rank_collapse(s: Situation) -> Iterator[Condition]:
             parts.append(
                 f"the median singular value is {update.bulk:.2g} of that at the start, the largest {update.top:.2g}"
             )
-        if units is not None and first is not None and first.rank > 0 and first.scale > 0:
-            scale = units.scale / first.scale
+        if units is not None and first is not None and first.rank > 0 and first.spread > 0:
+            scale = units.spread / first.spread
             outputs = units.rank / min(first.rank, s.directions) if s.directions >= 1 else math.nan
             parts.append(f"the outputs vary in {units.rank:.1f} directions, {first.rank:.1f} at the start")
-            parts += [f"their scale fell to {scale:.1g} of that at the start"] if scale < _SHRUNK_ENDS else []
+            parts += [f"by {scale:.1g} times as much"] if scale < _SHRUNK_ENDS else []
         if not parts:
             continue
         holds = name in s.collapsed or weights < _COLLAPSED or outputs < _FEW or scale < _SHRUNK

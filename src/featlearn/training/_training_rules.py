@@ -24,7 +24,7 @@ _RAPID, _FAST, _VERY_FAST = 0.07, 0.1, 0.3  # update ratios
 _STUCK, _FALLEN, _HALF, _SOLVED = 0.8, 0.6, 0.5, 0.1  # shares of the initial loss
 _RISEN, _UNSOLVED = 1.5, 0.3  # loss over its lowest level, if at least this share of the initial loss is left
 _DECAY = 0.9  # cosine of an update with weight decay
-_FIRST, _LONG_STEPS = 4, 100  # calls before a loss that does not fall is remarkable
+_FIRST, _LONG_STEPS = 20, 100  # calls before a loss that does not fall is remarkable
 _ROUGH = 0.3  # change of the loss from step to step
 _SLOW, _SLOW_ENDS = 3e-5, 1e-4  # update ratios
 _NO_PROGRESS = 0.95  # share of the initial loss
@@ -103,7 +103,7 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     decays = [u.decay for u in s.look.updates.values() if math.isfinite(u.decay)]
     level, lowest = s.losses.level(), s.losses.lowest
     lost = not (s.losses.finite and s.look.finite) or (s.learned > _UNSOLVED and level > _RISEN * lowest)
-    stuck = (largest > _FAST and (s.learned > _STUCK or lost or rough > _ROUGH)) or (
+    stuck = (largest > _FAST and (s.learned > _STUCK or lost or (rough > _ROUGH and s.learned > _UNSOLVED))) or (
         largest > _VERY_FAST and s.learned > _SOLVED
     )
     slowly = largest > _RAPID and s.look.call >= _LONG_STEPS and s.learned > _HALF
@@ -118,8 +118,9 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     advice = "lower the learning rate tenfold, or use a warm-up"
     finding = Finding("learning rate too high", severity, confidence, evidence, advice)
     fallen = s.learned < (_SOLVED if largest > _VERY_FAST else _FALLEN if largest > _FAST else _HALF)
-    holds = (stuck or slowly) and not by_decay and s.look.call >= _FIRST
-    yield Condition(None, finding, holds, fallen and not lost and not rough > 0.5 * _ROUGH)
+    diverged = has_diverged(s.losses) or not s.look.finite
+    holds = (stuck or slowly) and not by_decay and (diverged or s.look.call >= _FIRST)
+    yield Condition(None, finding, holds, fallen and not lost)
     if not ratios or s.losses.count < LEAST_STEPS:
         return
     fastest = max(ratios)
