@@ -123,7 +123,8 @@ class Watch:
             return
         try:
             findings = self._changed_findings()
-            if findings.keys() and findings != self._before:
+            # Only new, worse, better or ended ones: the numbers of the others change at each look.
+            if findings.summary() != self._before.summary():
                 self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
         except Exception as error:
             self._stop(step, error)

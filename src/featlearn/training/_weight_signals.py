@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -80,7 +80,7 @@ class WeightSignals:
     def updates(self) -> dict[str, Updates]:
         """Return the last updates of each layer, NaN where there are no samples of consecutive calls.
 
-        A call without an update, as between batches whose gradients are accumulated, gives none.
+        If no layer changed between two calls, as between batches whose gradients are accumulated, there was no update.
         """
         if not self._samples:
             return {}
@@ -110,7 +110,9 @@ class WeightSignals:
                 inward / (update_ * before_) if update_ * before_ else math.nan,
                 *self._spectrum_change(name),
             )
-        return result if any(of.ratio != 0 for of in result.values()) else {}
+        if all(of.ratio == 0 or math.isnan(of.ratio) for of in result.values()):
+            return {name: replace(of, ratio=math.nan, cosine=math.nan, decay=math.nan) for name, of in result.items()}
+        return result
 
     def _spectrum_change(self, name: str) -> tuple[float, float]:
         """Return the median and the largest singular value of a part of a matrix over those of the start."""

@@ -121,6 +121,10 @@ class Findings(dict[str | None, list[Finding]]):
         rows = [(layer, *astuple(finding)) for layer, findings in self.items() for finding in findings]
         return pd.DataFrame(rows, columns=["layer", *(f.name for f in fields(Finding))])
 
+    def summary(self) -> set[tuple[str | None, str, str]]:
+        """Return the layer, the fault and the severity of each finding."""
+        return {(layer, f.fault, f.severity) for layer, findings in self.items() for f in findings}
+
     def texts(self) -> dict[str | None, str]:
         """Return the findings of each layer as a JSON list of objects, for the run store."""
         return {layer: json.dumps([asdict(f) for f in findings]) for layer, findings in self.items()}
