@@ -144,6 +144,19 @@ def test_hooks_are_removed_when_a_monitor_is_deleted() -> None:
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+def test_hooks_are_removed_when_the_time_does_not_allow_the_look() -> None:
+    model, clock = net(), Clock()
+    layers = lambda: (layers_of(model), layers_of(model))  # noqa: E731
+    signals = Signals(model, layers, take_rows((X, Y), 64, 8, None), None, due=lambda step: step == 4, clock=clock)
+    clock.cost = 0.1  # more than 1% of what follows
+    for step in range(4):
+        signals.step(step)
+    assert any(p._post_accumulate_grad_hooks for p in model.parameters())
+    signals.pay(1e6)
+    assert signals.step(4) is None
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
 def test_gradients_of_a_scaler_keep_their_ratios() -> None:
     norms = []
     for scale in (1.0, 65536.0):

@@ -137,6 +137,7 @@ class Signals:
         if step == self._step and not last:
             return None
         began = self._clock()
+        self.close()  # also if the look that was prepared cannot be afforded now
         if self._began is None:
             self._began = began - measured
         self._step, self._call = step, self._call + 1
@@ -169,6 +170,16 @@ class Signals:
             self._dearest, self._preparing = self._preparing, 0.0
         return look
 
+    def pay(self, seconds: float) -> None:
+        """Add the time of what follows from a look, such as writing it, to its cost.
+
+        Args:
+            seconds: Time in seconds.
+        """
+        self.spent += seconds
+        self._alone += seconds
+        self._dearest += seconds
+
     def close(self) -> None:
         """Remove the hooks of a look that was prepared."""
         if self._weights is not None:
@@ -182,7 +193,6 @@ class Signals:
 
     def _look(self, step: int) -> Look:
         weights = self._up_to_date()
-        weights.disarm()
         look = Look(step, self._call)
         look.gradients, look.gradient_norm = weights.gradient_norms()
         weights.take_sample(self._call)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -82,13 +84,17 @@ class Watch:
         """
         if not self._active:
             return
+        jumped, self._jumped = self._jumped, False
         try:
-            look = self.signals.step(step, wanted=wanted or self._jumped, last=last, measured=measured)
-            if look is not None:
-                self._latest = self._pending = look
-                self._recorder.table(step, look.table())
+            look = self.signals.step(step, wanted=wanted or jumped, last=last, measured=measured)
         except Exception as error:  # a model can raise anything
             self._stop(step, error)
+            return
+        if look is not None:
+            self._latest = self._pending = look
+            began = time.perf_counter()
+            self._recorder.table(step, look.table())
+            self.signals.pay(time.perf_counter() - began)
 
     def observed(self) -> Observed:
         """Return the signals that the diagnoses of a measurement take into account."""
@@ -121,13 +127,16 @@ class Watch:
         """
         if not self._active or self._pending is None:
             return
+        began = time.perf_counter()
         try:
             findings = self._changed_findings()
-            # Only new, worse, better or ended ones: the numbers of the others change at each look.
-            if findings.summary() != self._before.summary():
-                self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
         except Exception as error:
             self._stop(step, error)
+            return
+        # Only new, worse, better or ended ones: the numbers of the others change at each look.
+        if findings.summary() != self._before.summary():
+            self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
+        self.signals.pay(time.perf_counter() - began)
 
     def findings(self) -> Findings:
         """Return the present findings."""
@@ -150,7 +159,7 @@ class Watch:
         return self._stored
 
     def _test_labels(self) -> float | None:
-        """Return whether labels depend on the inputs, or on the features of the initial model."""
+        """Return the p-value of labels that do not depend on the inputs, nor on the features of the initial model."""
         rows = self._measured.rows
         if rows.kernel_targets is None:
             return None
@@ -160,9 +169,10 @@ class Watch:
         )
         floats = [x.flatten(1) for x in inputs if x.is_floating_point()]
         samples = [torch.cat(floats)] if floats and len(floats) == len(inputs) else []
-        session = ModelSession(self._measured.initial, forward=self._forward, train_mode="eval", operations=True)
-        features = look_at_activations(session, self._measured.layers_of_both()[1], rows.kernel_batches).features
-        samples += [] if features is None else [features]
+        with suppress(Exception):  # a model can raise anything; the inputs are left
+            session = ModelSession(self._measured.initial, forward=self._forward, train_mode="eval", operations=True)
+            features = look_at_activations(session, self._measured.layers_of_both()[1], rows.kernel_batches).features
+            samples += [] if features is None else [features]
         values = [label_p_value(x, rows.kernel_targets) for x in samples]
         known = [p for p in values if p is not None]
         return min(1.0, len(known) * min(known)) if known else None  # Bonferroni
