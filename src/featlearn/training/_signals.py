@@ -21,7 +21,6 @@ from featlearn.training._weight_signals import Updates, WeightSignals
 
 SHARE = 0.01
 """Largest share of the training time for looks between the steps of the schedule."""
-_OF_MEASUREMENTS = 0.1  # share of the time of measurements that looks at the steps of the schedule may add
 _FREE_SECONDS = 0.5  # for looks at the steps of the schedule: short trainings have findings too
 _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
@@ -84,8 +83,7 @@ class Signals:
 
     A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
     are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
-    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 0.5 seconds and a
-    tenth of the time of measurements beside.
+    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 0.5 seconds more.
 
     Args:
         model: Model in training.
@@ -111,7 +109,7 @@ class Signals:
         self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
         self._rows = rows
         self._few: list[Any] | None = None
-        self.spent = self._alone = self._beside = 0.0  # the time of looks between steps of the schedule, and at them
+        self.spent = self._alone = 0.0  # the time of all looks, and of those between the steps of the schedule
         self._dearest = self._preparing = 0.0
         self._began: float | None = None
         self._call, self._step = -1, -1
@@ -141,20 +139,21 @@ class Signals:
         if self._began is None:
             self._began = began - measured
         self._step, self._call = step, self._call + 1
-        alone = SHARE * (began - self._began - measured - self.spent) >= self._alone + self._dearest
-        beside = _FREE_SECONDS + _OF_MEASUREMENTS * measured >= self._beside + self._dearest
+        allowance = SHARE * (began - self._began - measured - self.spent)
+        alone = allowance >= self._alone + self._dearest
+        scheduled = allowance + _FREE_SECONDS >= self.spent + self._dearest
         wanted = wanted or self._due(step)
         free = self._looks < _FREE
         if self._planned is None and (alone or free):
             self._planned = self._call + 2
         planned = self._planned is not None and self._call >= self._planned
         look = None
-        if last or not self._looks or planned or (wanted and (alone or beside or free)):
+        if last or not self._looks or planned or (wanted and (scheduled or free)):
             look = self._look(step)
             self._looks += 1
             self._planned = self._call + 2 if self._looks < _FREE else None
         # The two calls before a look keep weights; the last one also watches the backward pass.
-        ahead = [self._planned == self._call + k or (self._due(step + k) and (alone or beside)) for k in (1, 2)]
+        ahead = [self._planned == self._call + k or (self._due(step + k) and scheduled) for k in (1, 2)]
         if any(ahead) and not last:
             self._prepare(is_next=ahead[0])
         elif look is None:
@@ -162,9 +161,7 @@ class Signals:
         seconds = self._clock() - began
         self._preparing += seconds
         self.spent += seconds
-        if wanted or (look is None and self._planned is None):
-            self._beside += seconds
-        else:
+        if not wanted:
             self._alone += seconds
         if look is not None:
             self._dearest, self._preparing = self._preparing, 0.0
