@@ -334,7 +334,7 @@ def run_all(setups: Iterable[Setup], jobs: int, verbose: bool) -> list[Outcome]:
         if verbose:
             s, shares = o.setup, " ".join(f"{share:.1%}" for share in o.shares)
             print(f"{s.fault:24}{s.architecture:12}{s.seed:4} {s.optimizer:9}{s.lr:8.2g} {s.activation:8}{s.onset:4} "
-                  f"loss {o.loss:8.3g} looks {len(o.looks)} time {shares} {o.named}", flush=True)  # fmt: skip
+                  f"loss {o.loss:8.3g} looks {len(o.looks)} time {shares} {o.named} {'' if o.named else o.first}", flush=True)  # fmt: skip
     return outcomes
 
 
@@ -342,7 +342,10 @@ def _train_alone(setup: Setup) -> Outcome:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # measurements of diverged models
-        return train(setup)
+        try:
+            return train(setup)
+        except Exception as error:  # counts as a fault without a name
+            return Outcome(setup, first=f"{type(error).__name__}: {error}")
 
 
 def looks_until_named(outcome: Outcome) -> float:

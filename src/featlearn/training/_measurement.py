@@ -333,11 +333,18 @@ def feature_matrices(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]
 def measure_kernels(kernels: ModelKernels, rows: ProbeRows, plan: MeasurementPlan) -> dict[Key, Tensor]:
     """Return the conjugate and tangent kernels on the CPU; kernels that the model does not allow give a warning.
 
+    Kernels that overflow, as those of a model whose activations explode, are left out.
+
     Args:
         kernels: Kernels of the model.
         rows: Rows to measure on.
         plan: Plan of the measurement.
     """
+    measured = _measure_kernels(kernels, rows, plan)
+    return {key: kernel for key, kernel in measured.items() if bool(torch.isfinite(kernel).all())}
+
+
+def _measure_kernels(kernels: ModelKernels, rows: ProbeRows, plan: MeasurementPlan) -> dict[Key, Tensor]:
     result: dict[Key, Tensor] = {}
     wanted = [part for part in ("ck", "ntk") if part in plan.parts]
     if wanted == ["ck", "ntk"] and plan.ck_rows == plan.ntk_rows:
