@@ -333,8 +333,10 @@ def run_all(setups: Iterable[Setup], jobs: int, verbose: bool) -> list[Outcome]:
         outcomes.append(o)
         if verbose:
             s, shares = o.setup, " ".join(f"{share:.1%}" for share in o.shares)
-            print(f"{s.fault:24}{s.architecture:12}{s.seed:4} {s.optimizer:9}{s.lr:8.2g} {s.activation:8}{s.onset:4} "
-                  f"loss {o.loss:8.3g} looks {len(o.looks)} time {shares} {o.named} {'' if o.named else o.first}", flush=True)  # fmt: skip
+            settings = f"{s.optimizer:9}{s.lr:8.2g} {s.activation:8}{s.onset:4}"
+            found = o.named or o.first  # the text of an error, if there was one
+            print(f"{s.fault:24}{s.architecture:12}{s.seed:4} {settings} loss {o.loss:8.3g} looks {len(o.looks)} "
+                  f"time {shares} {found}", flush=True)  # fmt: skip
     return outcomes
 
 

@@ -157,6 +157,17 @@ def test_exploding_gradients_are_not_those_of_a_scaler() -> None:
     assert (None, "exploding gradients") not in faults(monitor)
 
 
+def test_a_model_whose_kernels_overflow_is_measured_and_exploding() -> None:
+    model = scale(net(depth=6), 3e4)  # outputs of 1e28, whose products are beyond float32
+    monitor = Monitor(model, (X, Y), every=1, kernel_samples=32, measure=("weights", "ck"))
+    for step in range(2):
+        monitor.step(step, loss=1e20)
+    assert monitor.latest is not None
+    assert "ck.top" in monitor.latest.layers["0"]
+    assert "ck.top" not in monitor.latest.layers["12"]
+    assert (None, "exploding gradients") in faults(monitor)
+
+
 def test_divergence_and_a_learning_rate_that_is_too_high() -> None:
     assert (None, "learning rate too high") in faults(run(net(), lr=30.0, steps=24))
     monitor = run(net(), lr=0.3, steps=20, loss_factor=-1.0)
