@@ -106,10 +106,13 @@ def test_the_monitor_of_a_stopped_run_sees_what_it_would_have_seen(tmp_path: Pat
     model, whole = train(tmp_path / "whole", [])
     again, stopped = train(tmp_path / "stopped", [7, 23])
     assert_same(state(model), state(again))
-    wanted, result = (run.metrics().query("not name.str.startswith('monitor.')") for run in (whole, stopped))
+    # Signals, and so findings, are taken when their time allows.
+    timed = "name.str.startswith('monitor.') or name.str.startswith('signal.')"
+    wanted, result = (run.metrics().query(f"not ({timed})") for run in (whole, stopped))
     assert len(wanted) > 300
     assert wanted.reset_index(drop=True).equals(result.reset_index(drop=True))
-    assert whole.texts().equals(stopped.texts())
+    texts = [run.texts().query("name != 'findings'").reset_index(drop=True) for run in (whole, stopped)]
+    assert texts[0].equals(texts[1])
     assert whole.matrix_steps() == stopped.matrix_steps() == [0, 5, 10, 15, 20, 25, 30]
     for name, matrix in whole.matrices(30).items():
         assert torch.equal(matrix, stopped.matrices(30)[name])

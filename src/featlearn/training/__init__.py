@@ -17,16 +17,22 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.training._trainer import fit as fit
     from featlearn.training._trainer import relative_gradient as relative_gradient
     from featlearn.training.diagnosis import DIAGNOSES as DIAGNOSES
+    from featlearn.training.diagnosis import FAULTS as FAULTS
     from featlearn.training.diagnosis import Diagnosis as Diagnosis
+    from featlearn.training.diagnosis import Finding as Finding
+    from featlearn.training.diagnosis import Findings as Findings
     from featlearn.training.diagnosis import diagnose_layer as diagnose_layer
 
 # Public names and their modules, imported on first use, so that a fitted table can be logged without the monitor.
 _HOMES = {
     "PARTS": "_measurement",
     "DIAGNOSES": "diagnosis",
+    "FAULTS": "diagnosis",
     "PASSES": "_plan",
     "Budget": "_schedule",
     "Diagnosis": "diagnosis",
+    "Finding": "diagnosis",
+    "Findings": "diagnosis",
     "History": "_trainer",
     "Monitor": "_monitor",
     "Snapshot": "_measurement",

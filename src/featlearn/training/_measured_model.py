@@ -20,7 +20,7 @@ from featlearn.layers import Layer, find_layers, select_layers, unwrap
 from featlearn.spectra import Phase
 from featlearn.training import _measurement as measuring
 from featlearn.training._first_process import run_in_first
-from featlearn.training._measurement import Snapshot, Start
+from featlearn.training._measurement import Observed, Snapshot, Start
 from featlearn.training._plan import MeasurementPlan, plan_measurement, sharing_of, sizes_of
 from featlearn.training._prices import Passes, time_passes
 from featlearn.training._probe_data import ProbeRows, first_of
@@ -104,13 +104,20 @@ class MeasuredModel:
         """Sizes of measurements within a budget; None in processes other than the first, and before `prepare`."""
         return self._sizing
 
-    def measure(self, step: int, in_first_process: bool, plan: MeasurementPlan | None = None) -> Snapshot:
+    def measure(
+        self,
+        step: int,
+        in_first_process: bool,
+        plan: MeasurementPlan | None = None,
+        observed: Observed | None = None,
+    ) -> Snapshot:
         """Measure the model as it is now.
 
         Args:
             step: Training step of the measurement.
             in_first_process: Whether this process measures weights and kernels too, and warns.
             plan: Sizes of the measurement, from `sizing`. None is the largest one that memory allows.
+            observed: Signals of the training that the diagnoses take into account.
 
         Returns:
             The measurement.
@@ -155,7 +162,7 @@ class MeasuredModel:
                 matrices |= stored
         numbers = {name: values for name, values in numbers.items() if values}
         part = self.rows.part or plan.feature_rows < self.rows.samples
-        readings = measuring.diagnose_layers(single, numbers, phases, part)
+        readings = measuring.diagnose_layers(single, numbers, phases, part, observed or Observed())
         if self._sizing is not None:
             self._sizing.learn(plan, seconds)
         sizes = {"features": plan.feature_rows, "weights": len(plan.spectra), "ck": plan.ck_rows, "ntk": plan.ntk_rows}
@@ -163,6 +170,11 @@ class MeasuredModel:
         return Snapshot(
             step, numbers, whole, readings, phases, matrices, reduced=describe_size(plan, full, len(self._layers))
         )
+
+    def layers_of_both(self) -> tuple[dict[str, Layer], dict[str, Layer]]:
+        """Return the layers of the model and of the initial model, by name."""
+        self._look_at_structure()
+        return self._layers, self._first
 
     def limited_threads(self) -> AbstractContextManager[object]:
         """Limit the threads of BLAS in a block to those that the eigenvalue problems of the layers need."""

@@ -33,7 +33,7 @@ from featlearn.spectra import (
 from featlearn.spectra.matrix_norms import matrix_norms, relative_norms
 from featlearn.training._plan import MeasurementPlan
 from featlearn.training._probe_data import ProbeRows, first_of
-from featlearn.training.diagnosis import Diagnosis, diagnose_layer
+from featlearn.training.diagnosis import Diagnosis, Findings, diagnose_layer
 
 PARTS = ("features", "weights", "ck", "ntk")
 """Parts of a measurement: NFC and FACT families; spectra of W, of conjugate kernels and of the tangent kernel."""
@@ -59,11 +59,13 @@ class Snapshot:
         model: Metrics of the whole model, and numbers of the rows and spectra that were measured, such as
             ``monitor.feature_rows``.
         readings: `Diagnosis` of each layer whose features or weights are measured.
-        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``.
+        phases: Phases of spectra, with keys such as ``("net.0", "w")``, ``("net.0", "ck")``, ``(None, "ntk")``. Their
+            names change when two measurements in a row agree.
         matrices: Requested matrices, with names such as ``"net.0/agop"``. Eigenvalues are vectors, with names such as
             ``"net.0/w.eigenvalues"``.
         seconds: Time that the measurement took, in seconds.
         reduced: Parts that were left out or measured on fewer rows to stay within the budget, as text.
+        findings: Findings of each layer, and of the model (None); an empty list where there were some before.
 
     Example:
         >>> import torch, featlearn as fl
@@ -85,6 +87,7 @@ class Snapshot:
     matrices: dict[str, Tensor] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
     reduced: str = ""
+    findings: Findings = field(default_factory=Findings, repr=False)
 
     def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
         """Return the metrics and the diagnosis of each layer.
@@ -111,7 +114,7 @@ class Snapshot:
         return table
 
     def texts(self) -> dict[str | None, dict[str, str]]:
-        """Return the diagnoses and phases as text, by layer, for the run store; the key None is the whole model."""
+        """Return diagnoses, phases and findings as text, by layer, for the run store; the key None is the model."""
         result: dict[str | None, dict[str, str]] = {}
         for name, reading in self.readings.items():
             result.setdefault(name, {}).update({"reading": reading.word, "reason": reading.text})
@@ -119,7 +122,24 @@ class Snapshot:
             result.setdefault(layer, {})[f"{kind}.phase"] = of.name
         if self.reduced:
             result.setdefault(None, {})["monitor.reduced"] = self.reduced
+        for owner, text in self.findings.texts().items():
+            result.setdefault(owner, {})["findings"] = text
         return result
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Signals of the training that diagnoses take into account.
+
+    Attributes:
+        layers: Signals by layer.
+        outputs: Names of the layers whose outputs are those of the model.
+        diverged: Whether the training has diverged.
+    """
+
+    layers: Mapping[str, Numbers] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    diverged: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,7 +310,11 @@ def kernel_numbers(
 
 
 def diagnose_layers(
-    single: Collection[str], numbers: Mapping[str, Numbers], phases: Mapping[Key, Phase], part: bool
+    single: Collection[str],
+    numbers: Mapping[str, Numbers],
+    phases: Mapping[Key, Phase],
+    part: bool,
+    observed: Observed,
 ) -> dict[str, Diagnosis]:
     """Return the diagnosis of each layer whose change is measured.
 
@@ -299,12 +323,18 @@ def diagnose_layers(
         numbers: Numbers by layer name.
         phases: Phases of the spectra.
         part: Whether only a part of the training rows is measured, see `diagnose_layer`.
+        observed: Signals of the training.
     """
     result = {}
+    # A layer without a gradient is cut off if others have changed, or if a dead layer explains it.
+    trained = any(values.get("weight_change", 0.0) > 0 for values in numbers.values())
+    trained |= any(values.get("signal.dead_share", 0.0) >= 1 for values in observed.layers.values())
     for name, values in numbers.items():
         if "weight_change" in values:
             of = phases[name, "w"].name if (name, "w") in phases else None
-            result[name] = diagnose_layer(values, of, trivial=name in single, part=part)
+            trivial = name in single or name in observed.outputs
+            known = {**values, **observed.layers.get(name, {})}
+            result[name] = diagnose_layer(known, of, trivial, part, observed.diverged, trained)
     return result
 
 
@@ -322,11 +352,18 @@ def feature_matrices(report: Report, wanted: Iterable[str]) -> dict[str, Tensor]
 def measure_kernels(kernels: ModelKernels, rows: ProbeRows, plan: MeasurementPlan) -> dict[Key, Tensor]:
     """Return the conjugate and tangent kernels on the CPU; kernels that the model does not allow give a warning.
 
+    Kernels that overflow, as those of a model whose activations explode, are left out.
+
     Args:
         kernels: Kernels of the model.
         rows: Rows to measure on.
         plan: Plan of the measurement.
     """
+    measured = _measure_kernels(kernels, rows, plan)
+    return {key: kernel for key, kernel in measured.items() if bool(torch.isfinite(kernel).all())}
+
+
+def _measure_kernels(kernels: ModelKernels, rows: ProbeRows, plan: MeasurementPlan) -> dict[Key, Tensor]:
     result: dict[Key, Tensor] = {}
     wanted = [part for part in ("ck", "ntk") if part in plan.parts]
     if wanted == ["ck", "ntk"] and plan.ck_rows == plan.ntk_rows:
@@ -382,6 +419,7 @@ def _spectrum_numbers(
             numbers[f"{prefix}.edge"] = evidence.trained_edge.edge
         if evidence.tail is not None:
             numbers[f"{prefix}.alpha"] = evidence.tail.fit.alpha
+            numbers[f"{prefix}.tail_share"] = evidence.tail.fit.n_tail / len(result.trained)
     return numbers, result
 
 

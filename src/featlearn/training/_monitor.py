@@ -39,6 +39,8 @@ from featlearn.training._probe_data import take_rows
 from featlearn.training._rank_means import EVERY, RankMeans
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Every, Schedule
+from featlearn.training._watch import Watch
+from featlearn.training.diagnosis import Findings
 from featlearn.training.trackers import Tracker
 
 _NOTES = 0.01  # share of the training time for noting weights between measurements
@@ -205,6 +207,9 @@ class Monitor:
             owns, mark = not isinstance(run, Run), rows_mark(data, rows)
             self._recorder = Recorder(opened, owns, trackers, on_error, None if copies else target, mark)
         self._scalars = RankMeans()
+        self._watch = Watch(
+            model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies
+        )
         self._calls = 0
         self._noting = 0.0
         if in_budget:
@@ -253,6 +258,7 @@ class Monitor:
         for step, numbers in self._scalars.take(together=together).items():
             if self._writes:
                 self._recorder.numbers(step, numbers)
+                self._watch.record(step, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
         """Record the end of training, and measure the trained model if the budget allows.
@@ -275,17 +281,26 @@ class Monitor:
         asked = number != self._last and (last or self._schedule.asks(number))
         if in_processes() and (asked or last or number % EVERY == 0):
             self._write_scalars(together=True)
-        if not asked:
-            return None
+        plan = self._plan(last) if asked else None
+        wanted = plan is not None or self._schedule.due(number)
+        self._watch.step(number, wanted=wanted, last=last, measured=self.budget.spent)
+        snapshot = None
+        if plan is not None:
+            snapshot = self._measure(number, plan if isinstance(plan, MeasurementPlan) else None)
+        elif asked and self._writes and self._noting <= _NOTES * self.budget.trained:
+            self._note_weights()
+        self._watch.decide(number)
+        return snapshot
+
+    def _plan(self, last: bool) -> MeasurementPlan | Literal["all"] | None:
+        """Return the size of a measurement now, "all" for a complete one, None for no measurement."""
         if self.budget.share is None:
-            return self._measure(number, None)
+            return "all"
         # Clocks differ, and processes that do not measure together would deadlock: the first one decides.
-        plan = run_in_first(lambda: self._schedule.choose(self._measured.sizing, last))
-        if plan is None:
-            if self._writes and self._noting <= _NOTES * self.budget.trained:
-                self._note_weights()
-            return None
-        return self._measure(number, plan if isinstance(plan, MeasurementPlan) else None)
+        plan: MeasurementPlan | Literal["all"] | None = run_in_first(
+            lambda: self._schedule.choose(self._measured.sizing, last)
+        )
+        return plan
 
     def _note_weights(self) -> None:
         began = time.perf_counter()
@@ -308,7 +323,7 @@ class Monitor:
         began = time.perf_counter()
         try:
             with preserved_rng(), self._gathered(), self._measured.limited_threads():
-                snapshot = self._measured.measure(number, self._writes, plan)
+                snapshot = self._measured.measure(number, self._writes, plan, self._watch.observed())
         except Exception as error:  # a model can raise anything, and memory can run out
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
             if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
@@ -319,6 +334,7 @@ class Monitor:
             return None
         finally:
             self.budget.pay(time.perf_counter() - began)
+        snapshot = self._watch.settle(snapshot)
         seconds = time.perf_counter() - began
         cost = {"monitor.seconds": seconds, "monitor.share": self.budget.used}
         cost = {name: value for name, value in cost.items() if math.isfinite(value)}
@@ -341,6 +357,7 @@ class Monitor:
                 if others were loaded since, such as the best ones.
         """
         self._write_scalars(together=False)  # a process that has failed would wait for the others
+        self._watch.close()
         self._recorder.close(status, trained)
 
     def __enter__(self) -> Self:
@@ -387,6 +404,17 @@ class Monitor:
             of = "the model" if layer is None else f"layer {layer!r}"
             raise InputError(f"name must be a recorded metric, but nothing was recorded for {of} as {name!r}.")
         return pd.Series(rows["value"].to_numpy(), index=pd.Index(rows["step"], name="step"), name=name)
+
+    def findings(self) -> Findings:
+        """Return the present findings: faults, and remarkable states, of the layers and of the whole training.
+
+        Findings rest on the losses that are passed to `step` or `record`, on signals that take at most 1% of the
+        training time, and on measurements. Most begin when they held at two looks in a row.
+
+        Returns:
+            Findings by layer, None for the model. It prints as a report.
+        """
+        return self._watch.findings()
 
     def plot(self, names: Iterable[str] | None = None) -> Figure:
         """Plot metrics over the steps, one panel per metric and one curve per layer.

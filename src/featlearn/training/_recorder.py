@@ -52,6 +52,7 @@ class Recorder:
         self._owns, self._trackers, self._on_error = owns, list(trackers), on_error
         self._stored: pd.DataFrame | None = None
         self.snapshots: list[Snapshot] = []
+        self._looks: list[Snapshot] = []  # signals between measurements, and beside them
         self._scalars: dict[int, dict[str, float]] = {}
         self._latest: dict[str | None, int] = {}  # last step of each metric in memory
         self._old: list[tuple[dict[int, dict[str, float]], list[Snapshot]]] = []
@@ -72,6 +73,23 @@ class Recorder:
             self._rewind(step, numbers)
             self._scalars.setdefault(step, {}).update(numbers)
         self._track(step, numbers)
+
+    def table(self, step: int, table: Mapping[str | None, Mapping[str, float | str]]) -> None:
+        """Record metrics and texts of layers, and of the model (None), beside those of measurements."""
+        self._compare(step)
+        numbers = {
+            layer: {name: value for name, value in of.items() if not isinstance(value, str)}
+            for layer, of in table.items()
+        }
+        if not self._log(step, table):
+            layers = {layer: of for layer, of in numbers.items() if layer is not None}
+            self._rewind(step, ["signals"])
+            self._looks.append(Snapshot(step, layers, numbers.get(None, {})))
+        flat = {
+            name if layer is None else f"{layer}/{name}": v for layer, of in numbers.items() for name, v in of.items()
+        }
+        if flat:
+            self._track(step, flat)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """Record a measurement."""
@@ -104,9 +122,10 @@ class Recorder:
     def _rewind(self, step: int, names: Iterable[str | None]) -> None:
         """Start a segment of the metrics in memory if one of them goes back; None is the measurement."""
         if any(self._latest.get(name, -1) > step for name in names):
-            self._old.append((dict(self._scalars), list(self.snapshots)))
+            self._old.append((dict(self._scalars), self.snapshots + self._looks))
             self._scalars = {s: values for s, values in self._scalars.items() if s < step}
             self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.step < step]
+            self._looks = [look for look in self._looks if look.step < step]
             last, number = max(self._latest.values()), len(self._old) + 1
             self._latest = {}
             message = f"Step {step} goes back in the monitor, which has steps up to {last}: segment {number} begins."
@@ -115,7 +134,7 @@ class Recorder:
 
     def metrics(self, segment: int | None = None) -> pd.DataFrame:
         """Return the metrics of a segment, None is the latest, with the columns step, layer, name, value."""
-        scalars, snapshots = self._scalars, self.snapshots
+        scalars, snapshots = self._scalars, self.snapshots + self._looks
         if segment is not None and self._record is not None:
             return self._record.metrics(segment=segment)
         if segment is not None and check_int("segment", segment, 1, len(self._old) + 1, optional=True) <= len(

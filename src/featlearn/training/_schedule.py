@@ -128,10 +128,11 @@ class Schedule:
 
     Attributes:
         budget: Budget of time.
+        due: Function that returns whether a step is one to measure at.
     """
 
     def __init__(self, every: Every, budget: float | str | None) -> None:
-        self._due = step_rule(every)
+        self.due = step_rule(every)
         auto = isinstance(budget, str)
         if auto and budget != "auto":
             raise InputError(f'budget must be a share of the training time, "auto" or None, got {budget!r}.')
@@ -143,7 +144,7 @@ class Schedule:
 
     def asks(self, step: int) -> bool:
         """Return whether to decide about a measurement at a step; all processes give the same answer."""
-        if self._due(step):
+        if self.due(step):
             self._late = self._log
             return True
         return self._late and (not in_processes() or step % _CATCH_UP == 0)

@@ -1,0 +1,246 @@
+"""Cheap signals of a training: gradients, updates and units of each layer, within a share of the training time."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featlearn.capture import Forward, ModelSession, map_tensors
+from featlearn.errors import FeatlearnError
+from featlearn.layers import Layer, unwrap
+from featlearn.training._activation_signals import ActivationLook, UnitSignals, look_at_activations
+from featlearn.training._probe_data import ProbeRows, first_of
+from featlearn.training._weight_signals import Updates, WeightSignals
+
+SHARE = 0.01
+"""Largest share of the training time for looks between the steps of the schedule."""
+_SCHEDULED, _FREE_SECONDS = 0.02, 0.05  # share and time of all looks at the steps of the schedule
+_ROWS = 64
+_ENTRIES = 1 << 20  # of the inputs of one forward pass
+_FAILURES = 3  # forward passes that may fail
+_FREE = 2  # looks before the cost is known
+
+Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
+"""Function that returns the layers of the model and of the initial model, by name."""
+
+
+@dataclass
+class Look:
+    """Signals at one step.
+
+    Attributes:
+        step: Training step.
+        call: Number of the step among those of this monitor, from 0.
+        gradients: Norm of the last gradient of each layer.
+        gradient_norm: Norm of the last gradient of the whole model; NaN if unknown.
+        updates: Last updates of each layer.
+        units: Units of each layer, in the order of their calls.
+        outputs: Names of the layers whose outputs are those of the model.
+        frozen: Names of the layers whose parameters do not require gradients.
+        finite: Whether all weights are finite.
+        precision: Names of the layers with weights of less than 32 bits.
+    """
+
+    step: int
+    call: int
+    gradients: dict[str, float] = field(default_factory=dict)
+    gradient_norm: float = math.nan
+    updates: dict[str, Updates] = field(default_factory=dict)
+    units: dict[str, UnitSignals] = field(default_factory=dict)
+    outputs: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+    finite: bool = True
+    precision: frozenset[str] = frozenset()
+
+    def table(self) -> dict[str | None, dict[str, float]]:
+        """Return the finite signals as metrics, by layer; None is the model."""
+        table: dict[str | None, dict[str, float]] = {None: {"signal.gradient_norm": self.gradient_norm}}
+        for name, norm in self.gradients.items():
+            table.setdefault(name, {})["signal.gradient_norm"] = norm
+        for name, update in self.updates.items():
+            numbers = {"signal.update_ratio": update.ratio, "signal.update_cosine": update.cosine}
+            table.setdefault(name, {}).update(numbers)
+        for name, units in self.units.items():
+            numbers = table.setdefault(name, {})
+            numbers |= {"signal.activation_scale": units.scale, "signal.activation_rank": units.rank}
+            if units.dead is not None:
+                numbers["signal.dead_share"] = units.dead / units.units
+            if units.saturated is not None:
+                numbers["signal.saturated_share"] = units.saturated / units.units
+        finite = {name: {k: v for k, v in of.items() if math.isfinite(v)} for name, of in table.items()}
+        return {name: of for name, of in finite.items() if of}
+
+
+class Signals:
+    """Signals of a training, taken at some of its steps so that they cost at most 1% of its time.
+
+    A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
+    are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
+    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 2% and 0.05
+    seconds.
+
+    Args:
+        model: Model in training.
+        layers: Function that returns its layers and those of the initial model.
+        rows: Rows of the monitor, of which the first 64 are passed through the model.
+        forward: Forward function, as in `featlearn.probe`.
+        due: Function that returns whether a step is in the schedule of measurements.
+        clock: Function that returns a time in seconds.
+
+    Attributes:
+        spent: Time of all looks, in seconds.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Layers,
+        rows: ProbeRows,
+        forward: Forward | None,
+        due: Callable[[int], bool] = lambda step: False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
+        self._rows = rows
+        self._few: list[Any] | None = None
+        self.spent = self._alone = 0.0  # the time of all looks, and of those between the steps of the schedule
+        self._dearest = self._preparing = 0.0
+        self._began: float | None = None
+        self._call, self._step = -1, -1
+        self._planned: int | None = None
+        self._looks = 0
+        self._weights: WeightSignals | None = None
+        self._session: ModelSession | None = None
+        self._parameters: list[Tensor] = []
+        self._failures = 0
+
+    def step(self, step: int, *, wanted: bool = False, last: bool = False, measured: float = 0.0) -> Look | None:
+        """Look at the model if the step is due and the time allows, or prepare a look at the next steps.
+
+        Args:
+            step: Number of the step. A repeated number is looked at once.
+            wanted: Whether to look at this step if the time allows, as at the steps of the schedule.
+            last: Whether training has ended, so that there is no other chance.
+            measured: Time of all measurements so far, in seconds, which is not training time.
+
+        Returns:
+            The signals, or None.
+        """
+        if step == self._step and not last:
+            return None
+        began = self._clock()
+        self.close()  # also if the look that was prepared cannot be afforded now
+        if self._began is None:
+            self._began = began - measured
+        self._step, self._call = step, self._call + 1
+        allowance = SHARE * (began - self._began - measured - self.spent)
+        alone = allowance >= self._alone + self._dearest
+        scheduled = allowance * _SCHEDULED / SHARE + _FREE_SECONDS >= self.spent + self._dearest
+        wanted = wanted or self._due(step)
+        free = self._looks < _FREE
+        if self._planned is None and (alone or free):
+            self._planned = self._call + 2
+        planned = self._planned is not None and self._call >= self._planned
+        look = None
+        if last or not self._looks or planned or (wanted and (scheduled or free)):
+            look = self._look(step)
+            self._looks += 1
+            self._planned = self._call + 2 if self._looks < _FREE else None
+        # The two calls before a look keep weights; the last one also watches the backward pass.
+        ahead = [self._planned == self._call + k or (self._due(step + k) and scheduled) for k in (1, 2)]
+        if any(ahead) and not last:
+            self._prepare(is_next=ahead[0])
+        elif look is None:
+            return None
+        seconds = self._clock() - began
+        self._preparing += seconds
+        self.spent += seconds
+        if not wanted:
+            self._alone += seconds
+        if look is not None:
+            self._dearest, self._preparing = self._preparing, 0.0
+        return look
+
+    def pay(self, seconds: float) -> None:
+        """Add the time of what follows from a look, such as writing it, to its cost.
+
+        Args:
+            seconds: Time in seconds.
+        """
+        self.spent += seconds
+        self._alone += seconds
+        self._dearest += seconds
+
+    def close(self) -> None:
+        """Remove the hooks of a look that was prepared."""
+        if self._weights is not None:
+            self._weights.disarm()
+
+    def _prepare(self, is_next: bool) -> None:
+        weights = self._up_to_date()
+        weights.take_sample(self._call)
+        if is_next and not weights.has_gradients():
+            weights.arm()
+
+    def _look(self, step: int) -> Look:
+        weights = self._up_to_date()
+        look = Look(step, self._call)
+        look.gradients, look.gradient_norm = weights.gradient_norms()
+        weights.take_sample(self._call)
+        look.updates = weights.updates()
+        look.finite = weights.is_finite()
+        look.frozen, look.precision = weights.frozen(), weights.low_precision()
+        if look.finite and self._failures < _FAILURES:
+            activations = self._look_at_activations(weights)
+            if activations is not None:
+                look.units, look.outputs = activations.layers, activations.outputs
+            else:
+                look.finite = all(bool(torch.isfinite(p).all()) for p in weights.parameters)
+        return look
+
+    def _look_at_activations(self, weights: WeightSignals) -> ActivationLook | None:
+        model = unwrap(self._model)
+        if any(hasattr(p, "to_local") for p in weights.parameters):  # a pass needs the other processes
+            return None
+        try:
+            if self._few is None:
+                self._few = _few(self._rows)
+            if self._session is None:
+                self._session = ModelSession(model, forward=self._forward, train_mode="eval", operations=True)
+            return look_at_activations(self._session, weights.layers, self._few)
+        except FeatlearnError:  # the measurement warns
+            self._session = None
+            return None
+        except Exception as error:  # a model can raise anything
+            self._failures += 1
+            if self._failures == _FAILURES:  # memory may be short for once, and a measurement warns too
+                message = f"Activations are not looked at from step {self._step} on; training continues: {error}"
+                warnings.warn(message, UserWarning, stacklevel=7)
+            return None
+
+    def _up_to_date(self) -> WeightSignals:
+        """Return the signals of the weights, which start anew if parameters were replaced."""
+        parameters: list[Tensor] = list(unwrap(self._model).parameters())
+        same = len(parameters) == len(self._parameters)
+        if self._weights is None or not same or any(a is not b for a, b in zip(parameters, self._parameters)):  # noqa: B905
+            self.close()
+            self._parameters, self._session = parameters, None
+            self._weights = WeightSignals(*self._find(), unwrap(self._model))
+        return self._weights
+
+
+def _few(rows: ProbeRows) -> list[Any]:
+    """Return the first rows in batches of limited size."""
+    raws = first_of(rows.batches, _ROWS)
+    entries: list[int] = []
+    map_tensors(raws, lambda t: entries.append(t.numel()))
+    count = min(_ROWS, rows.samples)
+    at_a_time = max(1, int(count * _ENTRIES / max(sum(entries), 1)))
+    return first_of(raws, _ROWS, at_a_time) if at_a_time < count else raws
