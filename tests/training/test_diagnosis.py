@@ -108,7 +108,7 @@ def trained(prepare: Callable[[nn.Sequential], None], lr: float = 0.1) -> fl.Mon
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     prepare(model)
-    monitor = fl.Monitor(model, (X, y), every=[0, 30, 60], measure="features")
+    monitor = fl.Monitor(model, (X, y), every=[0, 30, 60], budget=None, measure="features")
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for step in range(60):
         loss = nn.functional.cross_entropy(model(X), y)

@@ -56,7 +56,7 @@ def run(
     left_out = set() if skip is None else {id(p) for p in skip.parameters()}
     trained = [p for p in model.parameters() if p.requires_grad and id(p) not in left_out]
     optimizer = torch.optim.SGD(trained, lr=lr)
-    monitor = Monitor(model, (X, labels), measure="weights", every=20, kernel_samples=128)
+    monitor = Monitor(model, (X, labels), measure="weights", every=20, budget=None, kernel_samples=128)
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         change(step)

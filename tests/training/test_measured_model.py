@@ -113,7 +113,7 @@ def test_numbers_are_those_of_single_calls() -> None:
 
 def test_a_new_parameter_is_followed() -> None:
     model = _model()
-    monitor = fl.Monitor(model, (X, Y), every=1)
+    monitor = fl.Monitor(model, (X, Y), every=1, budget=None)
     monitor.step()
     model[2].weight = nn.Parameter(torch.randn(2, 8, dtype=DTYPE))
     model[1] = nn.Tanh()

@@ -147,7 +147,9 @@ def test_hooks_are_removed_when_a_monitor_is_deleted() -> None:
 def test_hooks_are_removed_when_the_time_does_not_allow_the_look() -> None:
     model, clock = net(), Clock()
     layers = lambda: (layers_of(model), layers_of(model))  # noqa: E731
-    signals = Signals(model, layers, take_rows((X, Y), 64, 8, None), None, due=lambda step: step == 4, clock=clock)
+    signals = Signals(
+        model, layers, take_rows((X, Y), 64, 8, None), None, due=lambda step: step == 4, clock=clock, free_seconds=0.5
+    )
     clock.cost = 0.1  # more than 1% of what follows
     for step in range(4):
         signals.step(step)

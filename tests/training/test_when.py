@@ -65,7 +65,7 @@ class Sizes:
 
 @given(
     st.floats(0.01, 0.5),
-    st.lists(st.floats(0.001, 1.0), min_size=400, max_size=600),
+    st.lists(st.floats(0.001, 1.0), min_size=100, max_size=150),
     st.floats(0.001, 2.0),
     st.lists(st.floats(0.3, 2.0), min_size=7, max_size=7),
 )

@@ -208,8 +208,8 @@ class Monitor:
             self._recorder = Recorder(opened, owns, trackers, on_error, None if copies else target, mark)
         self._scalars = RankMeans()
         self._watch = Watch(
-            model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies
-        )
+            model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies, in_budget
+        )  # not for sharded models, whose passes need all processes
         self._calls = 0
         self._noting = 0.0
         if in_budget:

@@ -21,7 +21,9 @@ from featlearn.training._weight_signals import Updates, WeightSignals
 
 SHARE = 0.01
 """Largest share of the training time for looks between the steps of the schedule."""
-_SCHEDULED, _FREE_SECONDS = 0.02, 0.05  # share and time of all looks at the steps of the schedule
+_SCHEDULED = 0.02  # share of all looks at the steps of the schedule, which may take some seconds more
+FREE_SECONDS = 0.05
+"""Seconds that looks at the steps of the schedule may take in any case."""
 _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
 _FAILURES = 3  # forward passes that may fail
@@ -93,6 +95,7 @@ class Signals:
         forward: Forward function, as in `featlearn.probe`.
         due: Function that returns whether a step is in the schedule of measurements.
         clock: Function that returns a time in seconds.
+        free_seconds: Seconds that looks at the steps of the schedule may take in any case.
 
     Attributes:
         spent: Time of all looks, in seconds.
@@ -106,9 +109,10 @@ class Signals:
         forward: Forward | None,
         due: Callable[[int], bool] = lambda step: False,
         clock: Callable[[], float] = time.perf_counter,
+        free_seconds: float = FREE_SECONDS,
     ) -> None:
         self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
-        self._rows = rows
+        self._rows, self._free_seconds = rows, free_seconds
         self._few: list[Any] | None = None
         self.spent = self._alone = 0.0  # the time of all looks, and of those between the steps of the schedule
         self._dearest = self._preparing = 0.0
@@ -140,9 +144,9 @@ class Signals:
         if self._began is None:
             self._began = began - measured
         self._step, self._call = step, self._call + 1
-        allowance = SHARE * (began - self._began - measured - self.spent)
-        alone = allowance >= self._alone + self._dearest
-        scheduled = allowance * _SCHEDULED / SHARE + _FREE_SECONDS >= self.spent + self._dearest
+        trained = began - self._began - measured - self.spent
+        alone = SHARE * trained >= self._alone + self._dearest
+        scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self.spent + self._dearest
         wanted = wanted or self._due(step)
         free = self._looks < _FREE
         if self._planned is None and (alone or free):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from featlearn.training._loss_history import LossHistory
 from featlearn.training._measured_model import MeasuredModel
 from featlearn.training._measurement import Observed, Snapshot
 from featlearn.training._recorder import Recorder
-from featlearn.training._signals import Look, Signals
+from featlearn.training._signals import FREE_SECONDS, Look, Signals
 from featlearn.training._training_rules import has_diverged
 from featlearn.training.diagnosis import Finding, Findings
 
@@ -36,6 +37,7 @@ class Watch:
         forward: Forward function, as in `featlearn.probe`.
         due: Function that returns whether a step is to be measured.
         active: Whether this process takes signals.
+        limited: Whether the time of signals at the steps of the schedule is limited.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Watch:
         forward: Forward | None,
         due: Callable[[int], bool],
         active: bool,
+        limited: bool = True,
     ) -> None:
-        self.signals = Signals(model, measured.layers_of_both, measured.rows, forward, due)
+        free = FREE_SECONDS if limited else math.inf
+        self.signals = Signals(model, measured.layers_of_both, measured.rows, forward, due, free_seconds=free)
         self.losses = LossHistory()
         self._measured, self._forward = measured, forward
         self._diagnostician = Diagnostician(self.losses, self._test_labels)
