@@ -75,7 +75,9 @@ def test_runs_are_listed_with_their_trouble(client: TestClient) -> None:
     wine, second, _, damaged = result["runs"]
     assert (wine["kind"], second["last_step"], second["status"]) == ("rfm", 11, "finished")
     assert second["loss"] == {"name": "loss", "value": pytest.approx(1 / 12)}
-    assert second["readings"] == {EVIL: "learning", "net.1": "learning"}
+    assert second["readings"] == {"learning": 2}
+    assert second["metrics"] == {"loss": [pytest.approx(1 / 12), pytest.approx(1 / 12), 1.0], "strange": [None] * 3}
+    assert (result["complete"], result["loading"]) == (True, 0)
     assert second["settings"] == {"lr": 0.2, "net.width": 8, "odd": None}
     assert damaged["status"] == "unreadable"
     assert "not a database" in damaged["message"]
@@ -174,7 +176,9 @@ def test_runs_are_compared(client: TestClient, ids: dict[str, str]) -> None:
     names = ",".join(ids[name] for name in ("first", "second", "damaged"))
     result = strictly(client.get("/api/compare", params={"ids": names, "name": "nfc", "layer": "net.1"}).text)
     assert [curve["id"] for curve in result["curves"]] == [ids["first"], ids["second"]]
+    result = strictly(client.get("/api/compare", params={"ids": names}).text)
     assert result["settings"] == [{"setting": "lr", "values": {ids["first"]: 0.1, ids["second"]: 0.2}}]
+    assert result["curves"] == []
     assert client.get("/api/compare").status_code == 400
     assert client.get("/api/compare?ids=000000000000").status_code == 404
 

@@ -22,6 +22,7 @@ from featlearn.dashboard import _api as answers
 from featlearn.dashboard._app import STATIC, plotly_script
 from featlearn.dashboard._matrix_data import matrix
 from featlearn.dashboard._run_index import Found, Store
+from featlearn.dashboard._run_list import RunList
 from featlearn.dashboard._spectrum_data import spectrum
 from featlearn.errors import InputError
 from featlearn.runs.database import DATABASE_FILE
@@ -117,7 +118,8 @@ def _page(title: str, plotly: str, content: dict[str, Any]) -> str:
 
 def _answers(store: Store) -> dict[str, Any]:
     """Return all data of the pages, by address."""
-    result: dict[str, Any] = {"runs": answers.run_list(store)}
+    listed = RunList(store)
+    result: dict[str, Any] = {"runs": listed.rows(seconds=None), "layers": listed.layers()}
     if result["runs"]["ledger"]:
         result["ledger"] = answers.ledger(store)
     for run in store.runs():

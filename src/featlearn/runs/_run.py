@@ -271,8 +271,10 @@ class Run(RunRecord):
                 raise InputError(f"values must map names to numbers or strings, got {type(values).__name__}.")
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
         with self._order(at, lambda connection: self._goes_back(connection, at, rows)) as connection:
+            now = time.time()
             _sql.write_rows(connection, rows)
-            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
+            connection.execute("INSERT OR IGNORE INTO times VALUES (?, ?)", (at, now))
+            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (now, self._start))
         self._last = max(self._last, at)
 
     def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:

@@ -18,8 +18,7 @@ function settingsText(run) {
 }
 
 function readingChips(run) {
-  const counts = new Map();
-  for (const word of Object.values(run.readings ?? {})) counts.set(word, (counts.get(word) ?? 0) + 1);
+  const counts = new Map(Object.entries(run.readings ?? {}));
   const chips = [...counts].map(([word, count]) => el("span", { class: "chip-count" }, count > 1 ? `${count} × ` : "", chip(word)));
   return chips.length ? el("span", { class: "chips" }, chips) : run.kind === "rfm" ? "feature machine" : "–";
 }
@@ -46,7 +45,7 @@ function columnsOf(redraw) {
       key: "loss", title: "Last value", number: true, value: (run) => run.loss?.value,
       cell: (run) => (run.loss ? el("span", { title: run.loss.name }, `${run.loss.name} ${short(run.loss.value)}`) : "–"),
     },
-    { key: "layers", title: "Layers", value: (run) => Object.values(run.readings ?? {}).join(" "), cell: readingChips },
+    { key: "layers", title: "Layers", value: (run) => Object.keys(run.readings ?? {}).join(" "), cell: readingChips },
     { key: "settings", title: "Settings", wide: true, value: settingsText, cell: (run) => el("span", { class: "soft small" }, settingsText(run)) },
   ];
 }
@@ -73,7 +72,7 @@ export async function runsPage(main, alive) {
   search.addEventListener("input", () => { listState.search = search.value; draw(); });
   const draw = () => {
     const words = listState.search.toLowerCase().split(/\s+/).filter(Boolean);
-    const text = (run) => [run.name, run.path, run.status, run.kind ?? "", settingsText(run), ...Object.values(run.readings ?? {})].join(" ").toLowerCase();
+    const text = (run) => [run.name, run.path, run.status, run.kind ?? "", settingsText(run), ...Object.keys(run.readings ?? {})].join(" ").toLowerCase();
     const shown = found.runs.filter((run) => words.every((word) => text(run).includes(word)));
     const running = found.runs.filter((run) => run.status === "running").length;
     tally.textContent = `${shown.length === found.runs.length ? found.runs.length : `${shown.length} of ${found.runs.length}`} ${found.runs.length === 1 ? "run" : "runs"}${running ? `, ${running} running` : ""}`;
