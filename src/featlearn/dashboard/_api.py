@@ -66,6 +66,7 @@ def details(store: Store, run: Found, segment: int | None = None) -> dict[str, A
         "layers": {layer: of_layer for layer, of_layer in names.items() if layer is not None},
         "axes": _cached(store, run, "axes", lambda: available_axes(store.checked(run), names.get(None, []))),
         "segment_list": segments,
+        "layer_kinds": _cached(store, run, "layer kinds", lambda: _layer_kinds(store, run)),
         "matrix_steps": steps,
         "matrices": {name: shape for name, shape in shapes.items() if len(shape) > 1},
         "spectra": [name.removesuffix(EIGENVALUES) for name in shapes if name.endswith(EIGENVALUES)],
@@ -217,6 +218,17 @@ def _ledger_claim(record: Mapping[str, Any], claim: Mapping[str, Any]) -> dict[s
 
 def _cached(store: Store, run: Found, key: str, make: Callable[[], Any]) -> Any:
     return store.cache.get((run.id, key), signature(*run.files), make)
+
+
+def _layer_kinds(store: Store, run: Found) -> dict[str, str]:
+    """Return type and shape of layers, such as "Linear 64 × 128", from the note "layers" if the run has it."""
+    with read_database(store.checked(run) / DATABASE_FILE) as connection:
+        row = connection.execute("SELECT value FROM meta WHERE key = 'note.layers'").fetchone()
+    try:
+        noted = json.loads(row[0]) if row is not None else {}
+        return {str(layer): f"{kind} {' × '.join(map(str, shape))}"[:80] for layer, (kind, shape) in noted.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):  # another note of this name
+        return {}
 
 
 def _segments(store: Store, run: Found) -> list[dict[str, Any]]:

@@ -150,7 +150,9 @@ def curves(
         rows: list[tuple[Any, ...]] = []
         # One query per part, in the order of the primary key: to sort all rows by part would take twice as long.
         extremes = "avg(value), avg(value)" if mean else "min(value), max(value)"
-        for start, end in _parts(least, most, max(width if mean else width // 2, 1), log):
+        # A step has one value per layer at most: fewer steps than pixels are not reduced.
+        count = 0 if most - least < width else max(width if mean else width // 2, 1)
+        for start, end in _parts(least, most, count, log) if count else ():
             query = (
                 f"SELECT layer, min(step), max(step), {extremes}, count(*) FROM {table} WHERE {where} GROUP BY layer"
             )
