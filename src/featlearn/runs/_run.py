@@ -12,9 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.validation import (
@@ -27,6 +25,7 @@ from featlearn._utils.validation import (
     check_int,
     check_option,
     is_int,
+    is_tensor,
 )
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import _sql
@@ -36,6 +35,9 @@ from featlearn.runs._segments import begin_segment, differs, goes_back
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock, close_and_release, locked, warn_or_close
 from featlearn.runs.step_files import remove_all, remove_older, save_step, steps_of, tidy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOG = logging.getLogger("featlearn")
 
@@ -292,7 +294,7 @@ class Run(RunRecord):
         if not isinstance(matrices, Mapping) or not matrices:
             raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}.")
         for name, matrix in matrices.items():
-            if not isinstance(matrix, Tensor):
+            if not is_tensor(matrix):
                 raise InputError(f"The matrix {name!r} must be a tensor, got {type(matrix).__name__}.")
             as_text(name, "the name of a matrix")
         self._database.writable()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from featlearn._utils.validation import check_int
 from featlearn.runs._sql import Row, check_cell
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TABLES = ("metrics", "texts")
 _COLUMNS = {"metrics": "step, layer, name, value", "texts": "step, layer, name, value", "times": "step, time"}
@@ -102,6 +104,8 @@ def segment_rows(connection: sqlite3.Connection) -> list[tuple[int, int, int | N
 
 def read_segments(connection: sqlite3.Connection) -> pd.DataFrame:
     """Return one row per segment: its number, first own step, last step, and the time when it began."""
+    import pandas as pd
+
     table = pd.DataFrame(segment_rows(connection), columns=["segment", "first_step", "last_step", "began"])
     table["began"] = pd.to_datetime(table["began"].astype(float), unit="s", utc=True)
     return table.astype({"segment": "int64", "first_step": "int64", "last_step": "Int64"})

@@ -41,6 +41,21 @@ def metric_summaries(folder: Path, layer: str = "", name: str | None = None) -> 
     return result
 
 
+def last_values(folder: Path) -> dict[str | None, dict[str, float]]:
+    """Return the last value of each metric in the latest segment of a run, by layer; the run itself is None.
+
+    Args:
+        folder: Folder of the run.
+    """
+    # SQLite takes the value from the row with the largest step.
+    query = "SELECT layer, name, value, max(step) FROM metrics GROUP BY layer, name"
+    result: dict[str | None, dict[str, float]] = {}
+    with read_database(folder / DATABASE_FILE) as connection:
+        for layer, name, value, _ in connection.execute(query).fetchall():
+            result.setdefault(check_cell("text", layer, str) or None, {})[name] = as_number(value)
+    return result
+
+
 def as_number(value: Any) -> float:
     """Return a stored value as a float; NULL is NaN."""
     return math.nan if value is None else float(check_cell("number", value, int, float))

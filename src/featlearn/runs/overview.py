@@ -76,14 +76,12 @@ def overview(folder: Path) -> Overview:
         meta = _sql.read_meta(connection)
         status = status_of(lambda: _sql.read_meta(connection), folder)
         last = _sql.last_step(connection)
-        starts = connection.execute("SELECT began, seen FROM starts").fetchall()
-        spans = [max(as_number(seen) - as_number(began), 0.0) for began, seen in starts]
+        seconds = _sql.read_seconds(connection)
         loss = _last_loss(connection, last)
         readings = _last_readings(connection)
         segments = len(first_steps(connection))
     name, config, environment, started = parse_meta(meta, path)
-    seconds, message = sum(spans) if spans else None, meta.get("message", "")
-    began = started.timestamp()
+    message, began = meta.get("message", ""), started.timestamp()
     return Overview(name, status, message, began, seconds, last, config, environment, loss, readings, segments)
 
 
