@@ -20,6 +20,7 @@ from selenium.webdriver.common.keys import Keys
 
 from featlearn.dashboard import export_html
 from featlearn.runs import Run
+from processes import running
 
 NAMES = "return [...document.querySelectorAll('tbody td[data-title=Run] a')].map((a) => a.textContent)"
 CHART = "return document.querySelector('.chart')"
@@ -254,6 +255,38 @@ def test_every_control_has_a_name_and_can_be_reached(browser: webdriver.Chrome, 
     browser.find_element(By.CSS_SELECTOR, "header a").send_keys(Keys.TAB)
     outline = "return getComputedStyle(document.activeElement).outlineStyle"
     assert browser.execute_script(outline) == "solid"
+
+
+def test_a_run_of_another_process_is_followed(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    code = """
+import pathlib, sys, time
+from featlearn.runs import Run
+folder, until = pathlib.Path(sys.argv[1]), time.monotonic() + 60
+with Run.create(folder / "live") as run:
+    step = 0
+    while not (folder / "stop").exists() and time.monotonic() < until:
+        run.log(step, {"loss": 1 / (step + 1)})
+        run.log(step, {"nfc": 0.5}, layer="net.0")
+        step += 1
+        time.sleep(0.1)
+"""
+    site = Site(tmp_path)
+    try:
+        with running(code, tmp_path):
+            wait(lambda: identifiers(site))
+            visit(browser, site.address, f"#/run/{identifiers(site)['live']}/curves?metric=loss&smooth=0.3")
+            browser.execute_script("window.stayed = true")
+            last = f"{CHART}?.data ? Math.max(...document.querySelector('.chart').data[0].x) : -1"
+            first = wait(lambda: browser.execute_script(last))
+            assert "running" in text(browser, ".facts")
+            wait(lambda: browser.execute_script(last) > first + 5)
+            (tmp_path / "stop").touch()
+            wait(lambda: "finished" in text(browser, ".facts"))
+        assert browser.execute_script("return window.stayed")
+        assert "smooth=0.3" in browser.current_url
+    finally:
+        browser.get("about:blank")
+        site.stop()
 
 
 def test_lists_grow_while_they_are_open(browser: webdriver.Chrome, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from featlearn.dashboard import _api as answers
 from featlearn.dashboard._finding_data import findings
 from featlearn.dashboard._matrix_data import SIDE, matrix
 from featlearn.dashboard._run_index import Store, signature
-from featlearn.dashboard._run_list import RunList
+from featlearn.dashboard._run_list import BUDGET, RunList
 from featlearn.dashboard._security import LOOPBACK, Gate, check_token
 from featlearn.dashboard._spectrum_data import spectra_at, spectrum
 from featlearn.errors import FeatlearnError, InputError, NotThereError
@@ -164,7 +164,8 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
         return answers.compare(store, ids, name, layer, width_param(values), mean=mean, axis=axis)
 
     def run_list(values: Values, path: Values) -> Any:
-        return listed.rows(text_param(values, "after") or "")
+        after = text_param(values, "after") or ""
+        return listed.rows(after, BUDGET if not after else 3 * BUDGET)  # the page shows rows after the first answer
 
     def values_of_layer(values: Values, path: Values) -> Any:
         layer, name = (text_param(values, key, needed=True) or "" for key in ("layer", "name"))

@@ -1,6 +1,7 @@
 // Charts by plotly, in the colors of the page.
 
 import { accompany } from "./chart_text.js";
+import { el } from "./dom.js";
 import { cut, inert, short } from "./format.js";
 import { isDark, onTheme } from "./theme.js";
 
@@ -32,7 +33,9 @@ export function ink() {
   return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), paper: of("--paper"), card: of("--card") };
 }
 
+// Loaded with the first chart: the list of runs does not wait for four megabytes. An exported file contains it.
 async function plotlyReady() {
+  if (!window.Plotly && !document.getElementById("plotly")) document.head.append(el("script", { id: "plotly", src: "/plotly.min.js" }));
   for (let turn = 0; turn < 600 && !window.Plotly; turn += 1) await new Promise((go) => setTimeout(go, 25));
   if (!window.Plotly) throw new Error("plotly.min.js could not be loaded");
   return window.Plotly;

@@ -80,6 +80,8 @@ export async function runsPage(main, alive, _parts, query) {
     compare.href = chosen.size ? `#/compare?ids=${[...chosen].join(",")}` : "#/compare";
   };
 
+  const tellReading = () => { tally.textContent = `${listedRuns().length} runs, reading ${listFacts().loading} more …`; };
+
   const drawPages = (page, count, total, noun) => {
     const go = (to, label, key) => el("button", { type: "button", "data-key": key, disabled: to < 1 || to > count, on: { click: () => { view.set({ page: to === 1 ? null : to }); draw(); } } }, label);
     fill(pages, count > 1 ? [
@@ -140,7 +142,15 @@ export async function runsPage(main, alive, _parts, query) {
   show();
   drawTools();
   const rest = async () => {
-    if (listFacts().loading) await readAll(alive, show);
+    // Meanwhile the table is drawn only now and then, and the number of runs after each part.
+    let drawn = performance.now();
+    if (listFacts().loading) {
+      await readAll(alive, () => {
+        if (listFacts().loading && performance.now() - drawn < 1500) return tellReading();
+        drawn = performance.now();
+        return show();
+      });
+    }
     if (!alive()) return;
     layers = await getLayers();
     await readValues();

@@ -32,7 +32,10 @@ export async function sweepsPage(main, alive, _parts, query) {
   const settings = () => settingNames(shown());
   const differing = () => settings().filter((name) => new Set(shown().map((run) => plainValue(readField(settingField(name)).value(run)))).size > 1);
   const numeric = (name) => shown().some((run) => typeof readField(settingField(name)).value(run) === "number");
-  const across = () => view.one("x", settings(), differing().find((name) => numeric(name) && !/seed/.test(name)) ?? differing()[0] ?? settings()[0] ?? null);
+  // First a number that many runs have and that is not a seed.
+  const held = (name) => shown().filter((run) => readField(settingField(name)).value(run) !== null).length;
+  const likely = () => differing().filter((name) => numeric(name) && !/seed/.test(name)).map((name) => [name, held(name)]).sort((a, b) => b[1] - a[1])[0]?.[0];
+  const across = () => view.one("x", settings(), likely() ?? differing()[0] ?? settings()[0] ?? null);
   const group = () => view.one("group", ["", ...settings()], across());
   const axes = () => {
     const listed = view.list("axis").filter((name) => settings().includes(name));

@@ -88,7 +88,7 @@ function timeline(run, found, segment) {
       part.style.width = `${Math.max((100 * (finding.last - finding.first)) / last, 0.8)}%`;
       return part;
     }));
-    return el("div", { class: "strip-row finding-row" }, el("span", { class: "strip-name", title: layer ?? "" }, tail(layerTitle(layer), 26)), el("span", { class: "strip-name soft", title: fault }, fault), bar);
+    return el("div", { class: "strip-row finding-row" }, el("span", { class: "strip-name", title: layer ?? "" }, tail(layerTitle(layer), window.innerWidth < 500 ? 10 : 26)), el("span", { class: "strip-name soft", title: fault }, fault), bar);
   });
   return el(
     "div", { class: "strips", role: "group", "aria-label": "Findings over the steps" }, lines,

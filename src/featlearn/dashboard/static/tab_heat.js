@@ -3,7 +3,7 @@
 import { chart, heatScale } from "./charts.js";
 import { layerLabel } from "./chart_text.js";
 import { choice, el, fill, note, tick } from "./dom.js";
-import { cut, familyOptions, inert, looksLogarithmic, tail, titleOf } from "./format.js";
+import { cut, familyOptions, inert, layerTitle, looksLogarithmic, tail, titleOf } from "./format.js";
 import { isLogarithmic } from "./panels.js";
 import { getSeries } from "./source.js";
 import { layerFilter } from "./tab_curves.js";
@@ -69,7 +69,7 @@ function layerMap(node, label, run, curves, { logColors, logSteps }) {
     const signed = !logColors && low < -0.005 * Math.max(Math.abs(high), 1e-300);
     const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
     const narrow = node.clientWidth < 500;
-    const labels = curves.map((curve) => (narrow ? tail(curve.layer, 14) : cut(layerLabel(run, curve.layer), 44)));
+    const labels = curves.map((curve) => rowLabel(run, curve.layer, narrow ? 14 : 44));
     const data = [{
       type: "heatmap", z: shown, x: logSteps ? steps.map((step) => Math.max(step, 0.5)) : steps, y: curves.map((_, index) => index),
       text: rows.map((row, index) => row.map((value, column) => `${inert(cut(curves[index].layer, 60))}, step ${steps[column]}: ${value === null ? "no value" : value.toPrecision(4)}`)),
@@ -85,6 +85,12 @@ function layerMap(node, label, run, curves, { logColors, logSteps }) {
     };
     return { data, layout };
   });
+}
+
+// Type and shape are left out where they do not fit.
+function rowLabel(run, layer, most) {
+  const label = layerLabel(run, layer);
+  return label.length <= most ? label : tail(layerTitle(layer), most);
 }
 
 // Ticks of colors that stand for powers of ten.
