@@ -51,11 +51,14 @@ export function curveChart(node, label, curves, options = {}) {
 export function bandChart(node, label, bands, options = {}) {
   return chart(node, label, () => {
     const data = [];
+    // A logarithmic axis has no place for a lower end that is not positive: the band ends below all means.
+    const floor = bands.flatMap((band) => band.mean).filter((value) => value > 0).reduce((a, b) => Math.min(a, b), Infinity) / 3;
     bands.forEach((band, place) => {
       const tint = bands.length > COLORS ? depthColor(place, bands.length) : color(place);
       const places = options.log ? band.places.map((step) => Math.max(step, 0.5)) : band.places;
+      const low = options.logValues ? band.low.map((value) => Math.max(value, floor)) : band.low;
       data.push({
-        type: "scatter", mode: "lines", x: [...places, ...[...places].reverse()], y: [...band.high, ...[...band.low].reverse()], fill: "toself", fillcolor: tint,
+        type: "scatter", mode: "lines", x: [...places, ...[...places].reverse()], y: [...band.high, ...low.reverse()], fill: "toself", fillcolor: tint,
         opacity: 0.18, line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: String(place), meta: `${band.label} (band)`,
       });
       data.push({
@@ -65,7 +68,7 @@ export function bandChart(node, label, bands, options = {}) {
     });
     const curves = bands.map((band) => ({ steps: band.places, x: options.axis === "step" ? undefined : band.places }));
     const layout = { ...stepLayout(curves, options), showlegend: true };
-    layout.yaxis = { exponentformat: "power", fixedrange: true, ...(options.logValues ? logTicks(bands.flatMap((band) => [...band.low, ...band.high])) : {}) };
+    layout.yaxis = { exponentformat: "power", fixedrange: true, ...(options.logValues ? logTicks(bands.flatMap((band) => [...band.mean, ...band.high])) : {}) };
     return { data, layout };
   }).then(() => listenZoom(node, options));
 }
@@ -107,7 +110,8 @@ function stepTicks(largest) {
   return { tickmode: "array", tickvals: values, ticktext: texts };
 }
 
-function logTicks(all) {
+// Ticks of a logarithmic axis, fewer if it spans more decades.
+export function logTicks(all) {
   const values = all.filter((value) => value > 0 && Number.isFinite(value));
   const decades = values.length ? Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b))) : 0;
   return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : decades > 0.7 ? "D2" : "D1" };

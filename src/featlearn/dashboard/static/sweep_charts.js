@@ -1,6 +1,7 @@
 // Charts of many runs: a metric against a setting, and parallel coordinates.
 
 import { chart, color, depthColor } from "./charts.js";
+import { logTicks } from "./curve_chart.js";
 import { cut, inert, plainValue, short } from "./format.js";
 import { groupRuns, spreadOf } from "./groups.js";
 
@@ -26,8 +27,8 @@ export function scatterChart(node, label, runs, { x, y, color: tinted, logX, log
       data,
       layout: {
         showlegend: data.length > 1 && groups.length <= 12,
-        xaxis: { title: { text: inert(cut(x.title, 60)), standoff: 4 }, type: numeric ? (logX ? "log" : "linear") : "category", exponentformat: "power" },
-        yaxis: { title: { text: inert(cut(y.title, 60)), standoff: 4 }, type: logY ? "log" : "linear", exponentformat: "power" }, uirevision: `${label} ${logX} ${logY}`,
+        xaxis: { title: { text: inert(cut(x.title, 60)), standoff: 4 }, exponentformat: "power", ...(numeric ? (logX ? logTicks(usable.map(x.value)) : { type: "linear" }) : { type: "category" }) },
+        yaxis: { title: { text: inert(cut(y.title, 60)), standoff: 4 }, exponentformat: "power", ...(logY ? logTicks(usable.map(y.value)) : { type: "linear" }) }, uirevision: `${label} ${logX} ${logY}`,
       },
     };
   });

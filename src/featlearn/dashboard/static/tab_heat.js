@@ -21,6 +21,9 @@ export async function heatTab(body, first, alive, view, segment) {
   const words = el("p", { class: "soft small", role: "status" });
   const name = () => view.one("metric", names(), ["nfc", "weight_change", "signal.gradient_norm"].find((one) => names().includes(one)) ?? names()[0]);
   const logColors = () => view.flag("logcolor", isLogarithmic(name()));
+  let guess = false; // whether the steps are spaced like powers
+  const logSteps = () => view.flag("logx", guess);
+  const head = el("div", { class: "controls" });
   let turn = 0;
   const draw = async () => {
     turn += 1;
@@ -33,16 +36,19 @@ export async function heatTab(body, first, alive, view, segment) {
         curves.length ? "" : "No layer matches.", curves.some((curve) => curve.reduced) ? "Each cell is the mean of several steps." : "",
         found.left_out ? `${found.left_out} more layers are not shown: select some by a pattern.` : "",
       ].join(" ").trim();
-      if (curves.length) await layerMap(figure, `${titleOf(name())} by layer and step`, run, curves, { logColors: logColors(), logSteps: view.flag("logx", looksLogarithmic(curves[0].steps)) });
+      if (curves.length && looksLogarithmic(curves[0].steps) !== guess) {
+        guess = !guess;
+        if (!head.contains(document.activeElement)) top();
+      }
+      if (curves.length) await layerMap(figure, `${titleOf(name())} by layer and step`, run, curves, { logColors: logColors(), logSteps: logSteps() });
     } catch (error) {
       if (alive()) words.textContent = error.message;
     }
   };
-  const head = el("div", { class: "controls" });
   const top = () => fill(
     head, choice("Metric", familyOptions(names()), name(), (one) => { view.set({ metric: one, logcolor: null }); top(); draw(); }), layerFilter(view, draw),
     tick("logarithmic colors", logColors(), (on) => { view.set({ logcolor: on ? "1" : "0" }); draw(); }),
-    tick("logarithmic steps", view.flag("logx", false), (on) => { view.set({ logx: on ? "1" : "0" }); draw(); }),
+    tick("logarithmic steps", logSteps(), (on) => { view.set({ logx: on ? "1" : "0" }); draw(); }),
   );
   top();
   fill(body, head, el("section", { class: "card" }, figure, words));

@@ -51,7 +51,7 @@ export async function spectraTab(body, run, alive, view, segment) {
       slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); draw(); }),
     );
   top();
-  fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, figure, facts)), phases);
+  fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, el("div", {}, figure), facts)), phases);
   await Promise.all([draw(), drawPhases(phases, run, alive, segment)]);
   return async (now) => {
     const atEnd = shown.place === steps.length - 1;
