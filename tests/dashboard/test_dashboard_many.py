@@ -141,6 +141,14 @@ def test_an_address_reproduces_curves_and_back_returns(browser: webdriver.Chrome
     browser.find_element(By.CSS_SELECTOR, ".range button").click()
     wait(lambda: "from=" not in browser.current_url)
     wait(lambda: len(browser.execute_script(f"{CHART}.data[0].x")) == 12)
+    dragged = "{'xaxis.range[0]': 1.5, 'xaxis.range[1]': 4.25}"
+    browser.execute_script(f"document.querySelector('.chart').emit('plotly_relayout', {dragged})")
+    wait(lambda: "from=1.5&to=4.25" in browser.current_url)
+    wait(lambda: browser.execute_script(f"{CHART}.data[0].x") == [1, 2, 3, 4, 5])
+    browser.find_element(By.CSS_SELECTOR, "main .controls input[type=checkbox]").send_keys(Keys.SPACE)
+    assert browser.execute_script("return document.activeElement.type") == "checkbox"  # not lost with the old controls
+    browser.find_element(By.CSS_SELECTOR, "main .controls input[type=checkbox]").send_keys(Keys.SPACE)
+    browser.find_element(By.CSS_SELECTOR, ".range button").click()
     segment = browser.find_element(By.CSS_SELECTOR, "main select")
     segment.send_keys("2")
     wait(lambda: max(browser.execute_script(f"{CHART}?.data?.[0].x ?? [99]")) == 6)

@@ -30,6 +30,7 @@ export function openView(path, query) {
   let written = location.hash;
   const write = (how) => {
     clearTimeout(timer);
+    timer = 0;
     if (location.hash !== written) return; // another page is open
     const text = now.toString();
     written = `#/${path}${text ? `?${text}` : ""}`;
@@ -37,6 +38,7 @@ export function openView(path, query) {
     written = location.hash;
   };
   const change = (values, how) => {
+    if (how === "pushState" && timer) write("replaceState"); // the entry to which the back button returns
     now = withValues(now, values);
     if (how === "pushState") return write(how);
     clearTimeout(timer);

@@ -1,7 +1,7 @@
 // The list of runs: filtered, sorted, grouped, with chosen columns, one part at a time.
 
 import { openView } from "./address.js";
-import { card, choice, el, fill, note } from "./dom.js";
+import { card, choice, el, fill, note, refill } from "./dom.js";
 import { layerField, metricField, metricNames, readField, settingField, settingNames, STATISTICS } from "./fields.js";
 import { parseFilter } from "./filter.js";
 import { layerTitle, titleOf } from "./format.js";
@@ -103,7 +103,7 @@ export async function runsPage(main, alive, _parts, query) {
       draw();
       drawTools();
     };
-    fill(
+    refill(
       tools,
       choice("Add column", [["", "choose …"], { group: "Settings", options: settings }, { group: `Metrics, ${statistic}`, options: metrics.map((name) => [metricField(name, statistic), titleOf(name)]) }, ...ofLayers], "", add),
       choice("Value", STATISTICS, statistic, (one) => { view.replace({ statistic: one === "last" ? null : one }); drawTools(); }),
@@ -167,7 +167,7 @@ export async function runsPage(main, alive, _parts, query) {
       await readValues();
       if (!alive()) return;
       show();
-      if (!tools.contains(document.activeElement)) drawTools();
+      drawTools();
     },
   };
 }

@@ -2,7 +2,7 @@
 
 import { openView } from "./address.js";
 import { bandChart } from "./curve_chart.js";
-import { card, choice, el, fill, note, tick } from "./dom.js";
+import { card, choice, el, fill, note, refill, tick } from "./dom.js";
 import { layerField, metricField, metricNames, readField, settingField, settingNames, STATISTICS } from "./fields.js";
 import { parseFilter } from "./filter.js";
 import { cut, layerTitle, looksLogarithmic, plainValue, titleOf } from "./format.js";
@@ -72,17 +72,17 @@ export async function sweepsPage(main, alive, _parts, query) {
     const one = statistic();
     const ofLayers = Object.entries(layers).map(([layer, names]) => ({ group: layerTitle(layer), options: names.map((name) => [layerField(layer, name, one), `${layerTitle(layer)}: ${titleOf(name)}`]) }));
     const withStatistic = (field, kind) => (field.kind === "l" ? layerField(field.layer, field.name, kind) : metricField(field.name, kind));
-    fill(
+    refill(
       head, choice("Metric", [{ group: "Run", options: metrics().map((name) => [metricField(name, one), titleOf(name)]) }, ...ofLayers], withStatistic(chosen, one), (text) => set({ y: text })),
       choice("Value", STATISTICS, one, (kind) => set({ statistic: kind, y: withStatistic(chosen, kind) })),
     );
     const names = settings();
-    fill(
+    refill(
       scatterHead, choice("Against", names, across(), (name) => set({ x: name, logx: null })), choice("Color", [["", "none"], ...names.map((name) => [name, name])], view.one("color", names, ""), (name) => set({ color: name })),
       tick("log setting", logX(), (on) => set({ logx: on ? "1" : "0" })), tick("log metric", logY(), (on) => set({ logy: on ? "1" : "0" })),
     );
-    fill(axesHead, names.slice(0, 30).map((name) => tick(name, axes().includes(name), (on) => set({ axis: on ? [...axes(), name] : axes().filter((axis) => axis !== name) }))));
-    fill(
+    refill(axesHead, names.slice(0, 30).map((name) => tick(name, axes().includes(name), (on) => set({ axis: on ? [...axes(), name] : axes().filter((axis) => axis !== name) }))));
+    refill(
       bandHead, choice("Group by", [["", "nothing"], ...names.map((name) => [name, name])], group() ?? "", (name) => set({ group: name || "" })),
       choice("Band", [["deviation", "standard deviation"], ["error", "standard error"], ["range", "smallest to largest"]], view.one("band", ["deviation", "error", "range"], "deviation"), (kind) => set({ band: kind })),
     );

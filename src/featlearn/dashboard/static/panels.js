@@ -1,7 +1,7 @@
 // Panels of curves with one set of controls: axis, range, smoothing and chosen metrics, all kept in the address.
 
 import { curveChart } from "./curve_chart.js";
-import { choice, el, fill, freshId, slider, tick } from "./dom.js";
+import { choice, el, fill, freshId, refill, slider, tick } from "./dom.js";
 import { familyOptions, layerTitle, looksLogarithmic, short, titleOf } from "./format.js";
 
 const BOUNDED = /nfc|^fact$|^bfact$|^enfa$|^benfa$|centered_ratio|^alignment$/;
@@ -50,7 +50,7 @@ export async function panelGrid(view, source, alive) {
   const drawTools = () => {
     const again = (values) => { view.set(values); drawTools(); drawAll(); };
     const weight = view.number("smooth", 0);
-    fill(
+    refill(
       tools,
       source.axes().length > 1 ? choice("Axis", source.axes().map((one) => [one, { step: "steps", time: "time", epoch: "epochs" }[one]]), axis(), (one) => again({ axis: one === "step" ? null : one, logx: null, from: null, to: null })) : null,
       tick(axis() === "step" ? "logarithmic steps" : "logarithmic axis", log(), (on) => again({ logx: on ? "1" : "0" })),

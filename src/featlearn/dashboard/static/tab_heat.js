@@ -2,7 +2,7 @@
 
 import { chart, heatScale } from "./charts.js";
 import { layerLabel } from "./chart_text.js";
-import { choice, el, fill, note, tick } from "./dom.js";
+import { choice, el, fill, note, refill, tick } from "./dom.js";
 import { cut, familyOptions, inert, layerTitle, looksLogarithmic, tail, titleOf } from "./format.js";
 import { isLogarithmic } from "./panels.js";
 import { getSeries } from "./source.js";
@@ -38,14 +38,14 @@ export async function heatTab(body, first, alive, view, segment) {
       ].join(" ").trim();
       if (curves.length && looksLogarithmic(curves[0].steps) !== guess) {
         guess = !guess;
-        if (!head.contains(document.activeElement)) top();
+        top();
       }
       if (curves.length) await layerMap(figure, `${titleOf(name())} by layer and step`, run, curves, { logColors: logColors(), logSteps: logSteps() });
     } catch (error) {
       if (alive()) words.textContent = error.message;
     }
   };
-  const top = () => fill(
+  const top = () => refill(
     head, choice("Metric", familyOptions(names()), name(), (one) => { view.set({ metric: one, logcolor: null }); top(); draw(); }), layerFilter(view, draw),
     tick("logarithmic colors", logColors(), (on) => { view.set({ logcolor: on ? "1" : "0" }); draw(); }),
     tick("logarithmic steps", logSteps(), (on) => { view.set({ logx: on ? "1" : "0" }); draw(); }),
