@@ -153,7 +153,8 @@ def test_time_and_epochs_of_steps(tmp_path: Path) -> None:
         # Two processes with a pause of 1,000 seconds between them.
         connection.execute("UPDATE starts SET began = 100, seen = 104")
         connection.execute("INSERT INTO starts (pid, began, seen, environment) VALUES (1, 1104, 1110, '{}')")
-        connection.executemany("UPDATE times SET time = ? WHERE step = ?", [(101, 0), (104, 10), (1106, 20)])
+        connection.execute("DELETE FROM times")
+        connection.executemany("INSERT INTO times VALUES (?, ?)", [(0, 101), (10, 104), (20, 1106)])
     shutil.copytree(tmp_path / "run", tmp_path / "old")
     with closing(sqlite3.connect(tmp_path / "old" / "run.db")) as connection, connection:
         connection.execute("DROP TABLE times")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from featlearn.runs._segments import source
-from featlearn.runs._summaries import as_number
+from featlearn.runs._times import elapsed
 from featlearn.runs.database import DATABASE_FILE, read_database
 from featlearn.runs.overview import curves
 
@@ -19,7 +17,6 @@ AXES = ("step", "time", "epoch")
 """Axes on which values can be shown."""
 
 _RESOLUTION = 4000  # values of a metric between which positions are interpolated
-_AT_ONCE = 900  # parameters of a query; old versions of SQLite allow 999
 
 
 def available_axes(folder: Path, metrics: Sequence[str]) -> list[str]:
@@ -37,9 +34,9 @@ def available_axes(folder: Path, metrics: Sequence[str]) -> list[str]:
 def positions(folder: Path, steps: Sequence[int], axis: str, segment: int | None = None) -> NDArray[np.float64]:
     """Return the positions of steps on an axis; NaN where it is unknown.
 
-    The time is the one for which processes wrote the run up to the first value of the step, in seconds, without the
-    pauses between the processes. Runs of older versions have no times; there, a metric "time" is used if it was logged.
-    Positions between the values of a metric are interpolated.
+    The time is the one for which processes wrote the run up to the step, in seconds, without the pauses between the
+    processes. Runs of older versions have no times; there, a metric "time" is used if it was logged. Positions between
+    stored values are interpolated.
 
     Args:
         folder: Folder of the run.
@@ -51,25 +48,10 @@ def positions(folder: Path, steps: Sequence[int], axis: str, segment: int | None
         return np.array(steps, dtype=np.float64)
     if axis == "time":
         with read_database(folder / DATABASE_FILE) as connection:
-            result = _elapsed(connection, steps, segment)
+            result = elapsed(connection, steps, segment)
         if not np.isnan(result).all():
             return result
     known = curves(folder, axis, "", width=_RESOLUTION, segment=segment)
     if not known:
         return np.full(len(steps), math.nan)
     return np.interp(steps, known[0].steps, known[0].values, left=math.nan, right=math.nan)
-
-
-def _elapsed(connection: sqlite3.Connection, steps: Sequence[int], segment: int | None) -> NDArray[np.float64]:
-    table = source(connection, "times", segment)
-    moments: dict[int, float] = {}
-    for start in range(0, len(steps), _AT_ONCE):
-        some = steps[start : start + _AT_ONCE]
-        query = f"SELECT step, time FROM {table} WHERE step IN ({', '.join('?' * len(some))})"
-        moments |= {step: as_number(moment) for step, moment in connection.execute(query, some)}
-    times = np.array([moments.get(step, math.nan) for step in steps])
-    spans = [
-        (as_number(began), as_number(seen)) for began, seen in connection.execute("SELECT began, seen FROM starts")
-    ]
-    spent = sum((np.clip(times, began, max(seen, began)) - began for began, seen in spans), np.zeros(len(steps)))
-    return np.where(np.isnan(times), math.nan, spent)

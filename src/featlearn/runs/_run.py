@@ -32,6 +32,7 @@ from featlearn.runs import _sql
 from featlearn.runs._environment import describe_environment, new_meta, process_started
 from featlearn.runs._reader import RunRecord
 from featlearn.runs._segments import begin_segment, differs, goes_back
+from featlearn.runs._times import StepClock
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock, close_and_release, locked, warn_or_close
 from featlearn.runs.step_files import remove_all, remove_older, save_step, steps_of, tidy
@@ -77,6 +78,7 @@ class Run(RunRecord):
         self._has_written = False
         self._any_order = False
         self._repeated = range(0)  # steps that are logged once more, with the same values
+        self._clock = StepClock(time.time())
         # Also called when the run is garbage-collected or the program ends.
         self._end = None if lock is None else weakref.finalize(self, close_and_release, database, lock)
         try:
@@ -275,7 +277,7 @@ class Run(RunRecord):
         with self._order(at, lambda connection: self._goes_back(connection, at, rows)) as connection:
             now = time.time()
             _sql.write_rows(connection, rows)
-            connection.execute("INSERT OR IGNORE INTO times VALUES (?, ?)", (at, now))
+            self._clock.record(connection, at, now)
             connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (now, self._start))
         self._last = max(self._last, at)
 

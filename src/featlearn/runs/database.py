@@ -223,7 +223,7 @@ _MIGRATIONS = {
         "CREATE TABLE old_texts (segment INTEGER NOT NULL, step INTEGER NOT NULL, layer TEXT NOT NULL, "
         "name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (segment, step, layer, name)) WITHOUT ROWID",
     ),
-    # Time at which the first value of each step was logged.
+    # Times of some steps, between which others are interpolated.
     3: (
         "CREATE TABLE times (step INTEGER PRIMARY KEY, time REAL NOT NULL)",
         "CREATE TABLE old_times (segment INTEGER NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL, "
