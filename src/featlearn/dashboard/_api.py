@@ -19,8 +19,8 @@ from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.dashboard._run_list import run_quantities
 from featlearn.dashboard._spectrum_data import MEANINGS
 from featlearn.errors import FeatlearnError, InputError, NotThereError
-from featlearn.runs import compare_configs
 from featlearn.runs._axes import available_axes, positions
+from featlearn.runs._catalog import differing_settings
 from featlearn.runs._segments import segment_rows
 from featlearn.runs.database import DATABASE_FILE, read_database
 from featlearn.runs.overview import Curve, curves, words
@@ -148,6 +148,8 @@ def compare(
     name: str | None = None,
     layer: str | None = None,
     width: int = 800,
+    first: int | None = None,
+    last: int | None = None,
     *,
     mean: bool = False,
     axis: str = "step",
@@ -159,9 +161,11 @@ def compare(
         identifiers: Identifiers of the runs.
         name: Name of the metric. None returns the settings instead of curves.
         layer: Name of the layer. None selects the metric of the runs themselves.
-        width: Width in pixels.
-        mean: As in `series`.
-        axis: As in `series`.
+        width: As in `series`, like all following arguments.
+        first: First step.
+        last: Last step.
+        mean: Whether to return means.
+        axis: Axis of the positions.
     """
     chosen = list(dict.fromkeys(identifiers))
     if not 0 < len(chosen) <= MOST_COMPARED:
@@ -170,15 +174,17 @@ def compare(
     lines = [store.summary(run) for run in runs]
     readable = [run for run, line in zip(runs, lines, strict=True) if line["status"] != "unreadable"]
     settings, shown = [], []
-    if readable and name is None:
-        table = compare_configs([store.checked(run) for run in readable])
-        for setting, row in zip(table.index, table.to_numpy(dtype=object), strict=True):
-            values = {run.id: value for run, value in zip(readable, row, strict=True)}
-            settings.append({"setting": str(setting), "values": values})
+    if name is None:
+        flat = {run.id: flat_settings(store.overview(run).config) for run in readable}
+        settings = [
+            {"setting": setting, "values": {key: of_run.get(setting) for key, of_run in flat.items()}}
+            for setting in differing_settings(flat.values())
+        ]
     for run in readable if name is not None else ():
-        key = f"curve {name!r} {layer!r} {width} {mean} {axis}"
-        make = partial(series, store, run, name or "", layer or "", width, mean=mean, axis=axis)
-        with suppress(NotThereError):
+        arguments = (name or "", layer or "", width, first, last)
+        key = f"curve {arguments} {mean} {axis}"
+        make = partial(series, store, run, *arguments, mean=mean, axis=axis)
+        with suppress(NotThereError):  # the others have it
             shown += [curve | {"id": run.id} for curve in _cached(store, run, key, make)["curves"]]
     return {"runs": lines, "settings": settings, "curves": shown}
 

@@ -126,8 +126,7 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
             text_param(values, "name", needed=True) or "",
             text_param(values, "layer"),
             width_param(values),
-            int_param(values, "from", 0, LAST_STEP, None),
-            int_param(values, "to", 0, LAST_STEP, None),
+            *range_params(values),
             bool(int_param(values, "log", 0, 1, 0)),
             segment_of(values),
         )
@@ -161,7 +160,9 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
     def compare(values: Values, path: Values) -> Any:
         ids, name, layer = ids_param(values, "ids"), text_param(values, "name"), text_param(values, "layer")
         mean, axis = mean_param(values), axis_param(values)
-        return answers.compare(store, ids, name, layer, width_param(values), mean=mean, axis=axis)
+        return answers.compare(
+            store, ids, name, layer, width_param(values), *range_params(values), mean=mean, axis=axis
+        )
 
     def run_list(values: Values, path: Values) -> Any:
         after = text_param(values, "after") or ""
@@ -186,7 +187,7 @@ def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
         "runs/{id}/matrices/{step}/{name:path}": (("group", "most", "segment"), one_matrix),
         "runs/{id}/spectra/{step}": (("layer", "kind", "segment"), spectra),
         "runs/{id}/changes": (("after",), changes),
-        "compare": (("ids", "name", "layer", "width", "mean", "axis"), compare),
+        "compare": (("ids", "name", "layer", "width", "from", "to", "mean", "axis"), compare),
         "ledger": ((), lambda values, path: answers.ledger(store)),
     }
 
@@ -233,6 +234,12 @@ def int_param(values: Values, name: str, least: int, most: int, default: int | N
 def width_param(values: Values) -> int:
     """Return the width of a figure in pixels."""
     return int_param(values, "width", 10, 4000, 800) or 800
+
+
+def range_params(values: Values) -> tuple[int | None, int | None]:
+    """Return the first and the last step that are requested."""
+    first, last = (int_param(values, name, 0, LAST_STEP, None) for name in ("from", "to"))
+    return first, last
 
 
 def mean_param(values: Values) -> bool:

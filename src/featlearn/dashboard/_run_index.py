@@ -136,10 +136,9 @@ class Store:
         known = self._known.get(identifier)
         if known is not None and (known.path / DATABASE_FILE).is_file():  # without a search of the folder
             return known
-        for run in self.runs():
-            if run.id == identifier:
-                self._known[identifier] = run
-                return run
+        self._known = {run.id: run for run in self.runs()}  # one search for all of them
+        if identifier in self._known:
+            return self._known[identifier]
         raise NotThereError("The run does not exist. It may have been moved or removed; return to the list of runs.")
 
     def summary(self, run: Found) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -305,10 +305,15 @@ def compare_configs(runs: Iterable[RunLike] | RunLike) -> pd.DataFrame:
     import pandas as pd
 
     settings = {label: flat_settings(run.config) for label, run in _open_all(runs).items()}
-    names = dict.fromkeys(name for flat in settings.values() for name in flat)
-    differing = [name for name in names if len({_compared(flat, name) for flat in settings.values()}) > 1]
+    differing = differing_settings(settings.values())
     columns = {label: [flat.get(name, np.nan) for name in differing] for label, flat in settings.items()}
     return pd.DataFrame(columns, index=pd.Index(differing, name="setting", dtype=object), dtype=object)
+
+
+def differing_settings(settings: Collection[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the flat settings in which runs differ."""
+    names = dict.fromkeys(name for flat in settings for name in flat)
+    return [name for name in names if len({_compared(flat, name) for flat in settings}) > 1]
 
 
 def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
@@ -323,7 +328,7 @@ def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
     return dict(zip(labels, opened, strict=True))
 
 
-def _compared(flat: dict[str, Any], name: str) -> str:
+def _compared(flat: Mapping[str, Any], name: str) -> str:
     """Return a text that is equal for equal settings: 1 equals 1.0 but not true; integers may exceed any float."""
     if name not in flat:
         return ""

@@ -12,6 +12,7 @@ import { get, getDifferences, getManyCurves, isFile } from "./source.js";
 const MOST_READ = 20; // runs whose names of metrics are read
 const MOST_COLUMNS = 60; // runs of the table of settings
 const MOST_PICKS = 200;
+const MOST_EXACT = 50; // runs that are drawn with the smallest and largest value per pixel
 const AXES = ["step", "time", "epoch"];
 
 export async function comparePage(main, alive, _parts, query) {
@@ -53,12 +54,21 @@ export async function comparePage(main, alive, _parts, query) {
       return names.length ? [["nfc", "loss", "score"].find((name) => names.includes(name)) ?? names[0]] : [];
     },
     title: (name) => `${titleOf(name)} of several runs`,
+    probe: async (name, layer) => ({ curves: await getManyCurves(chosen.slice(0, 1), name, layer, { width: 200 }) }),
     load: async (name, layer, options) => {
-      const width = Math.max(60, Math.min(options.width, 20000 / Math.max(chosen.length, 1)));
-      const curves = await getManyCurves(chosen, name, layer, { width, axis: options.axis }, () => alive());
+      // Smallest and largest values of few parts would be zigzags: many runs are drawn with means.
+      const mean = chosen.length > MOST_EXACT;
+      const width = mean ? Math.max(60, 20000 / chosen.length) : options.width;
+      const curves = await getManyCurves(chosen, name, layer, { ...options, width, mean }, () => alive());
       const labels = labelsOf(chosen.map((id) => runs.get(id)));
       const missing = chosen.length - new Set(curves.map((curve) => curve.id)).size;
-      return { curves: curves.map((curve) => ({ ...curve, label: labels.get(curve.id), named: true })), message: missing ? `${missing} of the runs ${missing > 1 ? "do" : "does"} not have this metric${layer ? ` of ${layerTitle(layer)}` : ""}.` : "" };
+      return {
+        curves: curves.map((curve) => ({ ...curve, label: labels.get(curve.id), named: true, reduced: curve.reduced && !mean })),
+        message: [
+          mean && curves.some((curve) => curve.reduced) ? "Means of several steps." : "",
+          missing ? `${missing} of the runs ${missing > 1 ? "do" : "does"} not have this metric${layer ? ` of ${layerTitle(layer)}` : ""}.` : "",
+        ].join(" ").trim(),
+      };
     },
   };
   const draw = async () => {

@@ -18,7 +18,8 @@ export function isLogarithmic(name) {
 }
 
 // The source has `axes`, `names()`, `layersOf(name)` (null if a panel shows all layers), `first()`: the metrics to start
-// with, `load(name, layer, options)`: {curves with labels, message}, `noun` of the axis, and `title(name, layer)`.
+// with, `load(name, layer, options)`: {curves with labels, message}, and `title(name, layer)`;
+// `probe` is like load, for one curve whose steps stand for all.
 export async function panelGrid(view, source, alive) {
   const tools = el("div", { class: "controls" });
   const grid = el("div", { class: "grid" });
@@ -99,7 +100,7 @@ export async function panelGrid(view, source, alive) {
         const reduced = found.curves.some((curve) => curve.reduced);
         words.textContent = [reduced ? `Smallest and largest value per pixel${log() || !steps ? "" : "; zoom in for all values"}.` : "", found.message ?? ""].join(" ").trim();
         await curveChart(figure, source.title(name, layer), within(found.curves, shown), {
-          log: log(), logValues: logs(), key, bounded: isBounded(name), zero: /kta$|rank$|spikes$|share$/.test(name), along: steps ? source.noun ?? "step" : AXIS_TITLES[axis()],
+          log: log(), logValues: logs(), key, bounded: isBounded(name), zero: /kta$|rank$|spikes$|share$/.test(name), along: steps ? "step" : AXIS_TITLES[axis()],
           smooth: Math.min(Math.max(view.number("smooth", 0), 0), 0.99), range: shown, marker: markerPlace(found.curves, view.number("step")), zoomed,
         });
       } catch (error) {
@@ -111,7 +112,7 @@ export async function panelGrid(view, source, alive) {
 
   const first = chosen()[0];
   if (first && !view.has("logx")) {
-    const found = await source.load(source.probe?.() ?? first[0], source.layersOf(first[0])?.[0] ?? "", { width: 200, axis: "step" }).catch(() => ({ curves: [] }));
+    const found = await (source.probe ?? source.load)(first[0], source.layersOf(first[0])?.[0] ?? "", { width: 200, axis: "step" }).catch(() => ({ curves: [] }));
     if (!alive()) return null;
     guess = looksLogarithmic(found.curves[0]?.steps ?? []);
   }

@@ -45,10 +45,14 @@ export async function getSeries(id, name, { layer, layers = "", width = 800, fro
   let query = `name=${quoted(name)}&width=${Math.round(Math.min(Math.max(width, 100), 4000))}&axis=${axis}`;
   if (layer !== undefined) query += `&layer=${quoted(layer)}`;
   if (layers) query += `&layers=${quoted(layers)}`;
-  if (from !== undefined) query += `&from=${Math.max(0, Math.floor(from))}&to=${Math.max(0, Math.ceil(to))}`;
+  query += rangeQuery(from, to);
   if (log) query += "&log=1";
   if (mean) query += "&mean=1";
   return fromServer(`runs/${id}/series?${query}${segmentQuery(segment)}`);
+}
+
+function rangeQuery(from, to) {
+  return from === undefined ? "" : `&from=${Math.max(0, Math.floor(from))}&to=${Math.max(0, Math.ceil(to))}`;
 }
 
 export function segmentQuery(segment) {
@@ -111,11 +115,12 @@ export async function getValues(layer, name, runs) {
 const AT_ONCE = 50; // runs of a request
 
 // One metric of many runs, read in parts; `react` is called with the curves of each part.
-export async function getManyCurves(ids, name, layer, { width = 400, mean = false, axis = "step" } = {}, react = () => {}) {
+export async function getManyCurves(ids, name, layer, { width = 400, mean = false, axis = "step", from, to } = {}, react = () => {}) {
   const curves = [];
+  const options = `&width=${Math.round(width)}&axis=${axis}${mean ? "&mean=1" : ""}${rangeQuery(from, to)}`;
   for (let start = 0; start < ids.length; start += AT_ONCE) {
     const some = ids.slice(start, start + AT_ONCE);
-    curves.push(...(isFile ? curvesInFile(some, name, layer, axis, mean) : (await fromServer(`compare?ids=${some.join(",")}&name=${quoted(name)}&layer=${quoted(layer)}&width=${Math.round(width)}&axis=${axis}${mean ? "&mean=1" : ""}`)).curves));
+    curves.push(...(isFile ? curvesInFile(some, name, layer, axis, mean) : (await fromServer(`compare?ids=${some.join(",")}&name=${quoted(name)}&layer=${quoted(layer)}${options}`)).curves));
     if (react(curves) === false) break;
   }
   return curves;

@@ -42,7 +42,11 @@ export async function curvesTab(body, first, alive, view, segment) {
   }
   const source = {
     axes: () => run.axes ?? ["step"], names: () => allNames(run), layersOf: () => null, first: () => firstChoices(allNames(run)),
-    probe: () => (Object.keys(run.layers ?? {}).length ? firstChoices(allNames(run)).find((name) => !(run.quantities ?? []).includes(name)) : undefined),
+    // Layers are measured at fewer steps than the loss is logged.
+    probe: () => {
+      const ofLayers = firstChoices(allNames(run)).find((name) => !(run.quantities ?? []).includes(name));
+      return getSeries(run.id, ofLayers ?? firstChoices(allNames(run))[0], { width: 200, segment });
+    },
     title: (name) => `${titleOf(name)} over the steps`,
     load: async (name, _layer, options) => {
       const ofRun = (run.quantities ?? []).includes(name) && !Object.values(run.layers ?? {}).some((names) => names.includes(name));
