@@ -55,6 +55,8 @@ def dashboard_rows() -> list[Row]:
                 client.get("/")  # the machinery itself
                 for what, address in pages.items():
                     first[what] = min(first[what], _seconds(client, address))
+                    while what == "the list of runs" and client.get(address).json()["loading"]:
+                        pass  # the rest of the list, which the page shows as it comes
                     again[what] = min(again[what], _seconds(client, address))
     rows = [limited(title, what, first[what], "300 ms", LIMIT, 1.0) for what in pages]
     rows += [limited(title, f"{what}, again", again[what], "300 ms", LIMIT) for what in pages]
@@ -71,7 +73,7 @@ def list_rows() -> list[Row]:
         views = _browser_seconds(root)
     rows = [
         limited(title, "first answer", part, "1 s", VIEW_LIMIT, 1.0),
-        limited(title, "all runs read", whole, "3 s", 3 * VIEW_LIMIT, 1.0),
+        limited(title, "all runs read", whole, "1 s", VIEW_LIMIT),
         limited(title, "all runs, again", again, "300 ms", LIMIT),
     ]
     names = ("rows in Chromium, new server", "rows in Chromium, again")
