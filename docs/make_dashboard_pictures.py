@@ -30,10 +30,11 @@ from featlearn.training.rfm_run import log_machine, machine_config
 IMAGES = Path(__file__).parent / "img"
 WIDTH, HEIGHT = 1280, 1800
 DECAY = 1e-3
+SWEEP = (0.01, 0.03, 0.1, 0.3)
 
 
 def main() -> None:
-    """Train, fit, serve the runs and photograph four pages."""
+    """Train, fit, serve the runs and photograph their pages."""
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
         train(runs / "chain-small-init", width=128, scale=0.01)
@@ -42,26 +43,36 @@ def main() -> None:
         diverge(runs / "diverged")
         (runs / "copied-halfway").mkdir()
         (runs / "copied-halfway" / "run.db").write_bytes(b"half of a file" * 100)
+        for lr in SWEEP:
+            for seed in range(3):
+                train(runs / "sweep" / f"lr-{lr:g}-seed-{seed}", width=64, scale=0.1, steps=200, lr=lr, seed=seed)
         addresses: Queue[str] = Queue()
         threading.Thread(target=serve, args=(runs,), kwargs={"port": 0, "ready": addresses.put}, daemon=True).start()
         address = addresses.get(timeout=60)
         monitor = train(runs / "chain-wide", width=512, scale=0.01, steps=240, close=False)
         with urllib.request.urlopen(f"{address}api/runs", timeout=60) as answer:
             ids = {run["name"]: run["id"] for run in json.load(answer)["runs"]}
-        photograph(f"{address}#/runs", IMAGES / "dashboard-runs.png")
+        columns = "column=s%3Alr&column=m%3Abest%3Aloss"
+        photograph(f"{address}#/runs?filter=chain&{columns}&group=s%3Alr&open=0.3", IMAGES / "dashboard-groups.png")
+        photograph(f"{address}#/runs?filter=seed%3Dnone", IMAGES / "dashboard-runs.png")
+        photograph(f"{address}#/sweeps?filter=sweep&axis=lr&axis=seed", IMAGES / "dashboard-sweeps.png")
         photograph(f"{address}#/run/{ids['chain-small-init']}", IMAGES / "dashboard-run.png")
+        photograph(f"{address}#/run/{ids['chain-small-init']}/map?metric=nfc", IMAGES / "dashboard-map.png")
         photograph(f"{address}#/run/{ids['chain-small-init']}/spectra", IMAGES / "dashboard-spectra.png")
         photograph(f"{address}#/run/{ids['wine']}", IMAGES / "dashboard-rfm.png")
         monitor.close()
 
 
-def train(path: Path, width: int, scale: float, steps: int = 600, close: bool = True) -> fl.Monitor:
+def train(
+    path: Path, width: int, scale: float, steps: int = 600, lr: float = 0.1, seed: int | None = None, close: bool = True
+) -> fl.Monitor:
     """Train a network on the chain monomial with a monitor."""
     task = chain_monomial_task(n=384, d=32, r=5, generator=0)
-    model = mlp([32, width, width, 1], scales={"0": scale}, generator=0)
-    config = {"task": "chain monomial", "lr": 0.1, "weight_decay": DECAY, "net": {"width": width, "first_scale": scale}}
+    model = mlp([32, width, width, 1], scales={"0": scale}, generator=seed or 0)
+    config = {"task": "chain monomial", "lr": lr, "weight_decay": DECAY, "net": {"width": width, "first_scale": scale}}
+    config |= {} if seed is None else {"seed": seed}
     monitor = fl.Monitor(model, (task.X, task.y), run=path, config=config, loss=nn.MSELoss(), weight_decay=DECAY)
-    fit(model, (task.X, task.y), lr=0.1, steps=steps, weight_decay=DECAY, monitor=monitor)
+    fit(model, (task.X, task.y), lr=lr, steps=steps, weight_decay=DECAY, monitor=monitor)
     if close:
         monitor.close()
     return monitor

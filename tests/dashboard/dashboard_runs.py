@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -45,6 +46,24 @@ def log_step(run: Run, step: int, layers: int = 2) -> None:
                 f"{layer}/agop": signed @ signed.T, f"{layer}/w.eigenvalues": torch.from_numpy(bulk),
             }  # fmt: skip
         run.save_matrices(step, matrices)
+
+
+def log_findings(run: Run, steps: int = 12) -> None:
+    """Findings of two layers and of the model, as the diagnosis stores them."""
+
+    def finding(fault: str, severity: str, evidence: str) -> str:
+        content = {"fault": fault, "severity": severity, "confidence": 0.9, "evidence": evidence}
+        return json.dumps([content | {"advice": f"look at <b>{fault}</b>"}])
+
+    dead = finding("dead units", "problem", "6 of 8 units never fire")
+    run.ignore_order()
+    for step in range(2, steps):
+        run.log(step, {"findings": finding("lazy layer", "warning", EVIL)}, layer=EVIL)
+        if 3 <= step <= 8:
+            run.log(step, {"findings": dead if step < 8 else "[]"}, layer="net.1")
+    run.log(5, {"findings": finding("loss spike", "note", "the loss rose from 0.2 to 3")})
+    run.log(6, {"findings": "[]"})
+    run._any_order = False
 
 
 def feature_machine_run(folder: Path, name: str = "wine") -> Run:

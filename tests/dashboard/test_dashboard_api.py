@@ -75,7 +75,9 @@ def test_runs_are_listed_with_their_trouble(client: TestClient) -> None:
     wine, second, _, damaged = result["runs"]
     assert (wine["kind"], second["last_step"], second["status"]) == ("rfm", 11, "finished")
     assert second["loss"] == {"name": "loss", "value": pytest.approx(1 / 12)}
-    assert second["readings"] == {EVIL: "learning", "net.1": "learning"}
+    assert second["readings"] == {"learning": 2}
+    assert second["metrics"] == {"loss": [pytest.approx(1 / 12), pytest.approx(1 / 12), 1.0], "strange": [None] * 3}
+    assert (result["complete"], result["loading"]) == (True, 0)
     assert second["settings"] == {"lr": 0.2, "net.width": 8, "odd": None}
     assert damaged["status"] == "unreadable"
     assert "not a database" in damaged["message"]
@@ -174,7 +176,9 @@ def test_runs_are_compared(client: TestClient, ids: dict[str, str]) -> None:
     names = ",".join(ids[name] for name in ("first", "second", "damaged"))
     result = strictly(client.get("/api/compare", params={"ids": names, "name": "nfc", "layer": "net.1"}).text)
     assert [curve["id"] for curve in result["curves"]] == [ids["first"], ids["second"]]
+    result = strictly(client.get("/api/compare", params={"ids": names}).text)
     assert result["settings"] == [{"setting": "lr", "values": {ids["first"]: 0.1, ids["second"]: 0.2}}]
+    assert result["curves"] == []
     assert client.get("/api/compare").status_code == 400
     assert client.get("/api/compare?ids=000000000000").status_code == 404
 
@@ -261,12 +265,12 @@ def test_whatever_is_asked_no_error_of_the_server_and_nothing_from_outside(
         st.sampled_from([*ids.values(), "nfc", "loss", "net.1", "net.1/agop", "3", "w"]),
     )
     shapes = ["/{}", "/api/{}", "/api/runs/{}", "/api/runs/{}/{}", "/api/runs/{}/matrices/{}/{}", "/static/{}",
-              "/api/runs/{}/spectra/{}", "/api/runs/{}/series"]  # fmt: skip
+              "/api/runs/{}/spectra/{}", "/api/runs/{}/series", "/api/runs/{}/findings", "/api/values",
+              "/api/compare"]  # fmt: skip
     shape = data.draw(st.sampled_from(shapes))
     path = shape.format(*(data.draw(odd) for _ in range(shape.count("{}"))))
-    keys = st.sampled_from(
-        ["name", "layer", "width", "from", "to", "kind", "ids", "after", "group", "log", "most", "x"]
-    )
+    names = "name layer layers width from to kind ids after group log most mean axis segment x"
+    keys = st.sampled_from(names.split())
     query = data.draw(st.dictionaries(keys, odd, max_size=4))
     try:
         path.encode()

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from dashboard_browser import Site, drawn, go, identifiers, size, text, visit, wait
 from dashboard_runs import EVIL, folder_of_runs, log_step, trained_run
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-pytest.importorskip("plotly")
-pytest.importorskip("selenium")
-import uvicorn
 from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from featlearn.dashboard import create_app, export_html
-
-if not (shutil.which("chromium") and shutil.which("chromedriver")):
-    pytest.skip("chromium and chromedriver are not on the PATH: the pages are not tried", allow_module_level=True)
-
-SECONDS = 20.0
-
-
-class Site:
-    """A server in a thread and its address."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        config = uvicorn.Config(create_app(root), host="127.0.0.1", port=0, log_level="warning", access_log=False)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        wait(lambda: self._server.started)
-        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(SECONDS)
-
-
-def wait(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + SECONDS
-    while not (result := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return result
+from featlearn.dashboard import export_html
 
 
 @pytest.fixture(scope="module")
@@ -60,67 +20,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     result = Site(folder_of_runs(tmp_path_factory.mktemp("site")))
     yield result
     result.stop()
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(shutil.which("chromium"))
-    for argument in (
-        "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage",
-        "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--window-size=1280,900",
-    ):  # fmt: skip
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    result = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
-    yield result
-    result.quit()
-
-
-@pytest.fixture
-def browser(driver: webdriver.Chrome, site: Site) -> Iterator[webdriver.Chrome]:
-    size(driver, 1280)
-    driver.get("about:blank")
-    driver.get_log("browser")
-    yield driver
-    complaints = [line["message"] for line in driver.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
-    assert complaints == []
-    assert driver.execute_script("return window.broken") is None
-
-
-def size(driver: webdriver.Chrome, width: int) -> None:
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-
-
-def visit(driver: webdriver.Chrome, address: str, where: str) -> None:
-    driver.get("about:blank")
-    driver.get(f"{address}/{where}" if address.startswith("http") else f"{address}{where}")
-    wait(lambda: driver.execute_script("return document.querySelector('main')?.dataset.turn"))
-
-
-def go(driver: webdriver.Chrome, where: str) -> None:
-    """To another page of the same site, as a link leads there."""
-    turn = "return document.querySelector('main').dataset.turn"
-    before = driver.execute_script(turn)
-    driver.execute_script("location.hash = arguments[0]", where)
-    wait(lambda: driver.execute_script(turn) != before)
-
-
-def text(driver: webdriver.Chrome, where: str = "main") -> str:
-    return str(driver.execute_script("return document.querySelector(arguments[0])?.textContent ?? ''", where))
-
-
-def drawn(driver: webdriver.Chrome) -> list[str]:
-    """Labels of the charts that are drawn."""
-    script = "return [...document.querySelectorAll('.chart[data-drawn]')].map((c) => c.getAttribute('aria-label'))"
-    return list(driver.execute_script(script))
-
-
-def identifiers(site: Site) -> dict[str, str]:
-    from featlearn.dashboard._run_index import Store
-
-    return {run.where: run.id for run in Store(site.root).runs()}
 
 
 def test_the_list_is_sorted_searched_and_leads_on(browser: webdriver.Chrome, site: Site) -> None:
@@ -155,7 +54,7 @@ def test_curves_and_names_that_are_only_text(browser: webdriver.Chrome, site: Si
     legends = "return [...document.querySelectorAll('.legendtext')].map((t) => t.textContent)"
     assert any("<b>x</b><img" in legend for legend in browser.execute_script(legends))
     assert browser.execute_script("return document.querySelectorAll('main img, main b').length") == 0
-    choose = browser.find_elements(By.CSS_SELECTOR, "main select")[1]
+    choose = browser.find_elements(By.CSS_SELECTOR, "main .grid select")[0]
     choose.send_keys("Spikes of W")
     wait(lambda: "Spikes of W over the steps" in drawn(browser))
 
@@ -258,8 +157,9 @@ def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
     size(browser, 390)
     result = identifiers(site)
     alone = f"#/run/{result['first']}"
-    tabs = [f"{alone}/{tab}" for tab in ("curves", "words", "spectra", "matrices", "settings")]
-    places = ["#/runs", *tabs, "#/compare", "#/ledger", f"#/run/{result['wine']}"]
+    tabs = [f"{alone}/{tab}" for tab in ("curves", "map", "words", "findings", "spectra", "matrices", "settings")]
+    grouped = "#/runs?group=s%3Alr&open=0.1&column=m%3Abest%3Aloss&column=s%3Alr"
+    places = ["#/runs", grouped, *tabs, "#/sweeps", "#/compare", "#/ledger", f"#/run/{result['wine']}"]
     visit(browser, site.address, "#/ledger")
     for where in places:
         go(browser, where)

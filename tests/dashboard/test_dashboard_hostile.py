@@ -76,7 +76,7 @@ def test_an_error_that_nobody_thought_of_is_a_sentence(tmp_path: Path, monkeypat
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("featlearn.dashboard._api.run_list", broken)
+    monkeypatch.setattr("featlearn.dashboard._run_list.RunList.rows", broken)
     with client_of(tmp_path) as client:
         answer = client.get("/api/runs")
     assert (answer.status_code, "cannot be read (ZeroDivisionError)" in answer.json()["error"]) == (500, True)

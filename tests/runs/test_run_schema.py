@@ -61,8 +61,8 @@ def test_an_old_run_is_brought_up_to_date_when_it_is_written(tmp_path: Path) -> 
     folder = _old_run(tmp_path / "run")
     with Run.open(folder, write=True) as run:
         run.log(2, {"loss": 0.25, "reading": "lazy"})
-    assert _asked(folder, "PRAGMA user_version") == [(3,)]
-    assert _asked(folder, "SELECT value FROM meta WHERE key = 'schema_version'") == [("3",)]
+    assert _asked(folder, "PRAGMA user_version") == [(4,)]
+    assert _asked(folder, "SELECT value FROM meta WHERE key = 'schema_version'") == [("4",)]
     again = Run.open(folder)
     assert again.series("loss").to_list() == [1.5, 0.5, 0.25]
     assert again.texts()["value"].to_list() == ["lazy"]
@@ -87,17 +87,17 @@ def test_a_migration_that_fails_leaves_the_old_run(tmp_path: Path) -> None:
 
 def test_new_runs_have_the_current_version(tmp_path: Path) -> None:
     Run.create(tmp_path / "run").close()
-    assert _asked(tmp_path / "run", "PRAGMA user_version") == [(3,)]
-    assert _asked(tmp_path / "run", "SELECT value FROM meta WHERE key = 'schema_version'") == [("3",)]
+    assert _asked(tmp_path / "run", "PRAGMA user_version") == [(4,)]
+    assert _asked(tmp_path / "run", "SELECT value FROM meta WHERE key = 'schema_version'") == [("4",)]
 
 
 @pytest.mark.parametrize("write", [False, True])
 def test_a_newer_run_is_refused_and_left_alone(tmp_path: Path, write: bool) -> None:
     Run.create(tmp_path / "run").close()
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as connection:
-        connection.execute("PRAGMA user_version = 4")
+        connection.execute("PRAGMA user_version = 5")
     before = (tmp_path / "run" / "run.db").read_bytes()
-    with pytest.raises(RunStoreError, match=r"run\.db' has schema 4, but this featlearn reads up to 3"):
+    with pytest.raises(RunStoreError, match=r"run\.db' has schema 5, but this featlearn reads up to 4"):
         Run.open(tmp_path / "run", write=write)
     assert (tmp_path / "run" / "run.db").read_bytes() == before
 

@@ -14,16 +14,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
 from featlearn._utils.atomic import atomic_write, file_trouble
+from featlearn._utils.validation import is_tensor
 from featlearn.errors import FeatlearnError, InputError, RunStoreError
+
+if TYPE_CHECKING:  # commands that list and export runs do without torch
+    import torch
+    from torch import Tensor
 
 FORMAT = 1
 _DEEPEST = 100
@@ -41,6 +43,8 @@ def write_state(path: _PathLike, tensors: Mapping[str, Tensor], header: Mapping[
         tensors: Tensors by name, on any device.
         header: JSON object to store with the tensors, such as a kind and a version; None stores no header.
     """
+    import safetensors.torch
+
     described = None if header is None else json.dumps(header)
     if described is not None and len(described) > _LONGEST_HEADER:
         raise InputError("the state has too many numbers outside of tensors: put long lists into tensors or arrays")
@@ -179,6 +183,8 @@ def load_nested(path: _PathLike) -> tuple[Any, dict[str, Any]]:
         >>> state["embedding"].data_ptr() == state["head"].data_ptr()  # written once, and shared again
         True
     """
+    import torch
+
     with _open_nested(path) as (stored, described):
         tensors = stored_tensors(stored)
         for name in described["pairs"]:
@@ -234,7 +240,7 @@ class _Flattener:
         if isinstance(value, list | tuple):
             kind = "list" if isinstance(value, list) else "tuple"
             return [kind, [self.encode(v, _join(path, i), depth + 1) for i, v in enumerate(value)]]
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             return self._tensor(value, path)
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
             if value.dtype.kind in _ARRAY_KINDS:
@@ -254,9 +260,13 @@ class _Flattener:
         return _plain(key, path)
 
     def _bytes(self, content: bytes, path: str) -> str:
+        import torch
+
         return self._add(torch.from_numpy(np.frombuffer(content, np.uint8).copy()), path)
 
     def _tensor(self, tensor: Tensor, path: str) -> list[Any]:
+        import torch
+
         tensor = tensor.detach()
         wrapper = hasattr(tensor, "__tensor_flatten__")
         if wrapper or tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
@@ -347,6 +357,9 @@ _READERS: dict[str, Callable[..., Any]] = {
 
 @functools.cache
 def _can_write(dtype: torch.dtype) -> bool:
+    import safetensors.torch
+    import torch
+
     try:
         safetensors.torch.save({"probe": torch.empty(0, dtype=dtype)})
     except (KeyError, ValueError, TypeError, safetensors.SafetensorError):

@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from numbers import Integral, Real
@@ -13,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from featlearn._utils.json import DEEPEST, check_utf8, short_repr, to_json
 from featlearn.errors import InputError
 
 _LAST_STEP = 2**63 - 1  # the largest integer of SQLite
 _LAST_MOMENT = 9e9  # the year 2255; pandas holds a few more
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, without importing torch: without it, no value is one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_int(value: Any, least: int | None = None, most: int | None = None) -> bool:
@@ -118,7 +123,7 @@ def as_step(step: Any) -> int:
     usually a mistake, such as a loss instead of the step.
     """
     try:
-        truth = isinstance(step, bool | np.bool_) or getattr(step, "dtype", None) == torch.bool
+        truth = isinstance(step, bool | np.bool_) or str(getattr(step, "dtype", "")) == "torch.bool"
         number = -1 if truth else operator.index(step)
     except TypeError:
         number = -1
@@ -130,7 +135,7 @@ def as_step(step: Any) -> int:
 def as_number(name: str, value: Any) -> float:
     """Return a number, or a tensor of one element, as a float."""
     try:
-        return float(value.detach() if isinstance(value, Tensor) else value)
+        return float(value.detach() if is_tensor(value) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise InputError(f"{name} must be a number, got {type(value).__name__}") from None
 
@@ -160,7 +165,7 @@ def as_value(value: Any, key: str) -> float | str:
     if isinstance(value, str):
         return as_text(value, f"the value of {key!r}", empty=True)
     try:
-        if isinstance(value, Tensor | np.ndarray | np.generic):
+        if is_tensor(value) or isinstance(value, np.ndarray | np.generic):
             value = value.item()  # raises for more than one element
         if isinstance(value, bool | int | float):
             return float(value)

@@ -16,8 +16,6 @@ from featlearn.cli._errors import handle_errors
 from featlearn.errors import InputError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from featlearn.runs import Run
 
 runs = typer.Typer(help="List, show, compare, export and remove runs, which are folders on disk.", no_args_is_help=True)
@@ -51,27 +49,29 @@ def list_all(
       featlearn runs list experiments --json
     """
     with handle_errors():
-        from featlearn.runs import list_runs
+        from featlearn.runs._catalog import run_rows
 
-        table = list_runs(root)
+        found = run_rows(root)
         if as_json:
-            print_json(table.to_dict(orient="records"))
+            names = dict.fromkeys(name for row in found for name in row)
+            print_json([{name: row.get(name) for name in names} for row in found])
             return
         console = result_console()
-        if not len(table):
+        if not found:
             console.print(f"no runs in {root}", markup=False)
             return
         rows = []
-        for row in table.to_dict(orient="records"):
-            path, status, started = Path(row["path"]), row["status"], row["started"]
+        for row in found:
+            path, status, started = Path(row["path"]), row["status"], row.get("started")
             name = str(path.relative_to(root)) if path != root and path.is_relative_to(root) else row["path"]
-            local = "" if started != started else f"{started.to_pydatetime().astimezone():%Y-%m-%d %H:%M}"
+            local = "" if started is None else f"{started.astimezone():%Y-%m-%d %H:%M}"
             colored = Text(status, _COLORS.get(status, ""))
-            rows.append((name, colored, row["last_step"], _duration(row["seconds"]), local))
+            rows.append((name, colored, row.get("last_step"), _duration(row.get("seconds")), local))
         columns = {"run": "name", "status": "left", "last step": "right", "time": "right", "started": "left"}
-        console.print(text_table(columns, rows, count(len(table), "run")))
-        for row in table[table["message"].fillna("") != ""].to_dict(orient="records"):
-            print_line(console, f"{row['path']}: {row['message']}")
+        console.print(text_table(columns, rows, count(len(found), "run")))
+        for row in found:
+            if row["message"]:
+                print_line(console, f"{row['path']}: {row['message']}")
 
 
 @runs.command()
@@ -90,16 +90,20 @@ def show(
     with handle_errors():
         from featlearn._utils.validation import flat_settings
         from featlearn.runs import open_run
+        from featlearn.runs.overview import overview
 
         opened = open_run(run)
         last, layers = _last(opened)
         readings = _readings(opened)
+        segments = overview(opened.path).segments
         if as_json:
             described = {name: getattr(opened, name) for name in ("name", "status", "message", "last_step", "seconds")}
-            metrics = {str(layer): row.dropna().to_dict() for layer, row in layers.iterrows()}
             times: dict[str, Any] = {"path": str(opened.path), "started": opened.started.isoformat()}
-            times["segments"] = len(opened.segments())
-            values = {"config": opened.config, "last": last, "layers": metrics, "readings": readings}
+            times["segments"] = segments
+            known = {
+                layer: {name: value for name, value in of.items() if value == value} for layer, of in layers.items()
+            }
+            values = {"config": opened.config, "last": last, "layers": known, "readings": readings}
             print_json(times | described | values)
             return
         console = result_console()
@@ -107,14 +111,14 @@ def show(
         console.print(head.append(f", {_duration(opened.seconds)}, last step {opened.last_step}", "not bold"))
         if opened.message:
             print_line(console, opened.message)
-        if (segments := len(opened.segments())) > 1:
+        if segments > 1:
             print_line(console, f"latest of {segments} segments: steps went back in this run")
         if settings := flat_settings(opened.config):
             rows = [(name, _value(value)) for name, value in settings.items() if value is not None]
             console.print(text_table({"setting": "left", "value": "fold"}, rows))
         if last:
             console.print(text_table({"metric": "left", "last value": "right"}, list(last.items())))
-        if len(layers):
+        if layers:
             _print_layers(layers, every)
         for layer, reading in readings.items():
             print_line(
@@ -165,21 +169,22 @@ def compare(
 
 @runs.command()
 def export(
-    run: _Folder, file: Annotated[Path, typer.Argument(help="File .csv or .parquet to write.")], as_json: _Json = False
+    run: _Folder,
+    file: Annotated[Path, typer.Argument(help="File .csv or .parquet to write.")],
+    segment: Annotated[int | None, typer.Option(min=1, help="Segment to export. Default: the latest one.")] = None,
+    as_json: _Json = False,
 ) -> None:
     """Write all metrics of a run as a table: run, step, layer, name, value.
 
     Examples:
       featlearn runs export demo/run numbers.csv
       featlearn runs export demo/run numbers.parquet
+      featlearn runs export demo/run before.csv --segment 1
     """
     with handle_errors():
-        from featlearn.runs import export as write
-        from featlearn.runs import open_run
+        from featlearn.runs._catalog import export_table
 
-        opened = open_run(run)
-        write(opened, file)
-        rows = len(opened.metrics())
+        rows = export_table(run, file, segment=segment)
         if as_json:
             print_json({"rows": rows, "file": str(file)})
         else:
@@ -230,43 +235,47 @@ def _titles(labels: list[str]) -> list[str]:
     return short
 
 
-def _last(run: Run) -> tuple[dict[str, float], pd.DataFrame]:
-    """Return the last value of each metric of the run itself, and a table of those of layers, one row per layer."""
-    table = run.metrics().drop_duplicates(["layer", "name"], keep="last")
-    of_run, layered = table[table["layer"].isna()], table[table["layer"].notna()]
-    order = list(dict.fromkeys(layered["layer"]))
-    wide = layered.pivot_table(index="layer", columns="name", values="value", dropna=False)
-    return dict(zip(of_run["name"], of_run["value"], strict=True)), wide.reindex(order) if len(layered) else wide
+def _last(run: Run) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return the last value of each metric of the run itself, and those of each layer."""
+    from featlearn.runs._summaries import last_values
+    from featlearn.runs.overview import natural_order
+
+    values = last_values(run.path)
+    layers = sorted((layer for layer in values if layer is not None), key=natural_order)
+    return values.get(None, {}), {layer: values[layer] for layer in layers}
 
 
 def _readings(run: Run) -> dict[str, dict[str, str]]:
-    texts = run.texts()
+    from featlearn.runs.overview import words
+
     result: dict[str, dict[str, str]] = {}
-    for layer, name, value in zip(texts["layer"], texts["name"], texts["value"], strict=True):
-        if layer is not None and name in ("reading", "reason"):
-            result.setdefault(layer, {"word": "", "reason": ""})["word" if name == "reading" else "reason"] = value
+    for (layer, name), intervals in words(run.path, ("reading", "reason")).items():
+        if layer is not None:
+            key = "word" if name == "reading" else "reason"
+            result.setdefault(layer, {"word": "", "reason": ""})[key] = intervals[-1][2]
     return result
 
 
-def _print_layers(layers: pd.DataFrame, every: bool) -> None:
+def _print_layers(layers: dict[str, dict[str, float]], every: bool) -> None:
     """Print the main metrics of layers, or all of them, in tables that fit the terminal."""
     console = result_console()
     title = "layer"
-    if list(layers.columns) == ["importance"]:  # of a recursive feature machine, whose layers are its features
-        title, layers = "feature", layers.sort_values("importance", ascending=False)
-    names = [str(name) for name in layers.columns]
+    names = sorted({name for values in layers.values() for name in values})
+    if names == ["importance"]:  # of a recursive feature machine, whose layers are its features
+        title = "feature"
+        layers = dict(sorted(layers.items(), key=lambda item: -item[1]["importance"]))
     usual = [name for name in _USUAL if name in names] or names
-    room = max(console.width - 5 - max(len(shorten(str(layer))) for layer in layers.index), 20)
+    room = max(console.width - 5 - max(len(shorten(layer)) for layer in layers), 20)
     groups: list[list[str]] = [[]]
     for name in names if every else usual:
         if sum(max(len(_TITLES.get(n, n)), 6) + 3 for n in [*groups[-1], name]) > room and groups[-1]:
             groups.append([])
         groups[-1].append(name)
     shown = groups if every else groups[:1]
-    rows = list(layers.index) if every else list(layers.index[:_ROWS])
+    rows = list(layers) if every else list(layers)[:_ROWS]
     for group in shown:
         columns = {title: "left"} | {_TITLES.get(name, name): "right" for name in group}
-        console.print(text_table(columns, [(shorten(str(layer)), *layers.loc[layer, group]) for layer in rows]))
+        console.print(text_table(columns, [(shorten(layer), *map(layers[layer].get, group)) for layer in rows]))
     hidden = len(names) - sum(map(len, shown)), len(layers) - len(rows)
     if more := [count(n, what) for n, what in zip(hidden, ("column", title), strict=True) if n]:
         console.print(f"{' and '.join(more)} more with --all", style="dim")

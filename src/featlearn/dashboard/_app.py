@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from featlearn._utils.json import encode_json
 from featlearn.dashboard import _api as answers
+from featlearn.dashboard._finding_data import findings
 from featlearn.dashboard._matrix_data import SIDE, matrix
 from featlearn.dashboard._run_index import Store, signature
+from featlearn.dashboard._run_list import BUDGET, RunList
 from featlearn.dashboard._security import LOOPBACK, Gate, check_token
 from featlearn.dashboard._spectrum_data import spectra_at, spectrum
 from featlearn.errors import FeatlearnError, InputError, NotThereError
+from featlearn.runs._axes import AXES
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -111,48 +114,80 @@ def create_app(root: str | os.PathLike[str], *, token: str | None = None, hosts:
 def _data(store: Store) -> dict[str, tuple[tuple[str, ...], Answer]]:
     """Return the addresses under /api, with their query parameters and the functions that answer them."""
 
+    def segment_of(values: Values) -> int | None:
+        return int_param(values, "segment", 1, LAST_STEP, None)
+
+    def details(values: Values, path: Values) -> Any:
+        return answers.details(store, store.find(path["id"]), segment_of(values))
+
     def series(values: Values, path: Values) -> Any:
         run = store.find(path["id"])
         arguments = (
             text_param(values, "name", needed=True) or "",
             text_param(values, "layer"),
             width_param(values),
-            int_param(values, "from", 0, LAST_STEP, None),
-            int_param(values, "to", 0, LAST_STEP, None),
+            *range_params(values),
             bool(int_param(values, "log", 0, 1, 0)),
-            int_param(values, "segment", 1, LAST_STEP, None),
+            segment_of(values),
         )
+        mean, layers, axis = mean_param(values), text_param(values, "layers") or "", axis_param(values)
         # The JSON itself is cached: to encode twenty long curves takes longer than to read a short one.
-        make = partial(answers.series, store, run, *arguments)
-        return store.long_texts.get(("series", run.id, *arguments), signature(*run.files), lambda: encode_json(make()))
+        make = partial(answers.series, store, run, *arguments, mean=mean, layers=layers, axis=axis)
+        key = ("series", run.id, *arguments, mean, layers, axis)
+        return store.long_texts.get(key, signature(*run.files), lambda: encode_json(make()))
+
+    def words(values: Values, path: Values) -> Any:
+        return answers.phases_over_time(store, store.find(path["id"]), segment_of(values))
+
+    def found(values: Values, path: Values) -> Any:
+        return findings(store, store.find(path["id"]), segment_of(values))
 
     def one_matrix(values: Values, path: Values) -> Any:
         group = int_param(values, "group", 0, 100_000, 0) or 0
         most = int_param(values, "most", 8, SIDE, SIDE) or SIDE
-        return matrix(store, store.find(path["id"]), step_param(path), path["name"], group=group, most=most)
+        run, step, segment = store.find(path["id"]), step_param(path), segment_of(values)
+        return matrix(store, run, step, path["name"], group=group, most=most, segment=segment)
 
     def spectra(values: Values, path: Values) -> Any:
         run, step, kind = store.find(path["id"]), step_param(path), text_param(values, "kind")
         if kind is None:
-            return {"step": step, "spectra": spectra_at(store, run, step)}
-        return spectrum(store, run, step, text_param(values, "layer") or None, kind)
+            return {"step": step, "spectra": spectra_at(store, run, step, segment_of(values))}
+        return spectrum(store, run, step, text_param(values, "layer") or None, kind, segment_of(values))
 
     def changes(values: Values, path: Values) -> Any:
         return answers.changes(store, store.find(path["id"]), text_param(values, "after") or "")
 
     def compare(values: Values, path: Values) -> Any:
         ids, name, layer = ids_param(values, "ids"), text_param(values, "name"), text_param(values, "layer")
-        return answers.compare(store, ids, name, layer, width_param(values))
+        mean, axis = mean_param(values), axis_param(values)
+        return answers.compare(
+            store, ids, name, layer, width_param(values), *range_params(values), mean=mean, axis=axis
+        )
 
+    def run_list(values: Values, path: Values) -> Any:
+        after = text_param(values, "after") or ""
+        return listed.rows(after, BUDGET if not after else 3 * BUDGET)  # the page shows rows after the first answer
+
+    def values_of_layer(values: Values, path: Values) -> Any:
+        layer, name = (text_param(values, key, needed=True) or "" for key in ("layer", "name"))
+        return listed.values(layer, name)
+
+    listed = RunList(store)
     return {
-        "runs": ((), lambda values, path: answers.run_list(store)),
-        "runs/{id}": ((), lambda values, path: answers.details(store, store.find(path["id"]))),
-        "runs/{id}/series": (("name", "layer", "width", "from", "to", "log", "segment"), series),
-        "runs/{id}/words": ((), lambda values, path: answers.phases_over_time(store, store.find(path["id"]))),
-        "runs/{id}/matrices/{step}/{name:path}": (("group", "most"), one_matrix),
-        "runs/{id}/spectra/{step}": (("layer", "kind"), spectra),
+        "runs": (("after",), run_list),
+        "layers": ((), lambda values, path: listed.layers()),
+        "values": (("layer", "name"), values_of_layer),
+        "runs/{id}": (("segment",), details),
+        "runs/{id}/series": (
+            ("name", "layer", "layers", "width", "from", "to", "log", "mean", "axis", "segment"),
+            series,
+        ),
+        "runs/{id}/words": (("segment",), words),
+        "runs/{id}/findings": (("segment",), found),
+        "runs/{id}/matrices/{step}/{name:path}": (("group", "most", "segment"), one_matrix),
+        "runs/{id}/spectra/{step}": (("layer", "kind", "segment"), spectra),
         "runs/{id}/changes": (("after",), changes),
-        "compare": (("ids", "name", "layer", "width"), compare),
+        "compare": (("ids", "name", "layer", "width", "from", "to", "mean", "axis"), compare),
         "ledger": ((), lambda values, path: answers.ledger(store)),
     }
 
@@ -201,6 +236,25 @@ def width_param(values: Values) -> int:
     return int_param(values, "width", 10, 4000, 800) or 800
 
 
+def range_params(values: Values) -> tuple[int | None, int | None]:
+    """Return the first and the last step that are requested."""
+    first, last = (int_param(values, name, 0, LAST_STEP, None) for name in ("from", "to"))
+    return first, last
+
+
+def mean_param(values: Values) -> bool:
+    """Return whether means of values are requested."""
+    return bool(int_param(values, "mean", 0, 1, 0))
+
+
+def axis_param(values: Values) -> str:
+    """Return the axis of the values, the steps by default."""
+    axis = text_param(values, "axis") or AXES[0]
+    if axis not in AXES:
+        raise InputError(f"axis must be one of {', '.join(AXES)}, got {axis[:40]!r}.")
+    return axis
+
+
 def step_param(path: Values) -> int:
     """Return the step in the path of a request."""
     step = int_param(path, "step", 0, LAST_STEP, None)
@@ -211,7 +265,10 @@ def step_param(path: Values) -> int:
 
 def ids_param(values: Values, name: str) -> list[str]:
     """Return identifiers of runs, which are separated by commas."""
-    ids = [part for part in (text_param(values, name, needed=True) or "").split(",") if part]
+    given = values.get(name)
+    if given is None:
+        raise InputError(f"{name} is missing. Add ?{name}=...")
+    ids = [part for part in given.split(",") if part]
     if any(not re.fullmatch(r"[0-9a-f]{12}", part) for part in ids):
         raise InputError(f"{name} must be identifiers of runs, separated by commas.")
     return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -20,13 +21,17 @@ from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.json import encode_utf8, to_json
 from featlearn.dashboard import _api as answers
 from featlearn.dashboard._app import STATIC, plotly_script
+from featlearn.dashboard._finding_data import findings
 from featlearn.dashboard._matrix_data import matrix
 from featlearn.dashboard._run_index import Found, Store
+from featlearn.dashboard._run_list import RunList
 from featlearn.dashboard._spectrum_data import spectrum
 from featlearn.errors import InputError
+from featlearn.runs._axes import positions
 from featlearn.runs.database import DATABASE_FILE
 
 _WIDTH = 400
+_AXIS_STEPS = 2000
 _SIDE = 64
 _STEPS = 12
 _MATRICES = 24
@@ -117,7 +122,8 @@ def _page(title: str, plotly: str, content: dict[str, Any]) -> str:
 
 def _answers(store: Store) -> dict[str, Any]:
     """Return all data of the pages, by address."""
-    result: dict[str, Any] = {"runs": answers.run_list(store)}
+    listed = RunList(store)
+    result: dict[str, Any] = {"runs": listed.rows(seconds=None), "layers": listed.layers()}
     if result["runs"]["ledger"]:
         result["ledger"] = answers.ledger(store)
     for run in store.runs():
@@ -135,8 +141,19 @@ def _answers_of(store: Store, run: Found) -> dict[str, Any]:
     if details["status"] == "unreadable":
         return result
     result[f"{root}/words"] = answers.phases_over_time(store, run)
+    result[f"{root}/findings"] = findings(store, run)
+    shown: set[int] = set()
     for name in dict.fromkeys([*details["quantities"], *(n for names in details["layers"].values() for n in names)]):
-        result[f"{root}/series?name={_quoted(name)}"] = answers.series(store, run, name, width=_WIDTH)
+        address = f"{root}/series?name={_quoted(name)}"
+        result[address] = answers.series(store, run, name, width=_WIDTH)
+        shown.update(*(curve["steps"].tolist() for curve in result[address]["curves"]))
+        if any(curve["reduced"] for curve in result[address]["curves"]):
+            result[f"{address}&mean=1"] = answers.series(store, run, name, width=_WIDTH, mean=True)
+    places = sorted(shown)[:: max(len(shown) // _AXIS_STEPS, 1)]  # positions of steps between them are interpolated
+    for axis in details["axes"][1:]:
+        found = zip(places, positions(store.checked(run), places, axis).tolist(), strict=True)
+        known = [(step, x) for step, x in found if not math.isnan(x)]
+        result[f"{root}/axis?name={axis}"] = {"steps": [step for step, _ in known], "x": [x for _, x in known]}
     steps = details["matrix_steps"]
     places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _STEPS)).astype(int)).tolist()
     details["matrix_steps"] = [steps[place] for place in places]

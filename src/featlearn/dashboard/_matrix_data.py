@@ -12,7 +12,7 @@ from featlearn._utils.safetensors_file import read_tensor, tensor_shapes
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import InputError, NotThereError
 from featlearn.runs._segments import first_steps
-from featlearn.runs.database import DATABASE_FILE, Database
+from featlearn.runs.database import DATABASE_FILE, read_database
 from featlearn.runs.overview import natural_order
 from featlearn.runs.step_files import step_file, steps_of
 
@@ -24,34 +24,42 @@ EIGENVALUES = ".eigenvalues"
 _LARGEST = 64_000_000  # entries; a larger matrix would take seconds and gigabytes
 
 
-def matrix_steps(store: Store, run: Found) -> list[int]:
-    """Return the steps with matrices or eigenvalues."""
-    return steps_of(store.checked(run, "matrices"), _first_steps(store, run))
+def matrix_steps(store: Store, run: Found, segment: int | None = None) -> list[int]:
+    """Return the steps with matrices or eigenvalues in a segment; None is the latest one."""
+    return steps_of(store.checked(run, "matrices"), _first_steps(store, run, segment))
 
 
-def matrix_file(store: Store, run: Found, step: int) -> Path:
-    """Return the path of the file with the matrices of a step in the latest segment, which need not exist."""
-    name = step_file(run.path / "matrices", step, _first_steps(store, run)).name
+def matrix_file(store: Store, run: Found, step: int, segment: int | None = None) -> Path:
+    """Return the path of the file with the matrices of a step in a segment, which need not exist."""
+    name = step_file(run.path / "matrices", step, _first_steps(store, run, segment)).name
     return store.checked(run, "matrices", name)
 
 
-def _first_steps(store: Store, run: Found) -> list[int]:
+def _first_steps(store: Store, run: Found, segment: int | None) -> list[int]:
     def read() -> list[int]:
-        with Database(store.checked(run) / DATABASE_FILE).reading() as connection:
-            return first_steps(connection)
+        with read_database(store.checked(run) / DATABASE_FILE) as connection:
+            return first_steps(connection, segment)
 
-    return store.cache.get(("first steps", run.id), signature(*run.files), read)
+    return store.cache.get(("first steps", run.id, segment), signature(*run.files), read)
 
 
-def matrix_shapes(store: Store, run: Found, step: int) -> dict[str, tuple[int, ...]]:
+def matrix_shapes(store: Store, run: Found, step: int, segment: int | None = None) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the matrices and vectors of a step; only the header of the file is read."""
-    file = _file(store, run, step)
+    file = _file(store, run, step, segment)
     shapes = store.cache.get(("shapes", run.id, file.name), signature(file), lambda: tensor_shapes(file))
     return dict(sorted(shapes.items(), key=lambda item: natural_order(item[0])))
 
 
 def matrix(
-    store: Store, run: Found, step: int, name: str, *, group: int = 0, most: int = SIDE, digits: int = 4
+    store: Store,
+    run: Found,
+    step: int,
+    name: str,
+    *,
+    group: int = 0,
+    most: int = SIDE,
+    digits: int = 4,
+    segment: int | None = None,
 ) -> dict[str, Any]:
     """Return a matrix for a heat map, reduced to block means if it has too many rows or columns.
 
@@ -63,8 +71,9 @@ def matrix(
         group: Index of the block of a grouped layer.
         most: Maximum number of rows and columns.
         digits: Number of significant digits of each entry.
+        segment: Number of the segment, from 1. None is the latest one.
     """
-    array = _loaded(store, run, step, name)
+    array = _loaded(store, run, step, name, segment)
     if array.ndim not in (2, 3) or not array.size:
         raise InputError(f"{name!r} must be a matrix, but has the shape {tuple(array.shape)}.")
     blocks = array if array.ndim == 3 else array[None]
@@ -86,30 +95,30 @@ def matrix(
     }
 
 
-def vector(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
+def vector(store: Store, run: Found, step: int, name: str, segment: int | None = None) -> NDArray[np.float64]:
     """Return stored eigenvalues."""
-    array = _loaded(store, run, step, name)
+    array = _loaded(store, run, step, name, segment)
     if array.ndim != 1 or not array.size:
         raise InputError(f"{name!r} must be a vector of eigenvalues, but has the shape {tuple(array.shape)}.")
     return array
 
 
-def _file(store: Store, run: Found, step: int) -> Path:
-    file = matrix_file(store, run, step)
+def _file(store: Store, run: Found, step: int, segment: int | None) -> Path:
+    file = matrix_file(store, run, step, segment)
     if not file.is_file():
-        steps = matrix_steps(store, run)
+        steps = matrix_steps(store, run, segment)
         last = f"the last step with matrices is {steps[-1]}" if steps else "the run has none"
         raise NotThereError(f"Step {step} has no matrices: {last}.")
     return file
 
 
-def _loaded(store: Store, run: Found, step: int, name: str) -> NDArray[np.float64]:
-    shapes = matrix_shapes(store, run, step)
+def _loaded(store: Store, run: Found, step: int, name: str, segment: int | None) -> NDArray[np.float64]:
+    shapes = matrix_shapes(store, run, step, segment)
     if name not in shapes:
         raise NotThereError(f"Step {step} has no matrix {name!r}; it has {', '.join(list(shapes)[:6]) or 'none'}.")
     if int(np.prod(shapes[name], dtype=np.float64)) > _LARGEST:
         raise InputError(f"{name!r} has more than {_LARGEST} entries. Open the run in Python.")
-    array: NDArray[np.float64] = read_tensor(_file(store, run, step), name).double().numpy()
+    array: NDArray[np.float64] = read_tensor(_file(store, run, step, segment), name).double().numpy()
     return array
 
 

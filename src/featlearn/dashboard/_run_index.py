@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from featlearn._utils.json import encode_utf8
 from featlearn._utils.validation import flat_settings
 from featlearn.errors import FeatlearnError, InputError, NotThereError
+from featlearn.runs._summaries import Summary, metric_summaries
 from featlearn.runs.database import DATABASE_FILE
 from featlearn.runs.lock import being_written
 from featlearn.runs.overview import Overview, overview
@@ -75,8 +76,12 @@ class Cache:
         return value
 
 
+MOST_SETTINGS = 40
+"""Maximum number of settings of a run that are listed."""
+
 _LEDGER = "ledger.json"
 _MOST_RUNS = 5000
+_SLOW = 0.05  # seconds to summarize a run; a slower one is summarized less often
 
 
 @dataclass(frozen=True)
@@ -113,26 +118,27 @@ class Store:
             raise InputError(f"root must be an existing folder with runs, got {str(root)!r}.")
         self.root = given.resolve()
         self.cache = Cache(4000)
+        self.summaries = Cache(3 * _MOST_RUNS)  # an unchanged run is not opened again for the list of runs
         self.long_texts = Cache(100)  # up to a few hundred kilobytes each
         self._known: dict[str, Found] = {}
+        self._late: dict[Hashable, tuple[float, dict[str, Summary]]] = {}
 
     def runs(self) -> list[Found]:
         """Return the runs that exist now."""
-        return self._walk()[0]
+        return self.walk()[0]
 
     def ledgers(self) -> list[Path]:
         """Return the ledgers of reproductions that exist now."""
-        return self._walk()[1]
+        return self.walk()[1]
 
     def find(self, identifier: str) -> Found:
         """Return the run with an identifier."""
         known = self._known.get(identifier)
         if known is not None and (known.path / DATABASE_FILE).is_file():  # without a search of the folder
             return known
-        for run in self.runs():
-            if run.id == identifier:
-                self._known[identifier] = run
-                return run
+        self._known = {run.id: run for run in self.runs()}  # one search for all of them
+        if identifier in self._known:
+            return self._known[identifier]
         raise NotThereError("The run does not exist. It may have been moved or removed; return to the list of runs.")
 
     def summary(self, run: Found) -> dict[str, Any]:
@@ -150,13 +156,35 @@ class Store:
             **{name: getattr(summary, name) for name in names},
             "kind": kind if isinstance(kind, str) else None,
             "loss": None if summary.loss is None else dict(zip(("name", "value"), summary.loss, strict=True)),
-            "settings": dict(list(flat_settings(summary.config).items())[:40]),
+            "settings": dict(list(flat_settings(summary.config).items())[:MOST_SETTINGS]),
         }
+
+    def metrics(self, run: Found, layer: str = "", name: str | None = None) -> dict[str, Summary]:
+        """Return the last, smallest and largest value of metrics, as in `featlearn.runs._summaries.metric_summaries`.
+
+        Of a run that is being written, they may be late by ten times the time that it takes to read them.
+        """
+        key = ("metrics", run.id, layer, name)
+        late = self._late.get(key)
+        if late is not None and time.monotonic() < late[0]:
+            return late[1]
+
+        def read() -> dict[str, Summary]:
+            began = time.monotonic()
+            result = metric_summaries(self.checked(run), layer, name)
+            spent = time.monotonic() - began
+            if spent > _SLOW:
+                self._late[key] = (time.monotonic() + 10 * spent, result)
+            return result
+
+        return self.summaries.get(key, signature(*run.files), read)
 
     def overview(self, run: Found) -> Overview:
         """Return the overview of a run. If its process is killed, the status changes without a change of its files."""
         alive = being_written(run.path)
-        return self.cache.get(("overview", run.id, alive), signature(*run.files), lambda: overview(self.checked(run)))
+        return self.summaries.get(
+            ("overview", run.id, alive), signature(*run.files), lambda: overview(self.checked(run))
+        )
 
     def version(self, run: Found) -> str:
         """Return a hash that changes when the run does."""
@@ -190,7 +218,8 @@ class Store:
     def _where(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
-    def _walk(self) -> tuple[list[Found], list[Path]]:
+    def walk(self) -> tuple[list[Found], list[Path]]:
+        """Return the runs and the ledgers that exist now, with one search of the folder."""
         runs: list[Found] = []
         ledgers: list[Path] = []
         for folder, inner, files in os.walk(self.root):

@@ -51,8 +51,19 @@ def serve(
 
     import uvicorn
 
+    from featlearn.dashboard._connections import LimitedProtocol
+
     # No access log: an address may contain the token.
-    config = uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, server_header=False)
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+    )
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]

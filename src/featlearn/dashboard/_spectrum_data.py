@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from featlearn.dashboard._matrix_data import EIGENVALUES, matrix_file, matrix_shapes, matrix_steps, rounded, vector
 from featlearn.dashboard._run_index import Found, Store, signature
 from featlearn.errors import FeatlearnError, NotThereError
-from featlearn.runs.database import DATABASE_FILE, Database
+from featlearn.runs._segments import source
+from featlearn.runs.database import DATABASE_FILE, read_database
 from featlearn.spectra import phase
 
 Array = NDArray[np.float64]
@@ -29,33 +30,35 @@ _BINS = 48
 _RARE = 2000  # eigenvalues; in a larger spectrum, the search for spikes takes too long
 
 
-def spectra_at(store: Store, run: Found, step: int) -> list[dict[str, Any]]:
+def spectra_at(store: Store, run: Found, step: int, segment: int | None = None) -> list[dict[str, Any]]:
     """Return the layers and kinds of the spectra of a step: of W and CK of each layer, and of the NTK."""
     result = []
-    for name, shape in matrix_shapes(store, run, step).items():
+    for name, shape in matrix_shapes(store, run, step, segment).items():
         if name.endswith(EIGENVALUES) and len(shape) == 1:
             owner, _, kind = name.removesuffix(EIGENVALUES).rpartition("/")
             result.append({"layer": owner or None, "kind": kind, "size": shape[0]})
     return result
 
 
-def spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str) -> dict[str, Any]:
+def spectrum(
+    store: Store, run: Found, step: int, layer: str | None, kind: str, segment: int | None = None
+) -> dict[str, Any]:
     """Return one spectrum at a step.
 
     Phase, exponent and number of spikes are those that the monitor has logged. The positions of the spikes and the edge
     of the initial bulk are computed here.
     """
-    files = (matrix_file(store, run, step), *run.files)
-    key = ("spectrum", run.id, step, layer, kind)
-    return store.cache.get(key, signature(*files), lambda: _spectrum(store, run, step, layer, kind))
+    files = (matrix_file(store, run, step, segment), *run.files)
+    key = ("spectrum", run.id, step, layer, kind, segment)
+    return store.cache.get(key, signature(*files), lambda: _spectrum(store, run, step, layer, kind, segment))
 
 
-def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str) -> dict[str, Any]:
+def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str, segment: int | None) -> dict[str, Any]:
     name = f"{kind}{EIGENVALUES}" if layer is None else f"{layer}/{kind}{EIGENVALUES}"
-    after = np.sort(_finite(vector(store, run, step, name)))
-    first = _first_step(store, run, name, step)
-    before = np.sort(_finite(vector(store, run, first, name)))
-    logged, logged_phase = _logged(store, run, step, layer or "", kind)
+    after = np.sort(_finite(vector(store, run, step, name, segment)))
+    first = _first_step(store, run, name, step, segment)
+    before = np.sort(_finite(vector(store, run, first, name, segment)))
+    logged, logged_phase = _logged(store, run, step, layer or "", kind, segment)
     answer: dict[str, Any] = {
         "step": step,
         "initial_step": first,
@@ -94,18 +97,21 @@ def _spectrum(store: Store, run: Found, step: int, layer: str | None, kind: str)
     return answer
 
 
-def _first_step(store: Store, run: Found, name: str, step: int) -> int:
-    for first in matrix_steps(store, run):
-        if name in matrix_shapes(store, run, first):
+def _first_step(store: Store, run: Found, name: str, step: int, segment: int | None) -> int:
+    for first in matrix_steps(store, run, segment):
+        if name in matrix_shapes(store, run, first, segment):
             return first
     return step
 
 
-def _logged(store: Store, run: Found, step: int, layer: str, kind: str) -> tuple[dict[str, float], str | None]:
+def _logged(
+    store: Store, run: Found, step: int, layer: str, kind: str, segment: int | None
+) -> tuple[dict[str, float], str | None]:
     where = "WHERE step = ? AND layer = ?"
-    with Database(store.checked(run) / DATABASE_FILE).reading() as connection:
-        rows = connection.execute(f"SELECT name, value FROM metrics {where}", (step, layer)).fetchall()
-        query = f"SELECT value FROM texts {where} AND name = ?"
+    with read_database(store.checked(run) / DATABASE_FILE) as connection:
+        metrics, texts = (source(connection, table, segment) for table in ("metrics", "texts"))
+        rows = connection.execute(f"SELECT name, value FROM {metrics} {where}", (step, layer)).fetchall()
+        query = f"SELECT value FROM {texts} {where} AND name = ?"
         word = connection.execute(query, (step, layer, f"{kind}.phase")).fetchone()
     numbers = {str(name): float(value) for name, value in rows if isinstance(value, int | float)}
     numbers = {n.removeprefix(f"{kind}."): value for n, value in numbers.items() if n.startswith(f"{kind}.")}

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from featlearn._utils.atomic import atomic_write, file_trouble
 from featlearn._utils.validation import as_folder, flat_settings
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs._run import Run
-from featlearn.runs._sql import Names
-from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, require_run
+from featlearn.runs._segments import source
+from featlearn.runs._sql import Names, read_rows
+from featlearn.runs._summaries import as_number
+from featlearn.runs.database import DATABASE_FILE, SIDE_FILES, read_database, require_run
 from featlearn.runs.lock import WriterLock
 from featlearn.runs.overview import overview
 from featlearn.runs.step_files import FOLDERS, remove_all, tidy
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def export(
@@ -56,24 +62,49 @@ def export(
         >>> pd.read_csv(folder / "first.csv").iloc[0].to_dict()
         {'run': 'first', 'step': 10, 'layer': nan, 'name': 'loss', 'value': 0.5}
     """
+    export_table(run, path, names, layers, segment)
+
+
+def export_table(
+    run: RunLike, path: str | os.PathLike[str], names: Names = None, layers: Names = None, segment: int | None = None
+) -> int:
+    """Write the table of `export`, and return the number of its rows; a .csv file requires neither pandas nor torch."""
     target = Path(path)
     if target.suffix not in (".csv", ".parquet"):
         raise InputError(f"path must be a file that ends in .csv or .parquet, got {os.fspath(path)!r}.")
     opened = as_run(run)
-    table = opened.metrics(names, layers, segment=segment)
-    table.insert(0, "run", pd.Series([opened.name] * len(table), dtype=object))
+    with read_database(opened.path / DATABASE_FILE) as connection:
+        rows = read_rows(connection, "metrics", names, layers, source(connection, "metrics", segment))
     with file_trouble(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(target) as draft:
             if target.suffix == ".csv":
-                # Without repr, a NaN would be written as an empty cell, like the layer of the run's own metrics.
-                table["value"] = table["value"].map(repr)
-                table.to_csv(draft, index=False)
+                with draft.open("w", encoding="utf-8", newline="") as file:
+                    writer = csv.writer(file, lineterminator="\n")
+                    writer.writerow(["run", "step", "layer", "name", "value"])
+                    # Without repr, a NaN would be written as an empty cell, like the layer of the run's own metrics.
+                    writer.writerows([opened.name, *row[:3], repr(as_number(row[3]))] for row in rows)
             else:
-                try:
-                    table.to_parquet(draft, engine="pyarrow", index=False)
-                except ImportError as error:
-                    raise InputError("A .parquet file requires pyarrow. Install it, or export to .csv.") from error
+                _write_parquet(draft, opened.name, rows)
+    return len(rows)
+
+
+def _write_parquet(draft: Path, name: str, rows: list[tuple[Any, ...]]) -> None:
+    import pandas as pd
+
+    table = pd.DataFrame(
+        {
+            "run": pd.Series([name] * len(rows), dtype=object),
+            "step": np.array([row[0] for row in rows], dtype=np.int64),
+            "layer": pd.Series([row[1] or None for row in rows], dtype=object),
+            "name": pd.Series([row[2] for row in rows], dtype=object),
+            "value": np.array([row[3] for row in rows], dtype=np.float64),
+        }
+    )
+    try:
+        table.to_parquet(draft, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise InputError("A .parquet file requires pyarrow. Install it, or export to .csv.") from error
 
 
 def remove(path: str | os.PathLike[str]) -> None:
@@ -176,16 +207,26 @@ def list_runs(root: str | os.PathLike[str] = ".") -> pd.DataFrame:
         >>> list_runs(folder)[["name", "status", "last_step", "config.lr"]].values.tolist()
         [['lr-0.1', 'finished', 0, 0.1], ['lr-0.5', 'finished', 0, 0.5]]
     """
-    top = as_folder(root)
-    if not top.is_dir():
-        raise InputError(f"root must be an existing folder, got {str(root)!r}.")
-    rows = [_row(path) for path in _find(top)]
-    columns = ["path", "name", "status", "message", "started", "last_step", "seconds", "segments"]
-    columns += [column for column in dict.fromkeys(key for row in rows for key in row) if column not in columns]
+    import pandas as pd
+
+    rows = run_rows(root)
+    columns = [*_COLUMNS, *dict.fromkeys(key for row in rows for key in row if key not in _COLUMNS)]
     table = pd.DataFrame(rows, columns=columns)
     table["started"] = pd.to_datetime(table["started"], utc=True)
     table = table.astype({"last_step": "Int64", "seconds": "float64", "segments": "Int64"})
     return table.sort_values(["started", "path"], na_position="last", ignore_index=True)
+
+
+_COLUMNS = ("path", "name", "status", "message", "started", "last_step", "seconds", "segments")
+
+
+def run_rows(root: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the rows of `list_runs` without pandas; a run that cannot be read has no start time."""
+    top = as_folder(root)
+    if not top.is_dir():
+        raise InputError(f"root must be an existing folder, got {str(root)!r}.")
+    latest = datetime.max.replace(tzinfo=UTC)
+    return sorted(map(_row, _find(top)), key=lambda row: (row.get("started", latest), row["path"]))
 
 
 def compare(runs: Iterable[RunLike] | RunLike, names: Names = None, layer: str | None = None) -> pd.DataFrame:
@@ -213,6 +254,8 @@ def compare(runs: Iterable[RunLike] | RunLike, names: Names = None, layer: str |
         >>> compare(folders, "loss").to_dict("list")
         {('first', 'loss'): [0.5], ('second', 'loss'): [0.25]}
     """
+    import pandas as pd
+
     opened = _open_all(runs)
     columns: dict[tuple[str, str], pd.Series[Any]] = {}
     for label, run in opened.items():
@@ -259,11 +302,18 @@ def compare_configs(runs: Iterable[RunLike] | RunLike) -> pd.DataFrame:
         >>> compare_configs(folders).to_dict("index")
         {'lr': {'first': 0.1, 'second': 0.5}}
     """
+    import pandas as pd
+
     settings = {label: flat_settings(run.config) for label, run in _open_all(runs).items()}
-    names = dict.fromkeys(name for flat in settings.values() for name in flat)
-    differing = [name for name in names if len({_compared(flat, name) for flat in settings.values()}) > 1]
+    differing = differing_settings(settings.values())
     columns = {label: [flat.get(name, np.nan) for name in differing] for label, flat in settings.items()}
     return pd.DataFrame(columns, index=pd.Index(differing, name="setting", dtype=object), dtype=object)
+
+
+def differing_settings(settings: Collection[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the flat settings in which runs differ."""
+    names = dict.fromkeys(name for flat in settings for name in flat)
+    return [name for name in names if len({_compared(flat, name) for flat in settings}) > 1]
 
 
 def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
@@ -278,7 +328,7 @@ def _open_all(runs: Iterable[RunLike] | RunLike) -> dict[str, Run]:
     return dict(zip(labels, opened, strict=True))
 
 
-def _compared(flat: dict[str, Any], name: str) -> str:
+def _compared(flat: Mapping[str, Any], name: str) -> str:
     """Return a text that is equal for equal settings: 1 equals 1.0 but not true; integers may exceed any float."""
     if name not in flat:
         return ""
@@ -301,5 +351,5 @@ def _row(path: Path) -> dict[str, Any]:
     except (RunStoreError, OSError) as error:
         return {"path": str(path), "name": path.absolute().name, "status": "unreadable", "message": str(error)}
     row = {name: getattr(summary, name) for name in ("name", "status", "message", "last_step", "seconds", "segments")}
-    started = pd.Timestamp(summary.started, unit="s", tz="UTC")
+    started = datetime.fromtimestamp(summary.started, UTC)
     return {"path": str(path), **row, "started": started, **flat_settings(summary.config, "config.")}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from featlearn._utils.validation import as_text
 
@@ -26,6 +25,8 @@ def describe_environment(seed: int | None = None) -> dict[str, Any]:
 
     The name of the machine is not included, since runs are often shared.
     """
+    import torch
+
     return {
         "featlearn": version("featlearn"),
         "python": platform.python_version(),

@@ -6,10 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from featlearn._utils.validation import as_step, as_text, stored_moment, stored_settings
 from featlearn.errors import RunStoreError
@@ -19,6 +16,10 @@ from featlearn.runs._sql import Names
 from featlearn.runs.database import Database
 from featlearn.runs.lock import being_written
 from featlearn.runs.step_files import load_newest, load_step, steps_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
 
 
 class RunRecord:
@@ -123,8 +124,8 @@ class RunRecord:
     @property
     def seconds(self) -> float | None:
         """Total time for which the run was written, up to its last values, in seconds; None for old versions."""
-        starts = self.starts()
-        return float((starts["seen"] - starts["began"]).dt.total_seconds().clip(lower=0).sum()) if len(starts) else None
+        with self._database.reading() as connection:
+            return _sql.read_seconds(connection)
 
     @property
     def status(self) -> str:

@@ -12,9 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from featlearn._utils.public_names import RenamedAttribute
 from featlearn._utils.validation import (
@@ -27,15 +25,20 @@ from featlearn._utils.validation import (
     check_int,
     check_option,
     is_int,
+    is_tensor,
 )
 from featlearn.errors import InputError, RunStoreError
 from featlearn.runs import _sql
 from featlearn.runs._environment import describe_environment, new_meta, process_started
 from featlearn.runs._reader import RunRecord
 from featlearn.runs._segments import begin_segment, differs, goes_back
+from featlearn.runs._times import StepClock
 from featlearn.runs.database import DATABASE_FILE, Database, create_database, require_run
 from featlearn.runs.lock import WriterLock, close_and_release, locked, warn_or_close
 from featlearn.runs.step_files import remove_all, remove_older, save_step, steps_of, tidy
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LOG = logging.getLogger("featlearn")
 
@@ -75,6 +78,7 @@ class Run(RunRecord):
         self._has_written = False
         self._any_order = False
         self._repeated = range(0)  # steps that are logged once more, with the same values
+        self._clock = StepClock(time.time())
         # Also called when the run is garbage-collected or the program ends.
         self._end = None if lock is None else weakref.finalize(self, close_and_release, database, lock)
         try:
@@ -271,8 +275,10 @@ class Run(RunRecord):
                 raise InputError(f"values must map names to numbers or strings, got {type(values).__name__}.")
             rows += [(at, layer, as_text(name, "name"), as_value(value, name)) for name, value in values.items()]
         with self._order(at, lambda connection: self._goes_back(connection, at, rows)) as connection:
+            now = time.time()
             _sql.write_rows(connection, rows)
-            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (time.time(), self._start))
+            self._clock.record(connection, at, now)
+            connection.execute("UPDATE starts SET seen = ? WHERE id = ?", (now, self._start))
         self._last = max(self._last, at)
 
     def save_matrices(self, step: int, matrices: Mapping[str, Tensor]) -> None:
@@ -290,7 +296,7 @@ class Run(RunRecord):
         if not isinstance(matrices, Mapping) or not matrices:
             raise InputError(f"matrices must map at least one name to a tensor, got {type(matrices).__name__}.")
         for name, matrix in matrices.items():
-            if not isinstance(matrix, Tensor):
+            if not is_tensor(matrix):
                 raise InputError(f"The matrix {name!r} must be a tensor, got {type(matrix).__name__}.")
             as_text(name, "the name of a matrix")
         self._database.writable()

@@ -5,21 +5,25 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from featlearn._utils.validation import check_int
 from featlearn.runs._sql import Row, check_cell
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _TABLES = ("metrics", "texts")
+_COLUMNS = {"metrics": "step, layer, name, value", "texts": "step, layer, name, value", "times": "step, time"}
 _COSTS = "monitor."  # time of measurements, which differs when a training is repeated
 
 
 def first_steps(connection: sqlite3.Connection, segment: int | None = None) -> list[int]:
     """Return the first own step of each segment, in order, up to a segment; None is the latest.
 
-    The tables metrics and texts hold the latest segment. The rows of an earlier segment from the step on at which the
-    next one began are in old_metrics and old_texts; the rows before that step belong to both segments.
+    The tables metrics, texts and times hold the latest segment. The rows of an earlier segment from the step on at
+    which the next one began are in old_metrics, old_texts and old_times; the rows before that step belong to both
+    segments.
     """
     stored = connection.execute("SELECT first FROM segments ORDER BY id").fetchall()
     firsts = [0, *(check_cell("step", row[0], int) for row in stored)]
@@ -31,13 +35,13 @@ def source(connection: sqlite3.Connection, table: str, segment: int | None) -> s
 
     Args:
         connection: Connection to the database.
-        table: Name of the table, "metrics" or "texts".
+        table: Name of the table, "metrics", "texts" or "times".
         segment: Number of the segment, from 1. None is the latest.
     """
     firsts = first_steps(connection)
     if segment is None or check_int("segment", segment, 1, len(firsts), optional=True) == len(firsts):
         return table
-    columns, parts, end = "step, layer, name, value", [], ""
+    columns, parts, end = _COLUMNS[table], [], ""
     bound = None
     for number in range(segment, len(firsts)):
         first = firsts[number]  # of the next segment
@@ -56,8 +60,8 @@ def begin_segment(connection: sqlite3.Connection, step: int, start: int | None) 
         start: Number of the writing process in the table starts.
     """
     number = len(first_steps(connection))
-    for table in _TABLES:
-        moved = f"SELECT ?, step, layer, name, value FROM {table} WHERE step >= ?"
+    for table, columns in _COLUMNS.items():
+        moved = f"SELECT ?, {columns} FROM {table} WHERE step >= ?"
         connection.execute(f"INSERT INTO old_{table} {moved}", (number, step))
         connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
     row = (number + 1, step, time.time(), start)
@@ -82,8 +86,8 @@ def differs(connection: sqlite3.Connection, rows: Iterable[Row]) -> bool:
     return False
 
 
-def read_segments(connection: sqlite3.Connection) -> pd.DataFrame:
-    """Return one row per segment: its number, first own step, last step, and the time when it began."""
+def segment_rows(connection: sqlite3.Connection) -> list[tuple[int, int, int | None, float | None]]:
+    """Return number, first own step, last step and start time of each segment; the first has no start time."""
     firsts = first_steps(connection)
     began = {
         number: check_cell("time", moment, float)
@@ -95,6 +99,13 @@ def read_segments(connection: sqlite3.Connection) -> pd.DataFrame:
         largest = [connection.execute(f"SELECT max(step) FROM {table}").fetchone()[0] for table in tables]
         last = max((step for step in largest if step is not None), default=None)
         rows.append((number, first, last, began.get(number)))
-    table = pd.DataFrame(rows, columns=["segment", "first_step", "last_step", "began"])
+    return rows
+
+
+def read_segments(connection: sqlite3.Connection) -> pd.DataFrame:
+    """Return one row per segment: its number, first own step, last step, and the time when it began."""
+    import pandas as pd
+
+    table = pd.DataFrame(segment_rows(connection), columns=["segment", "first_step", "last_step", "began"])
     table["began"] = pd.to_datetime(table["began"].astype(float), unit="s", utc=True)
     return table.astype({"segment": "int64", "first_step": "int64", "last_step": "Int64"})

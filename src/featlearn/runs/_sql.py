@@ -6,13 +6,15 @@ import difflib
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from featlearn._utils.patterns import parse_patterns, select_matching
 from featlearn.errors import InputError, RunStoreError
+
+if TYPE_CHECKING:  # commands that list and export runs do without pandas
+    import pandas as pd
 
 Row = tuple[int, str, str, float | str]
 Names = str | Iterable[str] | None
@@ -53,10 +55,10 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
     return result
 
 
-def read_table(
+def read_rows(
     connection: sqlite3.Connection, table: str, names: Names, layers: Names, rows_from: str | None = None
-) -> pd.DataFrame:
-    """Return rows of metrics or texts, ordered by step, layer and name, with one query.
+) -> list[tuple[Any, ...]]:
+    """Return steps, layers, names and values of metrics or texts, ordered by step, layer and name, with one query.
 
     Args:
         connection: Connection to the database.
@@ -76,10 +78,20 @@ def read_table(
     if globs is not None and rows:
         selected = set(select_matching(globs, sorted({row[1] for row in rows} - {""}), "layers", "layer of the run"))
         rows = [row for row in rows if row[1] in selected]
-    steps, owners, keys, cells = zip(*rows, strict=True) if rows else ((), (), (), ())
+    steps, owners, keys, cells = _columns(rows)
     _require("step", steps, int)  # numpy would truncate a step of 1.5 to 1
     _require("name", (*keys, *owners), str)
     _require("value", cells, *((int, float, type(None)) if table == "metrics" else (str,)))
+    return rows
+
+
+def read_table(
+    connection: sqlite3.Connection, table: str, names: Names, layers: Names, rows_from: str | None = None
+) -> pd.DataFrame:
+    """Return the rows of `read_rows` as a table."""
+    import pandas as pd
+
+    steps, owners, keys, cells = _columns(read_rows(connection, table, names, layers, rows_from))
     return pd.DataFrame(
         {
             "step": np.array(steps, dtype=np.int64),
@@ -94,6 +106,8 @@ def read_series(
     connection: sqlite3.Connection, name: str, layer: str | None, rows_from: str = "metrics"
 ) -> pd.Series[Any]:
     """Return the values of a metric by step, from the table metrics or the SQL expression of an earlier segment."""
+    import pandas as pd
+
     query = f"SELECT step, value FROM {rows_from} WHERE name = ? AND layer = ? ORDER BY step"
     rows = connection.execute(query, (name, layer or "")).fetchall()
     if not rows:
@@ -122,6 +136,8 @@ def last_step(connection: sqlite3.Connection) -> int | None:
 
 def read_starts(connection: sqlite3.Connection) -> pd.DataFrame:
     """Return one row per process that opened the run for writing."""
+    import pandas as pd
+
     columns = ["pid", "process_started", "began", "seen", "checkpoint", "environment"]
     rows = connection.execute(f"SELECT {', '.join(columns)} FROM starts ORDER BY id").fetchall()
     table = pd.DataFrame(rows, columns=columns)
@@ -129,6 +145,18 @@ def read_starts(connection: sqlite3.Connection) -> pd.DataFrame:
         table[column] = pd.to_datetime(table[column].astype(float), unit="s", utc=True)
     table["environment"] = table["environment"].map(json.loads)
     return table.astype({"pid": "int64", "checkpoint": "Int64"})
+
+
+def read_seconds(connection: sqlite3.Connection) -> float | None:
+    """Return the total time for which processes wrote the run, in seconds; None for old versions."""
+    spans = connection.execute("SELECT began, seen FROM starts").fetchall()
+    for span in spans:
+        _require("time", span, int, float)
+    return sum(max(seen - began, 0.0) for began, seen in spans) if spans else None
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(zip(*rows, strict=True)) if rows else ((), (), (), ())
 
 
 def _require(what: str, values: Iterable[Any], *kinds: type) -> None:

@@ -60,16 +60,12 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection to read from; errors of the block in damaged rows become RunStoreError."""
-        with database_trouble(self.path), row_trouble(self.path):
-            if self.writes:
-                with self._guard:
-                    yield self.writable()
-                return
-            connection = _connect_for_reading(self.path)
-            try:
+        if not self.writes:
+            with read_database(self.path) as connection:
                 yield connection
-            finally:
-                connection.close()
+            return
+        with database_trouble(self.path), row_trouble(self.path), self._guard:
+            yield self.writable()
 
     def sync(self) -> None:
         """Write logged values to the disk, so that they survive a loss of power."""
@@ -113,6 +109,21 @@ class Database:
                 connection.close()
                 raise
         return connection
+
+
+@contextmanager
+def read_database(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection that reads the database of a run; damaged rows raise RunStoreError, as in `Database.reading`.
+
+    Args:
+        path: Existing file. It is opened once, and `Database` twice, which counts in a list of many runs.
+    """
+    with database_trouble(path), row_trouble(path):
+        connection = _connect_for_reading(path)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
 
 def require_run(folder: Path) -> None:
@@ -187,7 +198,7 @@ def _has_content(path: Path) -> bool:
         return False
 
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # The column of values has no type: in a REAL column, SQLite would turn -0.0 into 0.0. NULL is a NaN.
 # The layer '' is the run itself: columns of a primary key cannot be NULL.
@@ -211,6 +222,12 @@ _MIGRATIONS = {
         "name TEXT NOT NULL, value, PRIMARY KEY (segment, step, layer, name)) WITHOUT ROWID",
         "CREATE TABLE old_texts (segment INTEGER NOT NULL, step INTEGER NOT NULL, layer TEXT NOT NULL, "
         "name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (segment, step, layer, name)) WITHOUT ROWID",
+    ),
+    # Times of some steps, between which others are interpolated.
+    3: (
+        "CREATE TABLE times (step INTEGER PRIMARY KEY, time REAL NOT NULL)",
+        "CREATE TABLE old_times (segment INTEGER NOT NULL, step INTEGER NOT NULL, time REAL NOT NULL, "
+        "PRIMARY KEY (segment, step)) WITHOUT ROWID",
     ),
 }
 

@@ -14,16 +14,11 @@ from featlearn.runs import _sql
 from featlearn.runs._reader import parse_meta, status_of
 from featlearn.runs._segments import first_steps, source
 from featlearn.runs._sql import check_cell
-from featlearn.runs.database import DATABASE_FILE, Database
+from featlearn.runs._summaries import STEPS, as_number
+from featlearn.runs.database import DATABASE_FILE, read_database
 
 _SMALL = 8_000_000  # bytes; in a smaller database every row is read to find the names
 _SAMPLED = 64  # number of steps with metrics of layers that are read in a larger one
-
-# The primary key begins with the step: the next step is found by one search, however many rows each step has.
-_STEPS = (
-    "WITH RECURSIVE steps(step) AS (SELECT min(step) FROM metrics UNION ALL "
-    "SELECT (SELECT min(step) FROM metrics WHERE step > steps.step) FROM steps WHERE steps.step IS NOT NULL) "
-)
 
 
 @dataclass(frozen=True)
@@ -76,19 +71,17 @@ class Curve:
 
 def overview(folder: Path) -> Overview:
     """Return the overview of the run in a folder."""
-    database = Database(folder / DATABASE_FILE)
-    with database.reading() as connection:
+    path = folder / DATABASE_FILE
+    with read_database(path) as connection:
         meta = _sql.read_meta(connection)
         status = status_of(lambda: _sql.read_meta(connection), folder)
         last = _sql.last_step(connection)
-        starts = connection.execute("SELECT began, seen FROM starts").fetchall()
-        spans = [max(_number(seen) - _number(began), 0.0) for began, seen in starts]
+        seconds = _sql.read_seconds(connection)
         loss = _last_loss(connection, last)
         readings = _last_readings(connection)
         segments = len(first_steps(connection))
-    name, config, environment, started = parse_meta(meta, database.path)
-    seconds, message = sum(spans) if spans else None, meta.get("message", "")
-    began = started.timestamp()
+    name, config, environment, started = parse_meta(meta, path)
+    message, began = meta.get("message", ""), started.timestamp()
     return Overview(name, status, message, began, seconds, last, config, environment, loss, readings, segments)
 
 
@@ -99,7 +92,7 @@ def quantities(folder: Path) -> dict[str | None, list[str]]:
     of the run itself are complete.
     """
     path = folder / DATABASE_FILE
-    with Database(path).reading() as connection:
+    with read_database(path) as connection:
         if path.stat().st_size <= _SMALL:
             pairs = set(connection.execute("SELECT DISTINCT layer, name FROM metrics").fetchall())
         else:
@@ -120,11 +113,13 @@ def curves(
     last: int | None = None,
     log: bool = False,
     segment: int | None = None,
+    mean: bool = False,
 ) -> list[Curve]:
     """Return a metric over the steps, for each layer that has it, at the resolution of a screen.
 
     The steps are divided into half as many parts as there are pixels, and each part gives its smallest and its largest
     value, so a peak of a single step stays visible. If there are at most as many values as pixels, all are returned.
+    With ``mean``, there is one part per pixel, and each gives the mean of its values at its first step.
 
     Args:
         folder: Folder of the run.
@@ -135,6 +130,7 @@ def curves(
         last: Last step. None ends at the last recorded step.
         log: Whether the axis of the steps is logarithmic.
         segment: Number of the segment, from 1. None is the latest one.
+        mean: Whether to return means instead of smallest and largest values.
 
     Returns:
         One curve per layer, in natural order.
@@ -142,7 +138,7 @@ def curves(
     where, values = "step BETWEEN ? AND ? AND name = ?", [name]
     if layer is not None:
         where, values = f"{where} AND layer = ?", [name, layer]
-    with Database(folder / DATABASE_FILE).reading() as connection:
+    with read_database(folder / DATABASE_FILE) as connection:
         table = source(connection, "metrics", segment)
         # Two queries: SQLite finds either end at once, but reads every row for both.
         least, most = (connection.execute(f"SELECT {end}(step) FROM {table}").fetchone()[0] for end in ("min", "max"))
@@ -151,9 +147,13 @@ def curves(
         least, most = max(least, first or 0), most if last is None else min(most, last)
         rows: list[tuple[Any, ...]] = []
         # One query per part, in the order of the primary key: to sort all rows by part would take twice as long.
-        extremes = "layer, min(step), max(step), min(value), max(value), count(*)"
-        for start, end in _parts(least, most, max(width // 2, 1), log):
-            query = f"SELECT {extremes} FROM {table} WHERE {where} GROUP BY layer"
+        extremes = "avg(value), avg(value)" if mean else "min(value), max(value)"
+        # A step has one value per layer at most: fewer steps than pixels are not reduced.
+        count = 0 if most - least < width else max(width if mean else width // 2, 1)
+        for start, end in _parts(least, most, count, log) if count else ():
+            query = (
+                f"SELECT layer, min(step), max(step), {extremes}, count(*) FROM {table} WHERE {where} GROUP BY layer"
+            )
             rows += connection.execute(query, (start, end, *values))
         rows = [row for row in rows if row[0] is not None]
         if sum(row[5] for row in rows) <= width * len({row[0] for row in rows}):
@@ -175,16 +175,20 @@ def _parts(least: int, most: int, count: int, log: bool) -> list[tuple[int, int]
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], most + 1], strict=True)]
 
 
-def words(folder: Path, names: tuple[str, ...]) -> dict[tuple[str | None, str], list[tuple[int, int, str]]]:
+def words(
+    folder: Path, names: tuple[str, ...], segment: int | None = None
+) -> dict[tuple[str | None, str], list[tuple[int, int, str]]]:
     """Return text values over the steps as intervals ``(first step, last step, text)``, by layer and name.
 
     Args:
         folder: Folder of the run.
         names: Names of the values, such as "reading".
+        segment: Number of the segment, from 1. None is the latest one.
     """
     marks = ", ".join("?" * len(names))
-    query = f"SELECT layer, name, step, value FROM texts WHERE name IN ({marks}) ORDER BY step"
-    with Database(folder / DATABASE_FILE).reading() as connection:
+    with read_database(folder / DATABASE_FILE) as connection:
+        table = source(connection, "texts", segment)
+        query = f"SELECT layer, name, step, value FROM {table} WHERE name IN ({marks}) ORDER BY step"
         result: dict[tuple[str | None, str], list[tuple[int, int, str]]] = {}
         for layer, name, cell, value in connection.execute(query, names).fetchall():
             step = check_cell("step", cell, int)
@@ -208,20 +212,16 @@ def _as_curves(rows: list[tuple[Any, ...]]) -> list[Curve]:
             if count > 1 and low != high and low is not None:
                 points.append((end, high))
         steps = [check_cell("step", step, int) for step, _ in points]
-        values = [_number(value) for _, value in points]
+        values = [as_number(value) for _, value in points]
         result.append(Curve(layer or None, steps, values, sum(row[5] for row in grouped[layer])))
     return result
 
 
-def _number(value: Any) -> float:
-    return np.nan if value is None else float(check_cell("number", value, int, float))
-
-
 def _sampled_names(connection: sqlite3.Connection) -> set[tuple[str, str]]:
     of_run = "SELECT DISTINCT m.layer, m.name FROM steps CROSS JOIN metrics m ON m.step = steps.step AND m.layer = ''"
-    pairs = set(connection.execute(f"{_STEPS} {of_run}").fetchall())
+    pairs = set(connection.execute(f"{STEPS} {of_run}").fetchall())
     layers = "SELECT 1 FROM metrics m WHERE m.step = steps.step AND m.layer > ''"
-    measured = connection.execute(f"{_STEPS} SELECT step FROM steps WHERE EXISTS ({layers})").fetchall()
+    measured = connection.execute(f"{STEPS} SELECT step FROM steps WHERE EXISTS ({layers})").fetchall()
     for place in np.unique(np.linspace(0, len(measured) - 1, min(len(measured), _SAMPLED)).astype(int)).tolist():
         query = "SELECT layer, name FROM metrics WHERE step = ? AND layer > ''"
         pairs.update(connection.execute(query, measured[place]))
@@ -234,7 +234,7 @@ def _last_loss(connection: sqlite3.Connection, last: int | None) -> tuple[str, f
     for name in ("loss", "train_loss", "test_loss", "score", "cv_score"):
         row = connection.execute(query, ((last or 0) - 200, name)).fetchone()
         if row is not None:
-            return name, _number(row[0])
+            return name, as_number(row[0])
     return None
 
 

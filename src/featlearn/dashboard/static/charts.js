@@ -1,13 +1,12 @@
 // Charts by plotly, in the colors of the page.
 
-import { el, fill } from "./dom.js";
+import { accompany } from "./chart_text.js";
+import { el } from "./dom.js";
 import { cut, inert, short } from "./format.js";
 import { isDark, onTheme } from "./theme.js";
 
 // Palette of Okabe and Ito, as in featlearn.plots, for color-blind readers.
 const PALETTE = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"];
-const DASHES = ["solid", "dash", "dot", "dashdot"];
-const MANY = 8; // for more curves, colors follow their order, and the legend is outside the chart
 const DEPTHS = ["#08306b", "#2171b5", "#2b9e8f", "#e0a100", "#c2410c"];
 const DARK_DEPTHS = ["#9ecbff", "#4aa3df", "#2cc295", "#e9b23c", "#ff8a5c"];
 const living = new Map();
@@ -28,13 +27,15 @@ export function depthColor(place, count) {
   return `rgb(${mixed.join(", ")})`;
 }
 
-function ink() {
+export function ink() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();
   return { ink: of("--ink"), soft: of("--soft"), line: of("--line"), paper: of("--paper"), card: of("--card") };
 }
 
+// Loaded with the first chart: the list of runs does not wait for four megabytes. An exported file contains it.
 async function plotlyReady() {
+  if (!window.Plotly && !document.getElementById("plotly")) document.head.append(el("script", { id: "plotly", src: "/plotly.min.js" }));
   for (let turn = 0; turn < 600 && !window.Plotly; turn += 1) await new Promise((go) => setTimeout(go, 25));
   if (!window.Plotly) throw new Error("plotly.min.js could not be loaded");
   return window.Plotly;
@@ -49,10 +50,8 @@ export async function chart(node, label, build) {
   const plotly = await plotlyReady();
   if (!node.isConnected || living.get(node) !== build) return;
   const { data, layout } = build();
-  await plotly.react(node, data, dressed(layout), {
-    responsive: true, displaylogo: false, displayModeBar: window.innerWidth > 700,
-    modeBarButtons: [["toImage", "resetScale2d"]],
-  });
+  await plotly.react(node, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false });
+  accompany(node, label);
   node.dataset.drawn = String(Number(node.dataset.drawn ?? 0) + 1);
 }
 
@@ -80,7 +79,6 @@ function dressed(layout) {
     margin: { l: 48, r: 12, t: 10, b: 40 }, hovermode: "closest",
     hoverlabel: { bgcolor: own.card, bordercolor: own.line, font: { color: own.ink } },
     legend: { orientation: "h", yanchor: "bottom", y: 1.01, x: 0, font: { size: 11 } },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: own.soft, activecolor: own.ink },
     ...layout,
   };
   for (const key of Object.keys(merged)) if (/^[xy]axis/.test(key)) merged[key] = { ...axis, ...merged[key] };
@@ -89,63 +87,13 @@ function dressed(layout) {
   return merged;
 }
 
-// Curves are {label, steps, values}; options: logSteps, logValues, bounded, zero, along, and key: an element for the legend
-// of many curves.
-export function curveChart(node, label, curves, options = {}) {
-  const many = curves.length > MANY && Boolean(options.key);
-  return chart(node, label, () => {
-    if (options.key) fillKey(options.key, many ? curves : []);
-    const data = curves.map((curve, place) => ({
-      type: "scatter", mode: curve.steps.length > 60 ? "lines" : "lines+markers", name: inert(cut(curve.label, 36)),
-      x: options.logSteps ? curve.steps.map((step) => Math.max(step, 0.5)) : curve.steps, y: curve.values,
-      customdata: curve.steps, connectgaps: false,
-      line: many
-        ? { color: depthColor(place, curves.length), width: 1.3 }
-        : { color: color(place), width: 1.8, dash: DASHES[Math.floor(place / PALETTE.length) % DASHES.length] },
-      marker: { size: 4 }, hovertemplate: "%{y:.4g} at step %{customdata}",
-    }));
-    const largest = Math.max(1, ...curves.map((curve) => curve.steps.at(-1) ?? 1));
-    const ticks = options.logSteps ? stepTicks(largest) : {};
-    const layout = {
-      showlegend: !many && (curves.length > 1 || Boolean(curves[0]?.named)),
-      xaxis: { title: { text: options.along ?? "step", standoff: 4 }, type: options.logSteps ? "log" : "linear", ...ticks },
-      yaxis: { exponentformat: "power", rangemode: options.zero ? "tozero" : "normal", ...(options.logValues ? logTicks(curves) : {}) },
-      uirevision: `${label} ${options.logSteps}`,
-    };
-    if (options.logSteps) layout.xaxis.range = [Math.log10(0.45), Math.log10(largest * 1.1)];
-    if (options.bounded && !options.logValues) layout.yaxis.range = boundedRange(curves);
-    return { data, layout };
-  });
-}
-
-// A logarithmic axis has no step 0: it is drawn at the left end, with a label.
-function stepTicks(largest) {
-  const values = [0.5];
-  const texts = ["0"];
-  for (let power = 1; power <= largest * 1.01; power *= 10) {
-    values.push(power);
-    texts.push(power >= 1e4 ? `${power / 1000}k` : String(power));
-  }
-  return { tickmode: "array", tickvals: values, ticktext: texts };
-}
-
-function logTicks(curves) {
-  const values = curves.flatMap((curve) => curve.values.filter((value) => value > 0));
-  const decades = values.length ? Math.log10(Math.max(...values) / Math.min(...values)) : 0;
-  return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : decades > 0.7 ? "D2" : "D1" };
-}
-
-function fillKey(place, curves) {
-  fill(place, curves.map((curve, index) => {
-    const dot = el("i", { class: "dot" });
-    dot.style.background = depthColor(index, curves.length);
-    return el("span", {}, dot, cut(curve.label, 48));
-  }));
-}
-
-function boundedRange(curves) {
-  const least = Math.min(0, ...curves.flatMap((curve) => curve.values.filter((value) => value !== null)));
-  return [Math.max(Math.min(least * 1.1, -0.03), -1.05), 1.05];
+// Colors from low to high: a diverging scale for signed values, otherwise a sequential one.
+export function heatScale(signed) {
+  const middle = isDark() ? "#1d2127" : "#ffffff";
+  if (signed && isDark()) return [[0, "#7cc4f5"], [0.25, "#2b77ad"], [0.5, middle], [0.75, "#b8571a"], [1, "#ffb27a"]];
+  if (signed) return [[0, "#08456f"], [0.25, "#5aa5d6"], [0.5, middle], [0.75, "#ee9a5f"], [1, "#8f3a00"]];
+  if (isDark()) return [[0, middle], [0.35, "#1f5f8b"], [0.7, "#4aa3df"], [1, "#d8efff"]];
+  return [[0, middle], [0.3, "#b9daf0"], [0.65, "#3b8dc4"], [1, "#063455"]];
 }
 
 // Heat map of a matrix: a diverging color scale if it has negative entries, otherwise a sequential one.
@@ -153,21 +101,14 @@ export function heatChart(node, label, matrix, names = null) {
   const signed = matrix.low < -0.005 * Math.max(Math.abs(matrix.high), 1e-300);
   const size = Math.max(Math.abs(matrix.low), Math.abs(matrix.high)) || 1;
   return chart(node, label, () => {
-    const middle = isDark() ? "#1d2127" : "#ffffff";
-    const diverging = isDark()
-      ? [[0, "#7cc4f5"], [0.25, "#2b77ad"], [0.5, middle], [0.75, "#b8571a"], [1, "#ffb27a"]]
-      : [[0, "#08456f"], [0.25, "#5aa5d6"], [0.5, middle], [0.75, "#ee9a5f"], [1, "#8f3a00"]];
-    const single = isDark()
-      ? [[0, middle], [0.35, "#1f5f8b"], [0.7, "#4aa3df"], [1, "#d8efff"]]
-      : [[0, middle], [0.3, "#b9daf0"], [0.65, "#3b8dc4"], [1, "#063455"]];
     const [rows, columns] = [matrix.values.length, matrix.values[0].length];
     const place = (index, block) => (block > 1 ? index * block : index);
     const labels = names && names.length === rows && rows === columns ? names.map((name) => inert(cut(name, node.clientWidth > 420 ? 22 : 12))) : null;
     const data = [{
-      type: "heatmap", z: matrix.values,
+      type: "heatmap", z: matrix.values, meta: "matrix",
       x: labels ?? Array.from({ length: columns }, (_, i) => place(i, matrix.block[1])),
       y: labels ?? Array.from({ length: rows }, (_, i) => place(i, matrix.block[0])),
-      colorscale: signed ? diverging : single, zmin: signed ? -size : 0, zmax: size,
+      colorscale: heatScale(signed), zmin: signed ? -size : 0, zmax: size,
       hovertemplate: "row %{y}, column %{x}: %{z:.3g}<extra></extra>",
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 10 }, len: 0.9, nticks: 5, exponentformat: "power" },
     }];
@@ -196,7 +137,7 @@ export function barChart(node, label, bars) {
     const shown = [...bars].reverse();
     return {
       data: [{
-        type: "bar", orientation: "h", x: shown.map((bar) => bar.value), y: shown.map((bar) => inert(cut(bar.label, 30))),
+        type: "bar", orientation: "h", meta: "value", x: shown.map((bar) => bar.value), y: shown.map((bar) => inert(cut(bar.label, 30))),
         marker: { color: color(0) }, hovertemplate: "%{y}: %{x:.3g}<extra></extra>",
         text: shown.map((bar) => short(bar.value, 2)), textposition: "outside", cliponaxis: false, textfont: { size: 10 },
       }],
@@ -219,11 +160,11 @@ export function spectrumChart(node, label, found) {
     const top = Math.max(...initial, ...trained) * 1.12;
     const data = [
       {
-        ...outline(initial), name: `step ${found.initial_step}`, fill: "tozeroy", fillcolor: "rgba(128,128,128,0.22)",
+        ...outline(initial), name: `step ${found.initial_step}`, meta: `step ${found.initial_step}`, fill: "tozeroy", fillcolor: "rgba(128,128,128,0.22)",
         line: { color: own.soft, width: 1.2, shape: "hv" },
       },
       {
-        ...outline(trained), name: `step ${found.step}`, fill: "tozeroy", fillcolor: "rgba(0,114,178,0.25)",
+        ...outline(trained), name: `step ${found.step}`, meta: `step ${found.step}`, fill: "tozeroy", fillcolor: "rgba(0,114,178,0.25)",
         line: { color: color(0), width: 1.8, shape: "hv" },
       },
     ];

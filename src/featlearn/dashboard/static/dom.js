@@ -17,6 +17,15 @@ export function fill(node, ...children) {
   return node;
 }
 
+// Replaces controls, and restores the focus on the one at the same place.
+export function refill(node, ...children) {
+  const controls = () => [...node.querySelectorAll("button, select, input, a")];
+  const place = controls().indexOf(document.activeElement);
+  fill(node, ...children);
+  if (place >= 0) controls()[place]?.focus();
+  return node;
+}
+
 let lastId = 0;
 
 export function freshId(stem) {

@@ -69,7 +69,9 @@ const TITLES = {
   "ntk.top": "Largest eigenvalue of the NTK", "ntk.effective_rank": "Effective rank of the NTK",
   "ntk.stable_rank": "Stable rank of the NTK", "ntk.edge": "Edge of the NTK’s bulk", "ntk.spikes": "Spikes of the NTK",
   "ntk.alpha": "Power-law exponent of the NTK (α)", "ntk.bulk_distance": "Distance of the NTK’s bulk from the start",
-  "monitor.seconds": "Time of a measurement (seconds)", "monitor.share": "Measuring time / training time",
+  "signal.gradient_norm": "Norm of the gradient", "signal.update_ratio": "Norm of the update / norm of the weights",
+  "signal.dead_share": "Share of dead units", "signal.saturated_share": "Share of saturated units", "signal.activation_scale": "Scale of the outputs",
+  "signal.loss_spike": "Spikes of the loss", epoch: "Epoch", "monitor.seconds": "Time of a measurement (seconds)", "monitor.share": "Measuring time / training time",
 };
 
 export function titleOf(name) {
@@ -93,7 +95,7 @@ export function kindTitle(kind) {
 const FAMILIES = [
   ["NFC", /nfc|centered_ratio/], ["FACT", /fact|enfa|bagop|relgrad/],
   ["Alignment with labels", /kta|^alignment/], ["Change of the weights", /^weight_|^moved/], ["Spectrum of W", /^w\./],
-  ["Conjugate kernel", /^ck\./], ["Tangent kernel", /^ntk\./], ["Monitor", /^monitor\./],
+  ["Conjugate kernel", /^ck\./], ["Tangent kernel", /^ntk\./], ["Signals", /^signal\./], ["Monitor", /^monitor\./],
 ];
 
 // Options of a choice of metrics, by family.

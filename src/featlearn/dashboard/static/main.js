@@ -1,20 +1,22 @@
 // Layout of all pages, and routing of addresses to pages.
 
+import { readAddress } from "./address.js";
 import { forgetCharts } from "./charts.js";
 import { el, fill, note } from "./dom.js";
 import { comparePage } from "./page_compare.js";
 import { ledgerPage } from "./page_ledger.js";
 import { runPage } from "./page_run.js";
 import { runsPage } from "./page_runs.js";
+import { sweepsPage } from "./page_sweeps.js";
 import { get, isFile, isSingle } from "./source.js";
 import { isDark, onTheme, startTheme, toggleTheme } from "./theme.js";
 
-const PAGES = { runs: runsPage, run: runPage, compare: comparePage, ledger: ledgerPage };
+const PAGES = { runs: runsPage, run: runPage, sweeps: sweepsPage, compare: comparePage, ledger: ledgerPage };
 let turn = 0;
 
 const mainPlace = el("main", { id: "main", tabindex: "-1" });
 const links = {
-  runs: el("a", { href: "#/runs" }, "Runs"), compare: el("a", { href: "#/compare" }, "Compare"), ledger: el("a", { href: "#/ledger" }, "Ledger"),
+  runs: el("a", { href: "#/runs" }, "Runs"), sweeps: el("a", { href: "#/sweeps" }, "Sweeps"), compare: el("a", { href: "#/compare" }, "Compare"), ledger: el("a", { href: "#/ledger" }, "Ledger"),
 };
 const light = el("button", { type: "button", class: "theme", on: { click: toggleTheme } });
 const banner = el("p", { class: "banner", role: "alert", hidden: true });
@@ -29,8 +31,7 @@ async function show() {
   const mine = turn;
   const alive = () => mine === turn;
   forgetCharts();
-  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [first, ...rest] = path.split("/");
+  const { parts: [first, ...rest], query } = readAddress();
   const name = Object.hasOwn(PAGES, first) ? first : "runs";
   for (const [key, link] of Object.entries(links)) {
     if (key === name || (key === "runs" && name === "run")) link.setAttribute("aria-current", "page");
@@ -39,7 +40,7 @@ async function show() {
   document.title = "featlearn";
   if (!mainPlace.childElementCount) fill(mainPlace, note("Loading …"));
   try {
-    const live = await PAGES[name](mainPlace, alive, rest, new URLSearchParams(query ?? ""));
+    const live = await PAGES[name](mainPlace, alive, rest, query);
     mainPlace.dataset.page = name;
     mainPlace.dataset.turn = String(mine);
     if (live && alive()) keepLooking(live, alive);

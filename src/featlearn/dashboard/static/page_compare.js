@@ -1,96 +1,146 @@
-// Comparison of runs: one metric of all, and the settings in which they differ.
+// Comparison of any number of runs: metrics of all of them, and the settings in which they differ.
 
-import { curveChart } from "./charts.js";
-import { card, choice, el, fill, note, tick } from "./dom.js";
-import { cut, familyOptions, layerTitle, looksLogarithmic, plainValue, titleOf } from "./format.js";
-import { get, getComparison } from "./source.js";
-import { isBounded, isLogarithmic } from "./tab_curves.js";
+import { openView } from "./address.js";
+import { card, el, fill, note, tick } from "./dom.js";
+import { settingNames, settingOf } from "./fields.js";
+import { parseFilter } from "./filter.js";
+import { cut, layerTitle, plainValue, titleOf } from "./format.js";
+import { panelGrid } from "./panels.js";
+import { listedRuns, readAll, readPart, searchText } from "./run_list.js";
+import { get, getDifferences, getManyCurves, isFile } from "./source.js";
 
-const MOST = 12;
-const compareState = { name: null, layer: null, logSteps: null, logValues: null };
+const MOST_READ = 20; // runs whose names of metrics are read
+const MOST_COLUMNS = 60; // runs of the table of settings
+const MOST_PICKS = 200;
+const MOST_EXACT = 50; // runs that are drawn with the smallest and largest value per pixel
+const AXES = ["step", "time", "epoch"];
 
 export async function comparePage(main, alive, _parts, query) {
-  const list = await get("runs");
-  const readable = list.runs.filter((run) => run.status !== "unreadable");
-  let chosen = (query.get("ids") ?? "").split(",").filter((id) => readable.some((run) => run.id === id)).slice(0, MOST);
-  if (!chosen.length) chosen = readable.filter((run) => run.kind !== "rfm").slice(0, 2).map((run) => run.id);
+  const view = openView("compare", query);
+  await readAll(alive);
+  if (!alive()) return null;
+  const readable = () => listedRuns().filter((run) => run.status !== "unreadable");
+  const runs = new Map(readable().map((run) => [run.id, run]));
+  if (!runs.size) {
+    fill(main, el("h1", {}, "Compare runs"), note("There are no runs to compare yet."));
+    return null;
+  }
+  const listed = view.text("ids").split(",").filter((id) => runs.has(id));
+  let chosen = listed.length || view.has("ids") ? listed : [...runs.values()].filter((run) => run.kind !== "rfm").slice(0, 2).map((run) => run.id);
   const details = new Map();
   const learn = async () => {
-    for (const id of chosen) if (!details.has(id)) details.set(id, await get(`runs/${id}`));
+    for (const id of chosen.slice(0, MOST_READ)) if (!details.has(id)) details.set(id, await get(`runs/${id}`));
   };
   await learn();
   if (!alive()) return null;
-  const figure = el("div", { class: "figure tall" });
-  const words = el("p", { class: "soft small", role: "status" });
-  const head = el("div", { class: "controls" });
   const table = el("div");
+  const picks = el("div", { class: "picks" });
+  const place = el("section", { class: "compared" });
+  const search = el("input", { type: "search", id: "picks", placeholder: "words, or lr<0.01", value: view.text("filter"), spellcheck: "false" });
+  search.addEventListener("input", () => { view.replace({ filter: search.value }); drawPicks(); });
 
-  const pairs = () => {
-    const found = new Map(); // quantity -> layers
-    for (const id of chosen) {
-      const run = details.get(id);
-      for (const name of run?.quantities ?? []) found.set(name, (found.get(name) ?? new Set()).add(""));
-      for (const [layer, names] of Object.entries(run?.layers ?? {})) for (const name of names) found.set(name, (found.get(name) ?? new Set()).add(layer));
-    }
-    return found;
+  const source = {
+    // Metrics that all runs have come first: the page starts with one of them.
+    names: () => [...metricsOf(chosen.map((id) => details.get(id)).filter(Boolean)).keys()],
+    layersOf: (name) => [...(metricsOf(chosen.map((id) => details.get(id)).filter(Boolean)).get(name)?.layers.keys() ?? [])],
+    axes: () => AXES.filter((axis) => [...details.values()].some((run) => run.axes?.includes(axis))),
+    first: () => {
+      const found = metricsOf(chosen.map((id) => details.get(id)).filter(Boolean));
+      const ofRuns = [...found.keys()].filter((name) => chosen.every((id) => Object.hasOwn(runs.get(id).metrics ?? {}, name)));
+      const ofLayers = [...found.entries()].filter(([, one]) => Math.max(...one.layers.values()) === one.asked).map(([name]) => name);
+      // The metrics of layers are known of the first runs only.
+      const shared = chosen.length > MOST_READ && ofRuns.length ? ofRuns : [...ofLayers, ...ofRuns];
+      const names = shared.length ? shared : [...found.keys()];
+      return names.length ? [["nfc", "loss", "score"].find((name) => names.includes(name)) ?? names[0]] : [];
+    },
+    title: (name) => `${titleOf(name)} of several runs`,
+    probe: async (name, layer) => ({ curves: await getManyCurves(chosen.slice(0, 1), name, layer, { width: 200 }) }),
+    load: async (name, layer, options) => {
+      // Smallest and largest values of few parts would be zigzags: many runs are drawn with means.
+      const mean = chosen.length > MOST_EXACT;
+      const width = mean ? Math.max(60, 20000 / chosen.length) : options.width;
+      const curves = await getManyCurves(chosen, name, layer, { ...options, width, mean }, () => alive());
+      const labels = labelsOf(chosen.map((id) => runs.get(id)));
+      const missing = chosen.length - new Set(curves.map((curve) => curve.id)).size;
+      return {
+        curves: curves.map((curve) => ({ ...curve, label: labels.get(curve.id), named: true, reduced: curve.reduced && !mean })),
+        message: [
+          mean && curves.some((curve) => curve.reduced) ? "Means of several steps." : "",
+          missing ? `${missing} of the runs ${missing > 1 ? "do" : "does"} not have this metric${layer ? ` of ${layerTitle(layer)}` : ""}.` : "",
+        ].join(" ").trim(),
+      };
+    },
   };
   const draw = async () => {
-    const found = pairs();
-    if (!chosen.length || !found.size) {
-      fill(head);
-      fill(table);
-      words.textContent = "";
-      fill(figure, note(chosen.length ? "These runs have not logged any metrics yet." : "Select runs below."));
-      return;
+    if (!chosen.length || !source.names().length) fill(place, note(chosen.length ? "These runs have not logged any metrics yet." : "Select runs below."));
+    else {
+      const panels = await panelGrid(view, source, alive);
+      if (!panels || !alive()) return;
+      fill(place, panels.tools, panels.grid);
+      panels.grid.classList.add("wide-panels");
+      await panels.begin();
     }
-    if (!found.has(compareState.name)) compareState.name = ["nfc", "loss", "score"].find((name) => found.has(name)) ?? [...found.keys()][0];
-    const layers = [...found.get(compareState.name)];
-    if (!layers.includes(compareState.layer)) [compareState.layer] = layers;
-    const data = await getComparison(chosen, compareState.name, compareState.layer);
-    if (!alive()) return;
-    compareState.logSteps ??= looksLogarithmic(data.curves[0]?.steps ?? []);
-    const logs = compareState.logValues ?? isLogarithmic(compareState.name);
-    const again = () => draw().catch((error) => { words.textContent = error.message; });
-    fill(
-      head,
-      choice("Metric", familyOptions([...found.keys()]), compareState.name, (value) => { compareState.name = value; compareState.logValues = null; again(); }),
-      layers.length > 1 || layers[0] ? choice("Layer", layers.map((one) => [one, layerTitle(one)]), compareState.layer, (value) => { compareState.layer = value; again(); }) : null,
-      tick("logarithmic steps", compareState.logSteps, (on) => { compareState.logSteps = on; again(); }), tick("log", logs, (on) => { compareState.logValues = on; again(); }),
-    );
-    const labels = labelsOf(data.runs);
-    const missing = chosen.length - new Set(data.curves.map((curve) => curve.id)).size;
-    words.textContent = missing ? `${missing} of the runs ${missing > 1 ? "do" : "does"} not have this metric.` : "";
-    await curveChart(figure, `${titleOf(compareState.name)} of several runs`, data.curves.map((curve) => ({ ...curve, label: labels.get(curve.id), named: true })), {
-      logSteps: compareState.logSteps, logValues: logs, bounded: isBounded(compareState.name),
-    });
-    fill(table, settingsTable(data, labels));
+    fill(table, await differences(chosen.map((id) => runs.get(id))));
   };
-  const picks = readable.map((run) => tick(cut(run.name, 40), chosen.includes(run.id), async (on) => {
-    chosen = on ? [...chosen, run.id].slice(-MOST) : chosen.filter((id) => id !== run.id);
-    history.replaceState(null, "", `#/compare?ids=${chosen.join(",")}`);
+  const pick = async (id, on) => {
+    chosen = on ? [...chosen, id] : chosen.filter((one) => one !== id);
+    view.set({ ids: chosen.join(",") || "none" });
     await learn();
     await draw();
-  }));
+  };
+  const drawPicks = () => {
+    const all = readable();
+    const shown = all.filter(parseFilter(view.text("filter"), all, searchText).matches);
+    fill(picks, shown.slice(0, MOST_PICKS).map((run) => tick(cut(run.name, 40), chosen.includes(run.id), (on) => pick(run.id, on))), shown.length > MOST_PICKS ? note(`${shown.length - MOST_PICKS} more: filter them, or select them in the list of runs.`) : null);
+  };
   fill(
-    main, el("h1", {}, "Compare runs"),
-    readable.length ? [el("section", { class: "card" }, head, figure, words), card("Settings that differ", table), card("Runs", el("div", { class: "picks" }, picks))] : note("There are no runs to compare yet."),
+    main, el("h1", {}, "Compare runs ", el("span", { class: "soft" }, chosen.length > 2 ? `${chosen.length} runs` : "")), place, card("Settings that differ", table),
+    card("Runs", el("div", { class: "controls" }, el("span", { class: "control grow" }, el("label", { for: "picks" }, "Filter"), search)), picks),
   );
-  if (readable.length) await draw();
-  return null;
+  drawPicks();
+  await draw();
+  return isFile ? null : { every: 3000, refresh: async () => {
+    const before = JSON.stringify(chosen.map((id) => runs.get(id)));
+    if (!(await readPart()) || !alive()) return;
+    for (const run of readable()) runs.set(run.id, run);
+    if (before !== JSON.stringify(chosen.map((id) => runs.get(id)))) await draw();
+  } };
 }
 
-function labelsOf(runs) {
+// Metrics of runs, with the number of runs that have each of their layers.
+function metricsOf(all) {
+  const found = new Map();
+  const add = (name, layer) => {
+    if (!found.has(name)) found.set(name, { layers: new Map(), asked: all.length });
+    const { layers } = found.get(name);
+    layers.set(layer, (layers.get(layer) ?? 0) + 1);
+  };
+  for (const run of all) {
+    for (const name of run.quantities ?? []) add(name, "");
+    for (const [layer, names] of Object.entries(run.layers ?? {})) for (const name of names) add(name, layer);
+  }
+  for (const one of found.values()) one.layers = new Map([...one.layers].sort((a, b) => b[1] - a[1]));
+  return found;
+}
+
+export function labelsOf(runs) {
   const counts = new Map();
   for (const run of runs) counts.set(run.name, (counts.get(run.name) ?? 0) + 1);
   return new Map(runs.map((run) => [run.id, counts.get(run.name) > 1 ? `${run.name} (${run.path})` : run.name]));
 }
 
-function settingsTable(data, labels) {
-  const ids = data.runs.filter((run) => run.status !== "unreadable").map((run) => run.id);
-  if (!data.settings.length) return note(ids.length > 1 ? "The settings of these runs are equal." : "Select a second run.");
-  return el("div", { class: "wide" }, el(
-    "table", {},
-    el("thead", {}, el("tr", {}, el("th", {}, "Setting"), ids.map((id) => el("th", {}, cut(labels.get(id), 40))))),
-    el("tbody", {}, data.settings.map((row) => el("tr", {}, el("th", { scope: "row" }, row.setting), ids.map((id) => el("td", {}, cut(plainValue(row.values[id]), 60)))))),
-  ));
+async function differences(runs) {
+  const some = runs.slice(0, MOST_COLUMNS);
+  const rows = (await getDifferences(some.map((run) => run.id))) ?? settingNames(some).map((setting) => ({ setting, values: Object.fromEntries(some.map((run) => [run.id, settingOf(run, setting)])) }));
+  const differing = rows.filter(({ values }) => new Set(some.map((run) => JSON.stringify(values[run.id] ?? null))).size > 1);
+  if (!differing.length) return note(some.length > 1 ? "The settings of these runs are equal." : "Select a second run.");
+  const labels = labelsOf(some);
+  return [
+    el("div", { class: "wide" }, el(
+      "table", {},
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Setting"), some.map((run) => el("th", { scope: "col" }, el("a", { href: `#/run/${run.id}` }, cut(labels.get(run.id), 40)))))),
+      el("tbody", {}, differing.map((row) => el("tr", {}, el("th", { scope: "row" }, row.setting), some.map((run) => el("td", {}, cut(plainValue(row.values[run.id]), 60)))))),
+    )),
+    runs.length > some.length ? note(`The first ${some.length} of ${runs.length} runs.`) : null,
+  ];
 }

@@ -1,26 +1,29 @@
 // One run: its tabs, updated live.
 
-import { card, definitions, el, fill, note } from "./dom.js";
+import { openView } from "./address.js";
+import { card, choice, definitions, el, fill, note } from "./dom.js";
 import { duration, exactMoment, moment, plainValue, short } from "./format.js";
-import { statusBadge } from "./page_runs.js";
+import { statusBadge } from "./run_columns.js";
 import { curvesTab } from "./tab_curves.js";
 import { featuresTab } from "./tab_features.js";
+import { findingsTab } from "./tab_findings.js";
+import { heatTab } from "./tab_heat.js";
 import { matricesTab } from "./tab_matrices.js";
 import { spectraTab } from "./tab_spectra.js";
 import { wordsTab } from "./tab_words.js";
 import { get, isFile } from "./source.js";
 
 const TABS = {
-  features: ["Features", featuresTab], curves: ["Curves", curvesTab], words: ["Layers", wordsTab],
+  features: ["Features", featuresTab], curves: ["Curves", curvesTab], map: ["Map", heatTab], words: ["Layers", wordsTab], findings: ["Findings", findingsTab],
   spectra: ["Spectra", spectraTab], matrices: ["Matrices", matricesTab], settings: ["Settings", settingsTab],
 };
 
 function tabsOf(run) {
   if (run.kind === "rfm") return ["features", "curves", "matrices", "settings"];
-  return ["curves", "words", "spectra", "matrices", "settings"];
+  return ["curves", "map", "words", "findings", "spectra", "matrices", "settings"];
 }
 
-export async function runPage(main, alive, [id, wanted]) {
+export async function runPage(main, alive, [id, wanted], query) {
   let run = await get(`runs/${id}`);
   if (!alive()) return null;
   if (run.status === "unreadable") {
@@ -29,6 +32,12 @@ export async function runPage(main, alive, [id, wanted]) {
   }
   const names = tabsOf(run);
   const tab = names.includes(wanted) ? wanted : names[0];
+  const view = openView(`run/${id}/${tab}`, query);
+  const segments = run.segment_list ?? [];
+  const asked = view.number("segment");
+  const segment = segments.some((one) => one.segment === asked) && asked !== segments.length && !isFile ? asked : null;
+  if (segment) run = await get(`runs/${id}?segment=${segment}`);
+  if (!alive()) return null;
   const facts = el("p", { class: "facts soft", role: "status" });
   const tell = () =>
     fill(
@@ -41,24 +50,36 @@ export async function runPage(main, alive, [id, wanted]) {
   document.title = `${run.name}: featlearn`;
   fill(
     main, el("h1", {}, run.name), facts, run.message ? note(run.message, "trouble") : null, run.trouble ? note(run.trouble, "trouble") : null,
+    segments.length > 1 ? segmentChoice(segments, segment, view) : null,
     el("nav", { class: "tabs", "aria-label": "Views of the run" }, names.map((name) =>
-      el("a", { href: `#/run/${id}/${name}`, "aria-current": name === tab ? "page" : null }, TABS[name][0]))),
+      el("a", { href: view.link(`run/${id}/${name}`, { segment }), "aria-current": name === tab ? "page" : null }, TABS[name][0]))),
     body,
   );
-  const update = await TABS[tab][1](body, run, alive);
+  const update = await TABS[tab][1](body, run, alive, view, segment);
   let version = run.version;
   return isFile ? null : {
     every: 1500,
     async refresh() {
       const now = await get(`runs/${id}/changes?after=${version}`);
       if (!now.changed || !alive()) return;
-      run = await get(`runs/${id}`);
+      run = await get(`runs/${id}${segment ? `?segment=${segment}` : ""}`);
       if (!alive() || run.status === "unreadable") return;
       version = run.version;
       tell();
       if (update) await update(run);
     },
   };
+}
+
+// Segments begin where the steps of a training go back; the latest one is shown first.
+function segmentChoice(segments, segment, view) {
+  if (isFile) return note(`This file contains the latest of ${segments.length} segments.`);
+  const options = segments.map((one) => [String(one.segment), `${one.segment}: steps ${one.first} to ${one.last ?? "–"}${one.segment === segments.length ? " (latest)" : ""}`]);
+  const select = (value) => {
+    view.set({ segment: Number(value) === segments.length ? null : value });
+    window.dispatchEvent(new HashChangeEvent("hashchange"));
+  };
+  return el("div", { class: "controls" }, choice("Segment", options.reverse(), String(segment ?? segments.length), select));
 }
 
 async function settingsTab(body, run) {

@@ -21,7 +21,7 @@ export function chip(word, meaning = "") {
 // Lines are {layer, stretches: [[first, last, word], ...]}; steps run on a logarithmic axis if it is `wide`.
 export function strips(lines, name, wide) {
   const last = Math.max(1, ...lines.flatMap((line) => line.stretches.map((part) => part[1])));
-  const place = (step) => (100 * (wide ? Math.log1p(step) / Math.log1p(last) : step / last));
+  const place = (step) => stripPlace(step, last, wide);
   const rows = lines.map((line) => {
     const bar = el("div", { class: "strip" });
     line.stretches.forEach(([first, end, word], index) => {
@@ -36,19 +36,27 @@ export function strips(lines, name, wide) {
     const now = line.stretches.at(-1)[2];
     return el("div", { class: "strip-row" }, el("span", { class: "strip-name", title: line.layer ?? "" }, tail(layerTitle(line.layer))), bar, chip(now));
   });
-  const marks = el("div", { class: "strip-axis", "aria-hidden": "true" });
-  const values = wide ? powers(last) : roundSteps(last);
-  for (const value of values) {
-    const mark = el("span", {}, short(value));
-    mark.style.left = `${place(value)}%`;
-    marks.append(mark);
-  }
   const words = [...new Set(lines.flatMap((line) => line.stretches.map((part) => part[2])))];
   return el(
     "div", { class: "strips", role: "group", "aria-label": name }, rows,
-    el("div", { class: "strip-row" }, el("span", { class: "strip-name soft" }, "step"), marks, el("span", { class: "chip-space" })),
+    el("div", { class: "strip-row" }, el("span", { class: "strip-name soft" }, "step"), timeMarks(last, wide), el("span", { class: "chip-space" })),
     el("p", { class: "key" }, words.map((word) => el("span", {}, el("i", { class: `dot ${wordClass(word)}` }), word))),
   );
+}
+
+function stripPlace(step, last, wide) {
+  return 100 * (wide ? Math.log1p(step) / Math.log1p(last) : step / last);
+}
+
+// The axis of the steps below strips.
+export function timeMarks(last, wide) {
+  const marks = el("div", { class: "strip-axis", "aria-hidden": "true" });
+  for (const value of wide ? powers(last) : roundSteps(last)) {
+    const mark = el("span", {}, short(value));
+    mark.style.left = `${stripPlace(value, last, wide)}%`;
+    marks.append(mark);
+  }
+  return marks;
 }
 
 function roundSteps(last) {

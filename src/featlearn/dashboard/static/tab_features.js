@@ -1,6 +1,7 @@
 // Recursive feature machine: its feature matrix, importances and iterations.
 
-import { barChart, curveChart, heatChart } from "./charts.js";
+import { barChart, heatChart } from "./charts.js";
+import { curveChart } from "./curve_chart.js";
 import { card, el, fill, note, numberRow, slider } from "./dom.js";
 import { short, titleOf } from "./format.js";
 import { getMatrix, getSeries } from "./source.js";

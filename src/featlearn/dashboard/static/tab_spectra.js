@@ -1,43 +1,37 @@
 // Eigenvalues at a step and at the start, and the phase of each layer over the training.
 
 import { spectrumChart } from "./charts.js";
+import { keepPlace, placeOf } from "./address.js";
 import { card, choice, definitions, el, fill, note, slider } from "./dom.js";
 import { kindTitle, layerTitle, looksLogarithmic, sentence, short } from "./format.js";
 import { chip, strips } from "./strips.js";
-import { get, getSpectrum } from "./source.js";
-
-const spectrumState = { run: null, place: null, name: null };
+import { getSpectrum, getTexts } from "./source.js";
 
 function apart(name) {
   const at = name.lastIndexOf("/");
   return at < 0 ? [null, name] : [name.slice(0, at), name.slice(at + 1)];
 }
 
-export async function spectraTab(body, run, alive) {
+export async function spectraTab(body, run, alive, view, segment) {
   let steps = run.matrix_steps ?? [];
   const names = run.spectra ?? [];
   const phases = el("div");
   if (!names.length) {
     fill(body, note("No eigenvalues were stored. featlearn.Monitor stores them by default: matrices=(\"spectra\", ...)."), phases);
-    await drawPhases(phases, run, alive);
-    return async (now) => { if ((now.spectra ?? []).length && alive()) await spectraTab(body, now, alive); };
+    await drawPhases(phases, run, alive, segment);
+    return async (now) => { if ((now.spectra ?? []).length && alive()) await spectraTab(body, now, alive, view, segment); };
   }
-  if (spectrumState.run !== run.id || !names.includes(spectrumState.name)) {
-    const largest = names.find((name) => name.endsWith("/w")) ?? names[0];
-    Object.assign(spectrumState, { run: run.id, place: steps.length - 1, name: largest });
-    await preferDecided(run, names);
-    if (!alive()) return null;
-  }
-  spectrumState.place = Math.min(spectrumState.place, steps.length - 1);
+  const shown = { place: placeOf(steps, view), name: view.one("spectrum", names, null) ?? (await decided(run, names, segment)) };
+  if (!alive()) return null;
   const figure = el("div", { class: "figure" });
   const facts = el("div", { class: "facts-card" });
   const head = el("div", { class: "controls" });
   const draw = async () => {
-    const [name, step] = [spectrumState.name, steps[spectrumState.place]];
+    const [name, step] = [shown.name, steps[shown.place]];
     const [layer, kind] = apart(name);
     try {
-      const found = await getSpectrum(run.id, step, layer, kind);
-      if (!alive() || name !== spectrumState.name || step !== steps[spectrumState.place]) return;
+      const found = await getSpectrum(run.id, step, layer, kind, segment);
+      if (!alive() || name !== shown.name || step !== steps[shown.place]) return;
       fill(facts, tellSpectrum(found));
       await spectrumChart(figure, `Spectrum of ${name} at step ${step}`, found);
       figure.dataset.step = String(step);
@@ -53,27 +47,27 @@ export async function spectraTab(body, run, alive) {
   const options = kinds.map((kind) => ({ group: kindTitle(kind), options: names.filter((name) => apart(name)[1] === kind).map((name) => [name, label(name)]) }));
   const top = () =>
     fill(
-      head, choice("Spectrum of", options, spectrumState.name, (value) => { spectrumState.name = value; draw(); }),
-      slider("Step", steps.length, spectrumState.place, (place) => String(steps[place]), (place) => { spectrumState.place = place; draw(); }),
+      head, choice("Spectrum of", options, shown.name, (value) => { shown.name = value; view.set({ spectrum: value }); draw(); }),
+      slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); draw(); }),
     );
   top();
-  fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, figure, facts)), phases);
-  await Promise.all([draw(), drawPhases(phases, run, alive)]);
+  fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, el("div", {}, figure), facts)), phases);
+  await Promise.all([draw(), drawPhases(phases, run, alive, segment)]);
   return async (now) => {
-    const atEnd = spectrumState.place === steps.length - 1;
+    const atEnd = shown.place === steps.length - 1;
     steps = now.matrix_steps;
     if (atEnd) {
-      spectrumState.place = steps.length - 1;
+      shown.place = steps.length - 1;
       top();
       await draw();
     }
-    await drawPhases(phases, now, alive);
+    await drawPhases(phases, now, alive, segment);
   };
 }
 
 // Start with the weights of a layer whose phase is decided.
-async function preferDecided(run, names) {
-  const found = await get(`runs/${run.id}/words`).catch(() => ({ words: [] }));
+async function decided(run, names, segment) {
+  const found = await getTexts(run.id, "words", segment).catch(() => ({ words: [] }));
   const said = (name) => {
     const [layer, kind] = apart(name);
     return found.words.find((line) => line.layer === layer && line.name === `${kind}.phase`)?.stretches.at(-1)[2] ?? "undecided";
@@ -81,7 +75,7 @@ async function preferDecided(run, names) {
   const order = ["bulk + spikes", "heavy tail", "rank collapse", "invariant bulk", "undecided"];
   const weights = names.filter((name) => name.endsWith("/w"));
   weights.sort((a, b) => order.indexOf(said(a)) - order.indexOf(said(b)));
-  if (weights.length) [spectrumState.name] = weights;
+  return weights[0] ?? names[0];
 }
 
 function tellSpectrum(found) {
@@ -100,8 +94,8 @@ function tellSpectrum(found) {
   ];
 }
 
-async function drawPhases(place, run, alive) {
-  const found = await get(`runs/${run.id}/words`).catch(() => ({ words: [] }));
+async function drawPhases(place, run, alive, segment) {
+  const found = await getTexts(run.id, "words", segment).catch(() => ({ words: [] }));
   if (!alive()) return;
   const parts = [];
   for (const kind of ["w", "ck", "ntk"]) {

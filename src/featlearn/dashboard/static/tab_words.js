@@ -3,15 +3,15 @@
 import { card, el, fill, note, numberRow } from "./dom.js";
 import { layerTitle, looksLogarithmic, sentence, short, titleOf } from "./format.js";
 import { chip, strips } from "./strips.js";
-import { get, getSeries } from "./source.js";
+import { getSeries, getTexts } from "./source.js";
 
 const NUMBERS = ["nfc", "centered_nfc", "centered_ratio", "fact", "weight_change", "ck.kta", "w.alpha"];
 
-export async function wordsTab(body, run, alive) {
+export async function wordsTab(body, run, alive, _view, segment) {
   const draw = async (now) => {
-    const found = await get(`runs/${run.id}/words`);
+    const found = await getTexts(run.id, "words", segment);
     const there = NUMBERS.filter((name) => Object.values(now.layers ?? {}).some((names) => names.includes(name)));
-    const columns = await Promise.all(there.map((name) => getSeries(run.id, name, { width: 100 })));
+    const columns = await Promise.all(there.map((name) => getSeries(run.id, name, { width: 100, segment })));
     if (!alive()) return;
     const readings = found.words.filter((line) => line.name === "reading");
     if (!readings.length) {

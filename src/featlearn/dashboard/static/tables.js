@@ -1,46 +1,47 @@
 // Tables that can be sorted by their headers, which are buttons; on a phone each row is a card.
 
 import { el, fill } from "./dom.js";
+import { compareValues } from "./groups.js";
 
 // Columns are {key, title, value(row) to sort by, cell(row) to show, number}; `state` stores the order between redraws.
 export function sortable(columns, rows, state, redraw) {
+  return tableOf(columns, ordered(columns, rows, state).map((row) => rowOf(columns, row)), state, redraw);
+}
+
+export function ordered(columns, rows, state) {
   const column = columns.find((one) => one.key === state.sort);
-  const ordered = [...rows];
-  if (column) {
-    const direction = state.down ? -1 : 1;
-    ordered.sort((a, b) => compareValues(column.value(a), column.value(b), direction));
-  }
-  const header = (one) => {
-    if (!one.value) return el("th", { class: one.number ? "number" : null }, one.title);
-    const active = state.sort === one.key;
-    const arrow = active ? (state.down ? " ↓" : " ↑") : "";
+  if (!column?.value) return [...rows];
+  return [...rows].sort((a, b) => compareValues(column.value(a), column.value(b), state.down ? -1 : 1));
+}
+
+export function rowOf(columns, row, properties = {}) {
+  return el("tr", properties, columns.map((column) => cellOf(column, column.cell(row))));
+}
+
+export function cellOf(column, content) {
+  const kinds = [column.number ? "number" : "", column.wide ? "wide-cell" : ""].join(" ").trim() || null;
+  return el("td", { class: kinds, "data-title": column.title }, el("div", {}, content));
+}
+
+export function tableOf(columns, body, state, redraw) {
+  const header = (column) => {
+    if (!column.value) return el("th", { class: column.number ? "number" : null, scope: "col" }, column.head ?? column.title);
+    const active = state.sort === column.key;
     const press = () => {
-      state.down = active ? !state.down : Boolean(one.down);
-      state.sort = one.key;
+      state.down = active ? !state.down : Boolean(column.down);
+      state.sort = column.key;
       redraw();
     };
     return el(
-      "th", { class: one.number ? "number" : null, "aria-sort": active ? (state.down ? "descending" : "ascending") : "none" },
-      el("button", { type: "button", class: "sort", "data-key": one.key, on: { click: press } }, `${one.title}${arrow}`),
+      "th", { class: column.number ? "number" : null, scope: "col", "aria-sort": active ? (state.down ? "descending" : "ascending") : "none" },
+      el("button", { type: "button", class: "sort", "data-key": column.key, on: { click: press } }, column.title, el("span", { "aria-hidden": "true" }, active ? (state.down ? " ↓" : " ↑") : "")),
+      column.extra ?? null,
     );
   };
-  const row = (one) =>
-    el("tr", {}, columns.map((c) => el("td", { class: [c.number ? "number" : "", c.wide ? "wide-cell" : ""].join(" ").trim() || null, "data-title": c.title }, el("div", {}, c.cell(one)))));
-  return el(
-    "div", { class: "wide" },
-    el("table", { class: "cards" }, el("thead", {}, el("tr", {}, columns.map(header))), el("tbody", {}, ordered.map(row))),
-  );
+  return el("div", { class: "wide" }, el("table", { class: "cards" }, el("thead", {}, el("tr", {}, columns.map(header))), el("tbody", {}, body)));
 }
 
-// What is not there comes last, whichever way the rest runs.
-function compareValues(a, b, direction) {
-  const [first, second] = [a ?? null, b ?? null];
-  if (first === null || second === null) return (first === null) - (second === null);
-  if (typeof first === "number" && typeof second === "number") return direction * (first - second);
-  return direction * String(first).localeCompare(String(second), undefined, { numeric: true });
-}
-
-// Replaces a table, and restores the focus on the button that was pressed.
+// Replaces a table, and restores the focus on the control that was used.
 export function replaceTable(place, table) {
   const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   fill(place, table);
