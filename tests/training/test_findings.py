@@ -241,6 +241,16 @@ def test_shuffled_labels() -> None:
     assert "p = " in next(f.evidence for f in monitor.findings()[None] if f.fault == "shuffled labels")
 
 
+def test_a_problem_explains_a_loss_that_does_not_fall() -> None:
+    shuffled = Y[torch.randperm(len(Y), generator=torch.Generator().manual_seed(5))]
+    model = net()
+    with torch.no_grad():
+        model[0].bias[:30] = -100.0
+    monitor = run(model, steps=80, labels=shuffled)
+    assert ("0", "dead units") in faults(monitor)
+    assert (None, "shuffled labels") not in faults(monitor)
+
+
 def test_labels_that_depend_on_the_inputs() -> None:
     assert label_p_value(X[:128], Y[:128]) <= 0.01
     assert label_p_value(X[:128], X[:128, :2].sum(1)) <= 0.01  # real labels

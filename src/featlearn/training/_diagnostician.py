@@ -101,9 +101,10 @@ class Diagnostician:
             self._first.setdefault(name, units)
         if not self._tested and self._is_stuck():
             self._tested, self._label_p = True, self._test_labels()
+        explained = any(f.severity == "problem" for of_layer in self.findings().values() for f in of_layer)
         situation = Situation(
             look, self._losses, self._measured, self._collapsed, self._first, tuple(self._norms), self._largest,
-            self._previous, self._gain, self._spikes, self._label_p,
+            self._previous, self._gain, self._spikes, self._label_p, explained,
         )  # fmt: skip
         rules = (*_layer_rules.RULES, *_training_rules.RULES)
         self._faults.update(condition for rule in rules for condition in rule(situation))

@@ -66,6 +66,7 @@ class Situation:
         gain: Largest scale of the outputs of a layer over that of the first one, at the last look that had them.
         spikes: Number of loss spikes at the look before.
         label_p: p-value of `label_p_value`; None if it is not known.
+        explained: Whether a problem was found before, which explains a loss that does not fall.
     """
 
     look: Look
@@ -79,6 +80,7 @@ class Situation:
     gain: float = math.nan
     spikes: int = 0
     label_p: float | None = None
+    explained: bool = False
 
     @property
     def hidden(self) -> list[str]:

@@ -147,7 +147,7 @@ def shuffled_labels(s: Situation) -> Iterator[Condition]:
     )
     advice = "check that inputs and labels are paired: shuffled together, read in the same order, indexed alike"
     finding = Finding("shuffled labels", "warning", 0.6 + 0.3 * near, evidence, advice)
-    holds = s.label_p > _INDEPENDENT and near > _LONG
+    holds = s.label_p > _INDEPENDENT and near > _LONG and not s.explained
     yield Condition(None, finding, holds, s.label_p < _DEPENDENT or near < _LONG_ENDS)
 
 
