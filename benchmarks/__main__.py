@@ -26,6 +26,7 @@ BENCHMARKS = {
     "nystrom_speed": ("nystrom_rows",),
     "optim_speed": ("optim_rows",),
     "monitor_speed": ("monitor_rows",),
+    "monitor_cost": ("monitor_cost_rows",),
     "adaptive_memory": ("adaptive_rows",),
     "dashboard_speed": ("dashboard_rows",),
 }

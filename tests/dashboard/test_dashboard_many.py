@@ -297,6 +297,7 @@ with Run.create(folder / "live") as run:
         site.stop()
 
 
+@pytest.mark.slow
 def test_lists_grow_while_they_are_open(browser: webdriver.Chrome, tmp_path: Path) -> None:
     trained_run(tmp_path, "first").finish()
     site = Site(tmp_path)
@@ -317,6 +318,7 @@ def test_lists_grow_while_they_are_open(browser: webdriver.Chrome, tmp_path: Pat
         site.stop()
 
 
+@pytest.mark.slow
 def test_the_saved_page_has_the_new_views(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
     address = export_html(site.root, tmp_path / "saved.html").as_uri()
     ids = identifiers(site)

@@ -7,6 +7,7 @@ that install or build (pip, venv, make) are compared with the project's files in
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,8 +17,6 @@ import tomllib
 import urllib.request
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -27,21 +26,30 @@ from featlearn.runs import Run
 from processes import run_code, running
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from make_outputs import run_page as _run_page  # noqa: E402
+
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs" / "start").glob("*.md")),
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
 _BASH = re.compile(r"^[ ]*```bash\n(.*?)^[ ]*```", re.MULTILINE | re.DOTALL)
-MODEL = """
-from torch import nn
-
-def net():
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
-"""
+SELF_CONTAINED = ("README.md", "training.md", "dashboard.md", "command-line.md")
+"""Pages whose commands run on nothing but what their blocks have made."""
 FEATLEARN = "import sys; from featlearn.cli import app; app()"
+CLUSTERS = "docs/guides/clusters.md"
+"""Page whose commands start processes and clusters; `make test-slow` runs all of them."""
 FAILS = ("featlearn fit friedman.csv --target price", "featlearn predict fit/model.safetensors narrow.csv")
 """Commands that the guide shows with their error."""
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run the Python blocks of a page in a folder, and write its scripts there."""
+    with torch.random.fork_rng(devices=[]):
+        for _ in _run_page(page, folder):
+            pass
 
 
 def commands_of(page: Path) -> list[str]:
@@ -50,38 +58,46 @@ def commands_of(page: Path) -> list[str]:
     return [line.strip() for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
 
 
-def prepare(folder: Path) -> None:
-    """Write the files that the pages name."""
-    (folder / "model.py").write_text(MODEL)
+def prepare(folder: Path, page: Path) -> None:
+    """Write the files that a page names: those that its blocks make, and those of the guide that it refers to."""
+    guide = ROOT / "docs/guides/command-line.md"
+    if page.name in ("README.md", guide.name):
+        run_page(guide, folder)
+        if page != guide:
+            run_script("make.py", folder)
+    if page.name in SELF_CONTAINED:
+        run_page(page, folder)
+        return
     torch.manual_seed(0)
-    for name in ("start", "end", "model"):
+    for name in ("start", "model"):
         net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
         save_file(net.state_dict(), folder / f"{name}.safetensors")
-    torch.save(net.state_dict(), folder / "start.pt")
-    rng = np.random.default_rng(0)
-    rows = pd.DataFrame(rng.random((60, 10))).add_prefix("x")
-    rows.assign(y=rows.x0 * rows.x1).to_csv(folder / "friedman.csv", index=False)
-    rows.assign(price=rows.x0 + rows.x1).to_csv(folder / "houses.csv", index=False)
-    rows.head(3).to_csv(folder / "new.csv", index=False)
-    rows.drop(columns=["x8", "x9"]).to_csv(folder / "narrow.csv", index=False)
-    with Run.create(folder / "runs" / "first", {"lr": 0.1}) as run:
-        run.log(0, {"loss": 1.0})
-    with Run.create(folder / "nfa" / "run", {"update": "nfa"}) as run:
-        run.log(0, {"error": 1.0})
+
+
+def run_script(name: str, folder: Path, *arguments: str) -> None:
+    """Run a script of a folder, or the code after ``-c``, as ``python`` does."""
+    code = arguments[0] if name == "-c" else f"import runpy; runpy.run_path({name!r}, run_name='__main__')"
+    done = run_code(f"import sys; sys.path.insert(0, '.'); {code}", cwd=folder)
+    assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
 
 
 def featlearn_commands() -> list[tuple[str, list[str]]]:
+    """Return the commands of each page that are run: those of featlearn, and scripts that the page has written."""
     pages = [(page.relative_to(ROOT).as_posix(), commands_of(page)) for page in PAGES]
-    return [(name, [c for c in commands if c.startswith("featlearn")]) for name, commands in pages if commands]
+    chosen = [(name, [c for c in commands if c.startswith(("featlearn", "python "))]) for name, commands in pages]
+    return [(name, commands) for name, commands in chosen if commands and not name.endswith(CLUSTERS)]
 
 
 @pytest.mark.parametrize(
     ("page", "commands"), featlearn_commands(), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_commands_of_featlearn(page: str, commands: list[str], tmp_path: Path) -> None:
-    prepare(tmp_path)
+    prepare(tmp_path, ROOT / page)
     for command in commands:
         words = shlex.split(command.replace("--open", ""))
+        if words[0] == "python":
+            run_script(words[1], tmp_path, *words[2:])
+            continue
         if words[1] == "demo":
             continue  # half a minute; `test_the_demo_runs` runs it
         if words[1] == "dashboard" and "--export" not in words:
@@ -118,7 +134,7 @@ def check_dashboard(words: list[str], folder: Path) -> None:
         assert address is not None, output
         request = urllib.request.Request(f"{address[0]}/api/runs", headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=20) as answer:
-            assert b"first" in answer.read()
+            assert b'"status":"finished"' in answer.read()
 
 
 def test_other_commands_fit_the_projects_files() -> None:
@@ -129,7 +145,7 @@ def test_other_commands_fit_the_projects_files() -> None:
         for command in commands_of(page):
             words = shlex.split(command)
             program = Path(words[0]).name
-            if program == "featlearn" or (program == "python" and "load_tabular" in command) or program == "torchrun":
+            if program in ("featlearn", "python", "torchrun", "ray") or "=" in words[0]:
                 continue  # run by the other tests
             known += 1
             if program == "pip":
@@ -144,15 +160,6 @@ def test_other_commands_fit_the_projects_files() -> None:
     assert known >= 4
 
 
-def test_the_saved_model_is_read_in_python(tmp_path: Path) -> None:
-    prepare(tmp_path)
-    (command,) = [c for c in commands_of(ROOT / "docs/guides/command-line.md") if c.startswith("python -c")]
-    made = run_code(FEATLEARN, "fit", "friedman.csv", "--target", "y", cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    done = run_code(shlex.split(command)[2], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.slow
 def test_the_script_of_several_processes(tmp_path: Path) -> None:
     page = (ROOT / "docs/guides/large-models.md").read_text(encoding="utf-8")
@@ -164,3 +171,28 @@ def test_the_script_of_several_processes(tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == script[2].split()
+
+
+@pytest.mark.slow  # starts a cluster, and two processes
+def test_the_cluster_page(tmp_path: Path) -> None:
+    page = ROOT / CLUSTERS
+    run_page(page, tmp_path)
+    bin_folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    ran = []
+    try:
+        for command in commands_of(page):
+            if "192.0.2.1" in command:
+                continue  # on another machine
+            done = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+                check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            ran.append(command.split()[0])
+    finally:
+        subprocess.run(["ray", "stop", "--force"], env=environment, capture_output=True, check=False)
+    assert {"python", "ray", "torchrun", "featlearn"} <= set(ran)
+    statuses = [Run.open(path.parent).status for path in (tmp_path / "sweeps").glob("*/trial-*/run.db")]
+    assert statuses == ["finished"] * 8
+    assert Run.open(tmp_path / "runs" / "sharded").last_step == 20

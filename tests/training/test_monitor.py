@@ -169,6 +169,8 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     words = run.texts("reading", layers="4")["value"].to_list()
     assert words[0] == "untrained"
     assert words[-1] == kept.readings["4"].word
+    noted = {layer.name: [layer.kind, list(layer.shape[1:])] for layer in fl.layers.find_layers(model)}
+    assert run.note("layers") == noted  # kinds and shapes, which the dashboard shows
     assert run.series("monitor.seconds").gt(0).all()
     assert run.matrix_steps() == [0, 2, 4]
     assert torch.equal(run.matrices(4)["4/nfm"], kept.matrices["4/nfm"])

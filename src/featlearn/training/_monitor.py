@@ -205,7 +205,10 @@ class Monitor:
             opened = run_in_first(lambda: open_run(run, config, resume, first.state_dict()), share=False)
         if self._writes:
             owns, mark = not isinstance(run, Run), rows_mark(data, rows)
-            self._recorder = Recorder(opened, owns, trackers, on_error, None if copies else target, mark)
+            model_or_none = None if copies else target  # weights of sharded models are not compared
+            self._recorder = Recorder(
+                opened, owns, trackers, on_error, model_or_none, mark, selected_layers(target, layers)
+            )
         self._scalars = RankMeans()
         self._watch = Watch(
             model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies, in_budget

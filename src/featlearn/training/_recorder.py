@@ -14,6 +14,7 @@ from torch import nn
 
 from featlearn._utils.validation import check_int, check_option
 from featlearn.errors import InputError, RunStoreError
+from featlearn.layers import Layer
 from featlearn.runs import Run
 from featlearn.runs.launch import check_config, launch, run_to_continue
 from featlearn.training._checkpoint import changed_tensors
@@ -35,6 +36,7 @@ class Recorder:
         model: Model that is trained. A record of its weights is stored with each measurement and at the end, and
             compared when the run is continued. None stores no record.
         mark: Hash of the measured rows, stored in a new run and compared when a run is continued. None if unknown.
+        layers: Layers of the model by name, whose kinds and shapes are stored in a new run.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Recorder:
         on_error: str,
         model: nn.Module | None = None,
         mark: str | None = None,
+        layers: Mapping[str, Layer] | None = None,
     ) -> None:
         check_option("on_error", on_error, ("warn", "raise"))
         self.run = run
@@ -65,6 +68,11 @@ class Recorder:
                     self._continued = Continuation(run, model, mark)
                 if mark is not None and run.note("rows") is None:
                     run.save_note("rows", mark)
+        if run is not None and layers:
+            with self._warn_or_raise("The run cannot be written", RunStoreError):
+                if run.note("layers") is None:
+                    shapes = {name: [layer.kind, list(layer.shape[1:])] for name, layer in layers.items()}
+                    run.save_note("layers", shapes)
 
     def numbers(self, step: int, numbers: dict[str, float]) -> None:
         """Record metrics of the whole training."""
