@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import featlearn as fl
 from featlearn.errors import InputError
 from featlearn.training._schedule import Budget, Schedule, step_rule
 
@@ -148,3 +152,21 @@ def test_budgets_that_make_no_sense(budget) -> None:
 def test_shares_that_make_no_sense(share) -> None:
     with pytest.raises(InputError, match="budget must be a share"):
         Budget(share)
+
+
+def test_the_table_has_the_last_numbers_of_every_layer() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    X = torch.randn(40, 6)
+    monitor = fl.Monitor(model, (X, torch.randint(3, (40,))), budget=None, measure="weights")
+    monitor.step(0)
+    both = monitor.latest
+    plan = replace(monitor._measured._plan, parts=frozenset({"features"}), omitted=frozenset({"0"}), sized=True)
+    later = monitor._measure(1, plan)
+    assert list(later.layers) == ["2"]
+    table = monitor.table(["nfc", "weight_norm", "w.top"])
+    assert list(table.index) == ["0", "2"]
+    assert table.loc["2", "nfc"] == later.layers["2"]["nfc"]
+    assert math.isnan(table.loc["0", "nfc"])
+    assert table["w.top"].tolist() == [both.layers[name]["w.top"] for name in ("0", "2")]
+    assert table["reading"].tolist() == ["untrained", "untrained"]

@@ -35,7 +35,7 @@ class Overview:
         config: Config of the run.
         environment: Versions, platform, command.
         loss: Name and last value of the first recorded metric out of loss, train_loss, test_loss, score and cv_score.
-        readings: Diagnosis of each layer at the last measurement.
+        readings: Last diagnosis of each layer.
         segments: Number of segments. All other values are those of the latest one.
     """
 
@@ -239,11 +239,11 @@ def _last_loss(connection: sqlite3.Connection, last: int | None) -> tuple[str, f
 
 
 def _last_readings(connection: sqlite3.Connection) -> dict[str, str]:
-    row = connection.execute("SELECT step FROM texts WHERE name = 'reading' ORDER BY step DESC LIMIT 1").fetchone()
-    if row is None:
-        return {}
-    pairs = connection.execute("SELECT layer, value FROM texts WHERE step = ? AND name = 'reading'", row).fetchall()
-    return {str(layer): str(word) for layer, word in sorted(pairs, key=lambda pair: natural_order(pair[0]))}
+    """Return the last diagnosis of each layer: within a budget, layers take turns."""
+    # SQLite takes the other columns from the row with the largest step.
+    query = "SELECT layer, value, max(step) FROM texts WHERE name = 'reading' GROUP BY layer"
+    rows = connection.execute(query).fetchall()
+    return {str(layer): str(word) for layer, word, _ in sorted(rows, key=lambda row: natural_order(row[0]))}
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:

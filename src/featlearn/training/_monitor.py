@@ -40,7 +40,7 @@ from featlearn.training._rank_means import EVERY, RankMeans
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Every, Schedule
 from featlearn.training._watch import Watch
-from featlearn.training.diagnosis import Findings
+from featlearn.training.diagnosis import Diagnosis, Findings
 from featlearn.training.trackers import Tracker
 
 _NOTES = 0.01  # share of the training time for noting weights between measurements
@@ -210,6 +210,8 @@ class Monitor:
                 opened, owns, trackers, on_error, model_or_none, mark, selected_layers(target, layers)
             )
         self._scalars = RankMeans()
+        self._numbers: dict[str, dict[str, float]] = {}  # last ones of each layer
+        self._readings: dict[str, Diagnosis] = {}
         self._watch = Watch(
             model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies, in_budget
         )  # not for sharded models, whose passes need all processes
@@ -342,6 +344,9 @@ class Monitor:
         cost = {"monitor.seconds": seconds, "monitor.share": self.budget.used}
         cost = {name: value for name, value in cost.items() if math.isfinite(value)}
         self.latest = snapshot = replace(snapshot, seconds=seconds, model=snapshot.model | cost)
+        for name, numbers in snapshot.layers.items():
+            self._numbers.setdefault(name, {}).update(numbers)
+        self._readings |= snapshot.readings
         began = time.perf_counter()
         if self._writes:
             self._recorder.snapshot(snapshot)
@@ -407,6 +412,24 @@ class Monitor:
             of = "the model" if layer is None else f"layer {layer!r}"
             raise InputError(f"name must be a recorded metric, but nothing was recorded for {of} as {name!r}.")
         return pd.Series(rows["value"].to_numpy(), index=pd.Index(rows["step"], name="step"), name=name)
+
+    def table(self, columns: Iterable[str] | None = None) -> pd.DataFrame:
+        """Return the last metrics and the last diagnosis of each layer, from whichever measurement they are.
+
+        Within a budget, a measurement may leave out layers and parts, which ``monitor.latest`` does not contain then.
+
+        Args:
+            columns: Names of metrics. None selects all that were measured.
+
+        Returns:
+            Table with one row per layer, one column per metric, and the diagnosis in the column "reading".
+
+        Raises:
+            InputError: If a metric was not measured.
+        """
+        names = [*self._measured.layers_of_both()[0], *self._numbers]
+        known = {name: self._numbers[name] for name in dict.fromkeys(names) if name in self._numbers}
+        return Snapshot(max(self._last, 0), known, {}, self._readings).table(columns)
 
     def findings(self) -> Findings:
         """Return the present findings: faults, and remarkable states, of the layers and of the whole training.

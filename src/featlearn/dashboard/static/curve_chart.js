@@ -114,7 +114,9 @@ function stepTicks(largest) {
 export function logTicks(all) {
   const values = all.filter((value) => value > 0 && Number.isFinite(value));
   const decades = values.length ? Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b))) : 0;
-  return { type: "log", dtick: decades > 8 ? 2 : decades > 1.3 ? 1 : decades > 0.7 ? "D2" : "D1" };
+  // Without a format, ticks between powers of ten show their first digit alone.
+  const ticks = decades > 1.3 ? { dtick: decades > 8 ? 2 : 1 } : { dtick: decades > 0.7 ? "D2" : "D1", tickformat: "~g" };
+  return { type: "log", ...ticks };
 }
 
 function fillKey(place, curves) {
