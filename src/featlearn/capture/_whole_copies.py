@@ -66,7 +66,7 @@ class WholeCopy:
 
 
 def _reshard(model: nn.Module) -> None:
-    """Free weights that were gathered for a forward pass: those of the shards are the current ones."""
+    """Remove whole weights that a forward pass gathered; those of the shards are the current ones."""
     for module in filter(_is_fsdp, model.modules()):
         module.reshard()  # type: ignore[operator]
 
