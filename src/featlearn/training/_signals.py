@@ -21,8 +21,8 @@ from featlearn.training._weight_signals import Updates, WeightSignals
 
 SHARE = 0.01
 """Largest share of the training time for looks between the steps of the schedule."""
-_SCHEDULED = 0.02  # share of all looks at the steps of the schedule, which may take some seconds more
-FREE_SECONDS = 0.05
+_SCHEDULED = 0.03  # share of all looks at the steps of the schedule, which may take some seconds more
+FREE_SECONDS = 0.2
 """Seconds that looks at the steps of the schedule may take in any case."""
 _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
@@ -85,7 +85,7 @@ class Signals:
 
     A look needs the step before it, whose weights are kept in part, and whose backward pass is watched if no gradients
     are left at the calls. The first two looks are made in any case; later ones as soon as their time is within `SHARE`
-    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 2% and 0.05
+    of the training time. Looks at the steps of the schedule, which are usually log-spaced, may take 3% and 0.2
     seconds.
 
     Args:
