@@ -243,6 +243,9 @@ def _last_readings(connection: sqlite3.Connection) -> dict[str, str]:
     # SQLite takes the other columns from the row with the largest step.
     query = "SELECT layer, value, max(step) FROM texts WHERE name = 'reading' GROUP BY layer"
     rows = connection.execute(query).fetchall()
+    last = max((step for *_, step in rows), default=None)
+    # A damaged name at an earlier step does not end a list of runs.
+    rows = [row for row in rows if isinstance(row[0], str) or row[2] == last]
     return {str(layer): str(word) for layer, word, _ in sorted(rows, key=lambda row: natural_order(row[0]))}
 
 
