@@ -43,13 +43,13 @@ def train(monitor: Monitor, model: nn.Module, steps: Any, lr: float = 0.1) -> No
 
 def first(folder: Path, steps: int = 20) -> nn.Sequential:
     model = net()
-    with Monitor(model, (X, Y), run=folder, config=CONFIG, measure="weights") as monitor:
+    with Monitor(model, (X, Y), run=folder, config=CONFIG, budget=None, measure="weights") as monitor:
         train(monitor, model, range(steps))
     return model
 
 
 def resume(folder: Path, model: nn.Module, steps: Any = (None, None), **changed: Any) -> None:
-    options = {"data": (X, Y), "config": CONFIG, "measure": "weights", "every": 1} | changed
+    options = {"data": (X, Y), "config": CONFIG, "budget": None, "measure": "weights", "every": 1} | changed
     with Monitor(model, run=folder, resume=True, **options) as monitor:
         train(monitor, model, steps)
 
@@ -98,7 +98,7 @@ def _wrapped(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("change", [copy.deepcopy, nn.Module.double, nn.Module.bfloat16, _wrapped, torch.compile])
 def test_the_same_weights_are_no_alarm(tmp_path: Path, change: Any) -> None:
     model = change(first(tmp_path / "run"))
-    options = {"run": tmp_path / "run", "resume": True, "measure": "weights", "every": 1000}
+    options = {"run": tmp_path / "run", "resume": True, "budget": None, "measure": "weights", "every": 1000}
     with Monitor(model, (X, Y), **options) as monitor:
         monitor.step(19, loss=1.0)  # again the step at which it ended
         monitor.step(20, loss=1.0)
@@ -108,7 +108,7 @@ def test_the_same_weights_are_no_alarm(tmp_path: Path, change: Any) -> None:
 def test_weights_may_be_loaded_after_the_monitor_is_made(tmp_path: Path) -> None:
     state = first(tmp_path / "run").state_dict()
     model = net()
-    with Monitor(model, (X, Y), run=tmp_path / "run", resume=True, measure="weights") as monitor:
+    with Monitor(model, (X, Y), run=tmp_path / "run", resume=True, budget=None, measure="weights") as monitor:
         model.load_state_dict(state)
         train(monitor, model, [None])
 
@@ -116,10 +116,10 @@ def test_weights_may_be_loaded_after_the_monitor_is_made(tmp_path: Path) -> None
 def test_the_checkpoint_of_the_run_is_compared(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"lr": 0.1, "generator": 0, "checkpoint_every": 10}
     model = net()
-    with Monitor(model, (X, Y), run=tmp_path / "run", measure="weights") as monitor:
+    with Monitor(model, (X, Y), run=tmp_path / "run", budget=None, measure="weights") as monitor:
         fit(model, (X, Y), steps=20, monitor=monitor, run=monitor.run, **settings)
     again = net()  # fit loads the checkpoint
-    with Monitor(again, (X, Y), run=tmp_path / "run", resume=True, measure="weights") as monitor:
+    with Monitor(again, (X, Y), run=tmp_path / "run", resume=True, budget=None, measure="weights") as monitor:
         fit(again, (X, Y), steps=25, monitor=monitor, run=monitor.run, **settings)
     with pytest.warns(UserWarning, match=r"differ from those in the checkpoint of step 25|at the end of step 25"):
         resume(tmp_path / "run", net(3), config=None)
@@ -157,7 +157,7 @@ def test_after_a_kill(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_loop_that_runs_again_begins_a_segment_of_the_monitor(tmp_path: Path, stored: bool) -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), run=tmp_path / "run" if stored else None, measure="weights", every=2)
+    monitor = Monitor(model, (X, Y), run=tmp_path / "run" if stored else None, budget=None, measure="weights", every=2)
     train(monitor, model, range(6))
     before = monitor.series("loss").to_list()
     with pytest.warns(UserWarning, match="Step 0 goes back .* up to 5: segment 2") as reported:

@@ -44,7 +44,9 @@ def train(monitor: Monitor, model: nn.Module, steps: Any, lr: float = 0.1) -> li
 def launch(folder: Any, steps: int = 5, *, seed: int = 0, lr: float = 0.1, **options: Any) -> tuple[Path, list[float]]:
     """Train and return the folder that was written, and the losses."""
     model = net(seed)
-    with Monitor(model, (X, Y), run=folder, config={"lr": lr, "seed": seed}, measure="weights", **options) as monitor:
+    with Monitor(
+        model, (X, Y), run=folder, config={"lr": lr, "seed": seed}, budget=None, measure="weights", **options
+    ) as monitor:
         assert monitor.run is not None
         path = monitor.run.path
         return path, train(monitor, model, range(steps), lr)
@@ -53,7 +55,7 @@ def launch(folder: Any, steps: int = 5, *, seed: int = 0, lr: float = 0.1, **opt
 def trained(steps: int) -> nn.Sequential:
     """Return the model of `launch` after some steps."""
     model = net()
-    train(Monitor(model, (X, Y), measure="weights", every=1000), model, range(steps))
+    train(Monitor(model, (X, Y), budget=None, measure="weights", every=1000), model, range(steps))
     return model
 
 
@@ -120,7 +122,7 @@ def test_a_folder_with_other_files_takes_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_without_steps_is_taken_over(tmp_path: Path, resume: bool) -> None:
-    Monitor(net(3), (X, Y), run=tmp_path / "first", config={"lr": 5.0}, measure="weights").close()
+    Monitor(net(3), (X, Y), run=tmp_path / "first", config={"lr": 5.0}, budget=None, measure="weights").close()
     path, losses = launch(tmp_path / "first", resume=resume)
     run = Run.open(path)
     assert path == tmp_path / "first"
@@ -131,7 +133,7 @@ def test_a_run_without_steps_is_taken_over(tmp_path: Path, resume: bool) -> None
 
 def test_a_run_without_steps_keeps_its_config_if_none_is_given(tmp_path: Path) -> None:
     Run.create(tmp_path / "first", {"lr": 0.3}, name="mine").close()
-    with Monitor(net(), (X, Y), run=tmp_path / "first", measure="weights") as monitor:
+    with Monitor(net(), (X, Y), run=tmp_path / "first", budget=None, measure="weights") as monitor:
         monitor.step(0)
     run = Run.open(tmp_path / "first")
     assert (run.config, run.name, run.status) == ({"lr": 0.3}, "mine", "finished")
@@ -166,7 +168,12 @@ def test_resume_continues_and_counts_on(tmp_path: Path) -> None:
     config = {"lr": 0.1, "net": {"widths": (6, 1)}, "nothing": float("nan")}
     losses = []
     for launched in range(3):
-        options = {"run": tmp_path / "first", "config": config if launched < 2 else None, "measure": "weights"}
+        options = {
+            "run": tmp_path / "first",
+            "config": config if launched < 2 else None,
+            "budget": None,
+            "measure": "weights",
+        }
         with Monitor(model, (X, Y), resume=True, every=1, **options) as monitor:
             losses += train(monitor, model, [None] * 4)
     run = Run.open(tmp_path / "first")
@@ -193,7 +200,7 @@ def test_resume_refuses_another_config(tmp_path: Path, config: dict[str, Any], w
     launch(tmp_path / "first")
     before = content(tmp_path / "first")
     with pytest.raises(InputError, match=words) as refused:
-        Monitor(net(), (X, Y), run=tmp_path / "first", config=config, resume=True, measure="weights")
+        Monitor(net(), (X, Y), run=tmp_path / "first", config=config, resume=True, budget=None, measure="weights")
     assert "\n" not in str(refused.value)
     assert content(tmp_path / "first") == before
     Run.open(tmp_path / "first", write=True).close()  # no lock is left
@@ -211,7 +218,7 @@ def test_resume_refuses_another_architecture(tmp_path: Path, model: nn.Module, w
     launch(tmp_path / "first")
     before = content(tmp_path / "first")
     with pytest.raises(InputError, match=words) as refused:
-        Monitor(model, (X, Y), run=tmp_path / "first", resume=True, measure="weights")
+        Monitor(model, (X, Y), run=tmp_path / "first", resume=True, budget=None, measure="weights")
     assert "\n" not in str(refused.value)
     assert content(tmp_path / "first") == before
 
@@ -219,7 +226,7 @@ def test_resume_refuses_another_architecture(tmp_path: Path, model: nn.Module, w
 def test_resume_below_the_last_step_is_said_once(tmp_path: Path) -> None:
     launch(tmp_path / "first", 10)
     model = trained(5)
-    options = {"run": tmp_path / "first", "resume": True, "measure": "weights", "every": 100}
+    options = {"run": tmp_path / "first", "resume": True, "budget": None, "measure": "weights", "every": 100}
     with (
         pytest.warns(UserWarning, match=r"Step 5 goes back.*steps up to 9: segment 2.*are kept") as reported,
         Monitor(model, (X, Y), **options) as monitor,
@@ -237,7 +244,7 @@ def test_an_open_run_continues_and_says_when_it_goes_back(tmp_path: Path) -> Non
     model = trained(10)
     with Run.open(tmp_path / "first", write=True) as run, warnings.catch_warnings():
         warnings.simplefilter("error")
-        monitor = Monitor(model, (X, Y), run=run, measure="weights", every=1)
+        monitor = Monitor(model, (X, Y), run=run, budget=None, measure="weights", every=1)
         train(monitor, model, [None, None])
     assert run.last_step == 11
     for write in (lambda run: run.log(3, {"loss": 1.0}), lambda run: run.save_matrices(2, {"a": torch.ones(1)})):
@@ -247,7 +254,7 @@ def test_an_open_run_continues_and_says_when_it_goes_back(tmp_path: Path) -> Non
         ):
             write(run)
     with Run.open(tmp_path / "first", write=True) as run:
-        monitor = Monitor(model, (X, Y), run=run, measure="weights")
+        monitor = Monitor(model, (X, Y), run=run, budget=None, measure="weights")
         with pytest.warns(UserWarning, match=r"Step 0 goes back"):
             monitor.step(0, loss=0.5)
 
@@ -269,7 +276,7 @@ def _start(folder: Path, barrier: Any, reported: Any) -> None:
     warnings.simplefilter("ignore")
     barrier.wait(60)
     model = net(os.getpid())
-    monitor = Monitor(model, (X, Y), run=folder, config={"pid": os.getpid()}, measure="weights")
+    monitor = Monitor(model, (X, Y), run=folder, config={"pid": os.getpid()}, budget=None, measure="weights")
     assert monitor.run is not None
     path = monitor.run.path
     losses = train(monitor, model, range(5))
@@ -305,7 +312,7 @@ def test_processes_that_start_at_once_have_runs_of_their_own(tmp_path: Path, bef
 
 def _hang(folder: Path, pipe: Any) -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), run=folder, config={"lr": 0.1, "seed": 0}, measure="weights")
+    monitor = Monitor(model, (X, Y), run=folder, config={"lr": 0.1, "seed": 0}, budget=None, measure="weights")
     train(monitor, model, range(4))
     pipe.send("trained")
     time.sleep(600)
@@ -331,7 +338,9 @@ def test_a_killed_launch_is_left_alone_or_continued(tmp_path: Path) -> None:
     assert before[1] == "interrupted"
     model = trained(4)
     config = {"lr": 0.1, "seed": 0}
-    with Monitor(model, (X, Y), run=tmp_path / "run", config=config, resume=True, measure="weights") as monitor:
+    with Monitor(
+        model, (X, Y), run=tmp_path / "run", config=config, resume=True, budget=None, measure="weights"
+    ) as monitor:
         train(monitor, model, range(4, 6))
     run = Run.open(tmp_path / "run")
     assert (run.last_step, run.status) == (5, "finished")

@@ -68,7 +68,7 @@ def train(module: Regression, callback: MonitorCallback | None, **options: Any) 
 def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
     plain, watched = Regression(), Regression()
     train(plain, None)
-    callback = MonitorCallback((X, Y), run=tmp_path / "run", every=2, kernel_samples=20)
+    callback = MonitorCallback((X, Y), run=tmp_path / "run", every=2, budget=None, kernel_samples=20)
     trainer = train(watched, callback)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, watched.state_dict()[name]), name
@@ -83,14 +83,14 @@ def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_added_up_gradients_are_one_step_and_a_part_may_be_watched() -> None:
-    callback = MonitorCallback(module="net", every=1, measure="features")
+    callback = MonitorCallback(module="net", every=1, budget=None, measure="features")
     train(Regression(), callback, accumulate_grad_batches=2)
     assert callback.monitor.series("nfc", "0").index.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("optimizer", ["slo", "adaptive"])
 def test_speeds_are_set_inside(optimizer: str) -> None:
-    callback = MonitorCallback((X, Y), every=1, measure="features")
+    callback = MonitorCallback((X, Y), every=1, budget=None, measure="features")
     train(Regression(optimizer), callback)
     moved = callback.monitor.series("weight_norm", "net.0")
     assert moved.nunique() == 9
@@ -104,7 +104,7 @@ def test_a_training_that_fails_leaves_a_failed_run(tmp_path: Path) -> None:
             return super().training_step(batch, index)
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        train(Failing(), MonitorCallback(run=tmp_path / "run", every=1, measure="weights"))
+        train(Failing(), MonitorCallback(run=tmp_path / "run", every=1, budget=None, measure="weights"))
     run = Run.open(tmp_path / "run")
     assert run.status == "failed"
     assert run.series("w.top", "net.0").index.tolist() == [0, 1, 2, 3]

@@ -126,7 +126,7 @@ def test_a_new_parameter_is_followed() -> None:
 
 def test_a_model_that_is_cast() -> None:
     model = _model().float()
-    monitor = fl.Monitor(model, (X.float(), Y.float()), every=1, on_error="raise")
+    monitor = fl.Monitor(model, (X.float(), Y.float()), every=1, budget=None, on_error="raise")
     monitor.step()
     model.bfloat16()
     monitor._measured.rows.batches[:] = [(x.bfloat16(), y) for x, y in monitor._measured.rows.batches]
@@ -139,7 +139,7 @@ def test_a_model_that_is_cast() -> None:
 @pytest.mark.parametrize("measure", ["weights", "features", "ck", None])
 def test_weights_that_are_not_finite(measure: str | None) -> None:
     model = _model()
-    monitor = fl.Monitor(model, (X, Y), every=1, measure=measure, on_error="raise")
+    monitor = fl.Monitor(model, (X, Y), every=1, budget=None, measure=measure, on_error="raise")
     monitor.step()
     model[0].weight.data[0, 0] = math.inf
     with pytest.raises(InputError, match=r"0\.weight"):

@@ -60,7 +60,7 @@ def test_the_trained_weights_are_the_same_to_the_bit(options: dict[str, Any]) ->
     plain, watched = net(**options), net(**options)
     losses = train(plain, None)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=16, shuffle=True)
-    monitor = Monitor(watched, loader, every=1, matrices=["agop", "ck", "ntk"], kernel_samples=20)
+    monitor = Monitor(watched, loader, every=1, budget=None, matrices=["agop", "ck", "ntk"], kernel_samples=20)
     assert train(watched, monitor) == losses
     for name, value in plain.state_dict().items():
         assert torch.equal(value, watched.state_dict()[name]), name
@@ -74,7 +74,7 @@ def test_every_kind_of_model_trains_on_unchanged(case: Case) -> None:
     def trained(watch: bool) -> dict[str, Tensor]:
         model, batch = case.make(), case.batch()
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.01)
-        monitor = Monitor(model, batch, every=1, forward=case.forward, kernel_samples=4) if watch else None
+        monitor = Monitor(model, batch, every=1, budget=None, forward=case.forward, kernel_samples=4) if watch else None
         torch.manual_seed(0)
         for step in range(3):
             optimizer.zero_grad()
@@ -135,7 +135,7 @@ def test_numbers_are_those_of_a_probe_and_of_the_spectra() -> None:
 
 def test_the_start_is_untrained_and_the_weights_kept_are_the_first_ones() -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), every=3, kernel_samples=10)
+    monitor = Monitor(model, (X, Y), every=3, budget=None, kernel_samples=10)
     train(model, monitor, 4)
     assert monitor.series("weight_change", "0").to_list()[0] == 0.0
     assert monitor.series("weight_change", "0").to_list()[-1] > 0.01
@@ -145,7 +145,7 @@ def test_the_start_is_untrained_and_the_weights_kept_are_the_first_ones() -> Non
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_are_measured_alone(part: str) -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), measure=part, kernel_samples=10)
+    monitor = Monitor(model, (X, Y), budget=None, measure=part, kernel_samples=10)
     result = monitor.step(0)
     assert result is not None
     names = {name for numbers in result.layers.values() for name in numbers} | set(result.model)
@@ -176,7 +176,7 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
     assert torch.equal(run.matrices(4)["4/nfm"], kept.matrices["4/nfm"])
     assert run.matrices(0)["0/ck"].shape == (12, 12)
     # Opened again, centered quantities are still measured against the first start.
-    again = Monitor(model, (X, Y), run=tmp_path / "run", resume=True, every=1, measure="features")
+    again = Monitor(model, (X, Y), run=tmp_path / "run", resume=True, every=1, budget=None, measure="features")
     result = again.step(5)
     again.close()
     wanted = fl.probe(model, (X, Y), initial=first, train_mode="eval")
@@ -185,7 +185,7 @@ def test_a_run_holds_numbers_words_matrices_and_the_start(tmp_path) -> None:
 
 
 def test_settings_go_to_the_run_that_the_monitor_makes(tmp_path) -> None:
-    with Monitor(net(), (X, Y), run=tmp_path / "run", config={"lr": 0.1}, measure="weights"):
+    with Monitor(net(), (X, Y), run=tmp_path / "run", config={"lr": 0.1}, budget=None, measure="weights"):
         pass
     run = Run.open(tmp_path / "run")
     assert (run.config, run.status) == ({"lr": 0.1}, "finished")
@@ -216,7 +216,7 @@ def test_spectra_are_kept_unless_they_are_not_wanted(tmp_path) -> None:
 
 def test_a_run_in_the_place_of_one_that_was_removed_has_its_own_start(tmp_path) -> None:
     for seed in range(2):
-        with Monitor(net(seed), (X, Y), run=tmp_path / "run", measure="features") as monitor:
+        with Monitor(net(seed), (X, Y), run=tmp_path / "run", budget=None, measure="features") as monitor:
             monitor.step(0)
         assert monitor.series("weight_change", "0").to_list() == [0.0]
         fl.runs.remove(tmp_path / "run")
@@ -225,7 +225,7 @@ def test_a_run_in_the_place_of_one_that_was_removed_has_its_own_start(tmp_path) 
 
 def test_frames_series_and_picture() -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), every=2, kernel_samples=10)
+    monitor = Monitor(model, (X, Y), every=2, budget=None, kernel_samples=10)
     losses = train(model, monitor, 5)
     assert monitor.series("loss").to_list() == losses
     frame = monitor.metrics()
@@ -247,7 +247,7 @@ def test_frames_series_and_picture() -> None:
 
 
 def test_steps_are_counted_or_told_and_measured_once() -> None:
-    monitor = Monitor(net(), (X, Y), every=3, measure="weights")
+    monitor = Monitor(net(), (X, Y), every=3, budget=None, measure="weights")
     made = [monitor.step() is not None for _ in range(7)]
     assert made == [True, False, False, True, False, False, True]
     assert monitor.step(9) is not None
@@ -273,7 +273,7 @@ def test_compiled_models_and_autocast() -> None:
     model = net().float()
     compiled = torch.compile(model, backend="eager")
     x, y = X.float(), Y.float()
-    monitor = Monitor(compiled, (x, y), every=1, kernel_samples=10)
+    monitor = Monitor(compiled, (x, y), every=1, budget=None, kernel_samples=10)
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
     for step in range(3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -291,7 +291,7 @@ def test_compiled_models_and_autocast() -> None:
 
 def test_a_measurement_that_fails_does_not_end_the_training(tmp_path) -> None:
     model = net()
-    monitor = Monitor(model, (X, Y), run=tmp_path / "run", every=1, measure="features")
+    monitor = Monitor(model, (X, Y), run=tmp_path / "run", every=1, budget=None, measure="features")
     monitor.step(0)
     weight = model[0].weight.detach().clone()
     with torch.no_grad():
@@ -303,7 +303,7 @@ def test_a_measurement_that_fails_does_not_end_the_training(tmp_path) -> None:
     assert monitor.step(2) is not None
     monitor.close()
     assert Run.open(tmp_path / "run").series("nfc", "0").index.tolist() == [0, 2]
-    strict = Monitor(model, (X, Y), every=1, measure="features", on_error="raise")
+    strict = Monitor(model, (X, Y), every=1, budget=None, measure="features", on_error="raise")
     strict.step(0)
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
@@ -337,7 +337,7 @@ def test_bad_model_data_and_step() -> None:
         Monitor("model", (X, Y))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="empty"):
         Monitor(net(), [])
-    monitor = Monitor(net(), (X, Y), measure="weights")
+    monitor = Monitor(net(), (X, Y), budget=None, measure="weights")
     with pytest.raises(InputError, match="step must be an integer from 0"):
         monitor.step(-1)
     for wrong in ("much", torch.ones(2), None):

@@ -100,9 +100,9 @@ def test_two_processes_record_what_one_does(folder: Path, tmp_path: Path) -> Non
 
 def test_processes_measure_together_when_a_clock_decides(folder: Path) -> None:
     """Processes that decided by their own clocks would wait for each other for ever."""
-    assert Run.open(folder / "budget").series("nfc", "0").index.tolist() == [0, 1, 2, 3, 4]
+    assert Run.open(folder / "budget").series("monitor.feature_rows").index.tolist() == [0, 1, 2, 3, 4]
     little = Run.open(folder / "little")  # measured at the start alone, and at the end when it was taken up
-    assert little.series("nfc", "0").index.tolist() == [0, STEPS]
+    assert little.series("monitor.feature_rows").index.tolist() == [0, STEPS]
 
 
 def test_a_run_that_is_taken_up_has_one_start_in_all_processes(folder: Path, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_recorded_loss_is_the_mean_over_the_processes(folder: Path) -> None:
 
 def test_a_budget_sizes_sharded_measurements_too(folder: Path) -> None:
     run = Run.open(folder / "budget")
-    assert run.series("nfc", "3").index.tolist() == list(range(STEPS + 1))
+    assert run.series("monitor.feature_rows").index.tolist() == list(range(STEPS + 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "monitor.feature_rows" in set(run.metrics()["name"])

@@ -43,7 +43,7 @@ def watched(tracker: Tracker) -> Monitor:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = Monitor(model, (X, Y), every=2, kernel_samples=10, trackers=[tracker])
+    monitor = Monitor(model, (X, Y), every=2, budget=None, kernel_samples=10, trackers=[tracker])
     for step in range(3):
         loss = nn.functional.mse_loss(model(X), Y)
         monitor.step(step, loss=loss)

@@ -52,7 +52,7 @@ def train(model: nn.Module, folder: Path, callback: MonitorCallback | None, **op
 def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
     plain, watched = NEW().float(), NEW().float()
     train(plain, tmp_path, None)
-    callback = MonitorCallback(run=tmp_path / "run", every=3, kernel_samples=4, samples=8)
+    callback = MonitorCallback(run=tmp_path / "run", every=3, budget=None, kernel_samples=4, samples=8)
     train(watched, tmp_path, callback)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, watched.state_dict()[name]), name
@@ -66,7 +66,7 @@ def test_a_training_is_watched_and_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_added_up_gradients_are_one_step(tmp_path: Path) -> None:
-    callback = MonitorCallback(every=1, measure="weights")
+    callback = MonitorCallback(every=1, budget=None, measure="weights")
     train(NEW().float(), tmp_path, callback, gradient_accumulation_steps=2)
     layer = next(iter(callback.monitor.latest.layers))
     assert callback.monitor.series("w.top", layer).index.tolist() == [0, 1, 2, 3, 4, 5, 6]
@@ -76,7 +76,7 @@ def test_speeds_are_set_inside(tmp_path: Path) -> None:
     model = NEW().float()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     optimizer = fl.SLO.for_layers(model, 1e-2, {"*": 1.0})
-    callback = MonitorCallback(every=6, measure="weights")
+    callback = MonitorCallback(every=6, budget=None, measure="weights")
     train(model, tmp_path, callback, optimizers=(optimizer, None))
     assert any(not torch.equal(before[k], v) for k, v in model.state_dict().items())
 
@@ -111,7 +111,7 @@ def test_arguments_are_recorded_and_compared(tmp_path: Path) -> None:
             "learning_rate": 1e-2, "hub_token": "hf_secretsecretsecret", "weight_decay": 0.1,
         }  # fmt: skip
         resume = "max_steps" in changed
-        callback = MonitorCallback(run=tmp_path / "run", every=2, measure="weights", resume=resume)
+        callback = MonitorCallback(run=tmp_path / "run", every=2, budget=None, measure="weights", resume=resume)
         given = TrainingArguments(**(arguments | changed))
         return Trainer(model=NEW().float(), args=given, train_dataset=Texts(), callbacks=[callback])
 

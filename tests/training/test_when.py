@@ -170,3 +170,22 @@ def test_the_table_has_the_last_numbers_of_every_layer() -> None:
     assert math.isnan(table.loc["0", "nfc"])
     assert table["w.top"].tolist() == [both.layers[name]["w.top"] for name in ("0", "2")]
     assert table["reading"].tolist() == ["untrained", "untrained"]
+
+
+def test_a_model_that_was_not_ready_is_measured_within_the_budget() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.ready = nn.Linear(64, 64), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.ready:
+                raise RuntimeError("statistics are missing")
+            return self.layer(x)
+
+    model = Late()
+    monitor = fl.Monitor(model, torch.randn(2000, 64), samples=2000, outputs=16, measure="features")
+    assert monitor._measured.sizing is None
+    model.ready = True
+    snapshot = monitor.step(0)
+    assert "of 2000 rows" in snapshot.reduced

@@ -217,6 +217,7 @@ class Monitor:
         )  # not for sharded models, whose passes need all processes
         self._calls = 0
         self._noting = 0.0
+        self._prepared = not in_budget
         if in_budget:
             with self._gathered():
                 self._measured.prepare()
@@ -301,6 +302,11 @@ class Monitor:
         """Return the size of a measurement now, "all" for a complete one, None for no measurement."""
         if self.budget.share is None:
             return "all"
+        if not self._prepared:  # the model may not have been ready when the monitor was made
+            self._prepared = True
+            if run_in_first(lambda: self._measured.sizing is None):
+                with self._gathered():
+                    self._measured.prepare()
         # Clocks differ, and processes that do not measure together would deadlock: the first one decides.
         plan: MeasurementPlan | Literal["all"] | None = run_in_first(
             lambda: self._schedule.choose(self._measured.sizing, last)
