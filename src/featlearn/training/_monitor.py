@@ -309,7 +309,7 @@ class Monitor:
                     self._measured.prepare()
         # Clocks differ, and processes that do not measure together would deadlock: the first one decides.
         plan: MeasurementPlan | Literal["all"] | None = run_in_first(
-            lambda: self._schedule.choose(self._measured.sizing, last)
+            lambda: self._schedule.choose(self._measured.sizing, last, self._watch.signals.spent)
         )
         return plan
 
