@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -200,3 +201,16 @@ def test_a_model_that_was_not_ready_is_measured_within_the_budget() -> None:
     model.ready = True
     snapshot = monitor.step(0)
     assert "of 2000 rows" in snapshot.reduced
+
+
+def test_a_measurement_that_fails_is_not_repeated_at_every_step() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    monitor = fl.Monitor(model, torch.randn(40, 6), measure="weights", budget=1e9)
+    monitor.step(0)
+    model[0].weight.data.fill_(math.nan)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(1, 101):
+            monitor.step(step)
+    # Eight steps per decade.
+    assert 1 <= sum("could not be measured" in str(w.message) for w in caught) <= 17

@@ -267,7 +267,7 @@ class Monitor:
                 self._watch.record(step, numbers)
 
     def last(self, step: int | None = None, **scalars: float | Tensor) -> Snapshot | None:
-        """Record the end of training, and measure the trained model if the budget allows.
+        """Record the end of training, and measure the trained model, in the size that the budget allows.
 
         Args:
             step: Number of updates made. None uses the number of calls of `step`.
@@ -339,6 +339,7 @@ class Monitor:
             # At the first step the error is in the arguments of the monitor, and nothing is lost yet.
             if (self.latest is None and self._calls <= 1) or self._on_error == "raise":
                 raise
+            self._schedule.measured(0.0)  # the next one is at the next step of the schedule
             warnings.warn(
                 f"Step {number} could not be measured; training continues: {error}", UserWarning, stacklevel=3
             )
