@@ -12,7 +12,7 @@ import pytest
 
 import featlearn as fl
 
-_LAZY = ("featlearn", "featlearn.datasets", "featlearn.training")
+_LAZY = ("featlearn", "featlearn.datasets", "featlearn.kernels", "featlearn.training")
 
 
 @pytest.mark.parametrize("package", _LAZY)

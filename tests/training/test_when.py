@@ -111,15 +111,15 @@ def test_a_late_measurement_is_made_as_soon_as_there_is_time_for_it() -> None:
     assert schedule.budget.used <= 0.05
 
 
-def test_signals_count_for_a_quarter_of_the_budget_at_most() -> None:
+def test_other_times_count_for_two_fifths_of_the_budget_at_most() -> None:
     clock = Clock()
     schedule = Schedule("log", 0.05)
     schedule.budget = Budget(0.05, clock)
     schedule.budget.pay(1e-9)
     clock.now += 100.0
     sizes = Sizes(clock, 0.2, [1.0] * 7)
-    plans = [schedule.choose(sizes, last=True, signals=seconds) for seconds in (0.0, 1.0, 1e9)]
-    assert plans == pytest.approx([5.0, 4.0, 3.75], abs=1e-6)
+    plans = [schedule.choose(sizes, last=True, besides=seconds) for seconds in (0.0, 1.0, 1e9)]
+    assert plans == pytest.approx([5.0, 4.0, 3.0], abs=1e-6)
 
 
 def test_steps_that_were_asked_for_are_measured_whatever_they_cost() -> None:

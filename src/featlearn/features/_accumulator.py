@@ -81,6 +81,9 @@ class FeatureAccumulator:
             ``"heads"`` (one per head of each attention projection), ``{glob: number}`` (equal parts of the outputs), or
             a list of these. Patterns here and in other arguments match names of whole layers. None splits no layer.
         embeddings: Whether the tables of ``nn.Embedding`` are layers, whose inputs are unit vectors.
+        rows: ``"all"`` measures the rows of the batches. ``"sample"`` takes them as a random sample of a larger data
+            set, whose correlations are estimated: four groups of rows are summed separately, so that few rows do not
+            decrease correlations, and standard errors include the sampling of rows. Take at least four rows.
 
     Raises:
         InputError: An argument is invalid, or the sums do not fit into the memory.
@@ -114,9 +117,11 @@ class FeatureAccumulator:
         generator: Seed = None,
         split: SplitArgument | None = None,
         embeddings: bool = False,
+        rows: str = "all",
     ) -> None:
         check_loss(loss)
         check_option("loss_reduction", loss_reduction, ("mean", "sum"))
+        self._by_rows = check_option("rows", rows, ("all", "sample")) == "sample"
         if weight_decay is not None and loss is None:
             raise InputError("weight_decay needs loss=: FACT is computed from the gradient of the loss. Pass loss=.")
         check_outputs(outputs)
@@ -169,7 +174,7 @@ class FeatureAccumulator:
         self._decay = decay_of_layers(self._weight_decay, subject.layers_of_original())
         self._wanted = resolve_measure(**self._arguments, decay=bool(self._decay))
         self._loss = self._loss_argument if self._wanted & {"B", "D"} else None
-        groups = 1 if self._outputs_argument == "exact" else GROUPS
+        groups = 1 if self._outputs_argument == "exact" and not self._by_rows else GROUPS
         everything = self._arguments["measure"] is None
         # A backward pass in half precision would round J W, which is computed in single precision otherwise.
         rough = subject.mixed or any(p.dtype.itemsize < 4 for p in subject.model.parameters() if p.is_floating_point())
@@ -414,7 +419,7 @@ class FeatureAccumulator:
             )
         samples = trace.output.shape[0]
         count = trace.output.numel() // samples
-        plan = replace(totals.outputs or plan_outputs(self._outputs_argument, count), count=count)
+        plan = replace(totals.outputs or plan_outputs(self._outputs_argument, count, self._by_rows), count=count)
         initial = None
         if self._initial is not None and self._initial.is_open:
             initial = self._initial.trace(batch)
@@ -472,7 +477,7 @@ class FeatureAccumulator:
         return True
 
     def _empty(self, name: str, plan: Outputs, dtype: torch.dtype) -> BatchSums:
-        return BatchSums(self._totals.plans[name], plan.groups, self._weights[name], dtype)
+        return BatchSums(self._totals.plans[name], plan.groups, self._weights[name], dtype, self.samples)
 
     def _batch_sums(self, plan: Outputs, dtype: torch.dtype) -> dict[str, BatchSums]:
         """Return empty sums for a batch, in the memory of the last batch if it fits."""
@@ -482,6 +487,7 @@ class FeatureAccumulator:
         else:
             for part in self._spare[1].values():
                 part.clear()
+                part.start = self.samples
         return self._spare[1]
 
     # --- state -----------------------------------------------------------------------------------

@@ -109,10 +109,11 @@ class BatchGradients:
             if initial is not None:
                 before_by_sample = initial.gradients_by_sample(v0)
             for a, (rows, rows_before) in enumerate(zip(trace.gradients_by_sample(v), before_by_sample, strict=False)):
-                self._add_rows(group, rows, rows_before, new, trace.of_sample(a))
+                of_sample = (self.seed + a) % plan.groups if group is None else group
+                self._add_rows(of_sample, rows, rows_before, new, trace.of_sample(a))
 
     def _add_first(
-        self, new: Mapping[str, BatchSums], plan: Outputs, group: int, v: Tensor, v0: Tensor, before: Rows | None
+        self, new: Mapping[str, BatchSums], plan: Outputs, group: int | None, v: Tensor, v0: Tensor, before: Rows | None
     ) -> None:
         """Add the gradients of the first vector, and find the layers whose rows are shared by samples."""
         known: dict[str, dict[int, Profile]] = {}
@@ -134,7 +135,7 @@ class BatchGradients:
 
     def _add_streamed(
         self,
-        group: int,
+        group: int | None,
         v: Tensor,
         before: Rows | None,
         new: Mapping[str, BatchSums],
@@ -170,7 +171,9 @@ class BatchGradients:
             return {}
         return dict(enumerate(initial))
 
-    def _add_rows(self, group: int, now: Rows, before: Rows | None, new: Mapping[str, BatchSums], trace: Trace) -> None:
+    def _add_rows(
+        self, group: int | None, now: Rows, before: Rows | None, new: Mapping[str, BatchSums], trace: Trace
+    ) -> None:
         """Add the gradients of one sample in the layers with shared rows."""
         for name, sums in new.items():
             rows = now.pop(name)

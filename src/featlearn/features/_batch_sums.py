@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def add_gram(total: Tensor, rows: Tensor) -> None:
 
 
 def empty_sums(plan: SumPlan, groups: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Return zeros for the sums of a layer; sums of J have a leading dimension of sketch groups."""
+    """Return zeros for the sums of a layer; sums of J have a leading dimension of groups."""
     return {
         name: torch.zeros(shape if name in UNGROUPED else (groups, *shape), dtype=dtype, device=device)
         for name, shape in plan.sums.items()
@@ -58,13 +58,17 @@ class BatchSums:
 
     Args:
         plan: Names and shapes of the sums.
-        groups: Number of sketch groups.
+        groups: Number of groups of vectors, or of rows.
         weights: ``W`` and, with an initial model, ``W0``, each of shape (blocks, k_out, k_in), as the sums are kept.
         dtype: Precision of the products.
+        start: Number of samples before this batch, with which groups of rows take turns.
     """
 
-    def __init__(self, plan: SumPlan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, plan: SumPlan, groups: int, weights: Mapping[str, Tensor], dtype: torch.dtype, start: int = 0
+    ) -> None:
         self.dtype, self._split = dtype, plan.split
+        self._groups, self.start = groups, start
         self._blocks = weights["W"].shape[0]
         self.sums = empty_sums(plan, groups, dtype, weights["W"].device)
         self._weights: dict[str, Tensor] = {}
@@ -80,15 +84,26 @@ class BatchSums:
         for value in self.sums.values():
             value.zero_()
 
-    def add_output_gradients(self, group: int, rows: Tensor, initial: Tensor | None, blocks: Blocks = None) -> None:
+    def add_output_gradients(
+        self, group: int | None, rows: Tensor, initial: Tensor | None, blocks: Blocks = None
+    ) -> None:
         """Add the rows J of one output (or sketch), and the rows J0 of the initial model if they are needed.
 
         Args:
-            group: Index of the sketch group.
+            group: Index of the group. None divides the rows among the groups.
             rows: Gradients J, shape (samples, positions, blocks, k_out); J W, with k_in, if the plan is at the inputs.
             initial: Gradients J0 of the same inputs in the initial model, or None.
             blocks: Block of all rows, or block of each row, shape (r,). None if each row has all blocks.
         """
+        if group is None:
+            before: list[Tensor | None] = [None] * self._groups
+            if initial is not None:
+                before = list(initial.tensor_split(self._groups))
+            of_rows = blocks.tensor_split(self._groups) if isinstance(blocks, Tensor) else [blocks] * self._groups
+            for i, part in enumerate(rows.tensor_split(self._groups)):
+                if len(part):
+                    self.add_output_gradients((self.start + i) % self._groups, part, before[i], of_rows[i])
+            return
         rows = self._divided(rows)
         change = None if initial is None else rows - self._divided(initial)
         for name in self.sums:
@@ -229,8 +244,10 @@ class Totals:
             self.sums = {
                 name: empty_sums(plan, outputs.groups, torch.float64, self.device) for name, plan in self.plans.items()
             }
-        elif (outputs.sketches, outputs.groups) != (self.outputs.sketches, self.outputs.groups):
-            raise InputError("the accumulators differentiated different outputs. Pass the same outputs= to all.")
+        elif replace(outputs, count=0) != replace(self.outputs, count=0):
+            raise InputError(
+                "the accumulators differentiated different outputs. Pass the same outputs= and rows= to all."
+            )
 
     def add_batch(self, outputs: Outputs, samples: int, new: Mapping[str, BatchSums]) -> None:
         """Add the sums of a completely measured batch."""
@@ -314,17 +331,20 @@ class Totals:
         that none is left waiting. A process without a batch has no outputs yet and agrees with any.
         """
         mine = self.outputs
-        ways = [_NONE] * 4 if mine is None else [mine.sketches, mine.groups, -mine.sketches, -mine.groups]
+        ways = [_NONE] * 6
+        if mine is not None:
+            ways = [mine.sketches, mine.groups, int(mine.by_rows)]
+            ways += [-way for way in ways]
         header = torch.tensor([0 if mine is None else mine.count, fingerprint, -fingerprint, *ways], device=self.device)
         torch.distributed.all_reduce(header, torch.distributed.ReduceOp.MAX)
-        count, high, low, sketches, groups, least_sketches, least_groups = header.tolist()
-        if groups == _NONE:
+        count, high, low, *ways = header.tolist()
+        if ways[0] == _NONE:
             raise InputError("no process has measured a batch yet. Call update() before sync().")
         if high != -low:
             raise InputError("the processes measure different models, layers or quantities. Measure the same in all.")
-        if (sketches, groups) != (-least_sketches, -least_groups):
+        if ways[:3] != [-way for way in ways[3:]]:
             raise InputError('the processes differentiated different outputs. Pass the same outputs=, not "auto".')
-        self.start(Outputs(count, sketches, groups))
+        self.start(Outputs(count, ways[0], ways[1], bool(ways[2])))
 
 
 def in_processes() -> bool:

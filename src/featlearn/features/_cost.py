@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import pandas as pd
 from torch import nn
 
 from featlearn._utils.memory import parse_memory, readable_size
@@ -15,6 +14,9 @@ from featlearn.errors import InputError
 from featlearn.features._batch_sums import CELLS
 from featlearn.features.measurement_plan import GROUPS, UNGROUPED, SumPlan, plan_sums, resolve_measure, sums_bytes
 from featlearn.layers import Layer, find_layers, select_layers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _WORK = ["passes", "sums", "numbers"]
 
@@ -123,6 +125,8 @@ def probe_cost(
         >>> print(fl.features.probe_cost(model, rows=10_000))
         2 layers of 9e+07 weights: 3.8e+13 operations (passes 81%, sums 14%, numbers 5%), 1.5 GiB of sums
     """
+    import pandas as pd
+
     chosen = select_layers(find_layers(model), layers)
     costs = layer_costs(
         chosen, rows, outputs=outputs, exact=exact, measure=measure, initial=initial, loss=loss,

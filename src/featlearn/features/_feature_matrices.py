@@ -24,7 +24,7 @@ from featlearn.features._correlations import (
     ratio,
 )
 
-# Numbers with a standard error due to the sketch: the matrix of <F, G>, and that of the denominator of a ratio.
+# Numbers with a standard error (of a sketch, of sampled rows): the matrix of <F, G>, and that of a ratio's denominator.
 _SKETCHED: dict[str, tuple[str, str | None]] = {
     "nfc": ("agop", None),
     "centered_nfc": ("centered_agop", None),
@@ -136,9 +136,9 @@ class LayerFeatures(LayerMatrices):
     ) -> float:
         """Compute the correlation of a feature matrix with the matrix of weights that it should resemble.
 
-        With sketched outputs the noise of the sketch increases the norm of a matrix and decreases its correlations.
-        Cosines of the four AGOP forms (power 1, whole matrices) are corrected for it by products of independent parts
-        of the sketch.
+        With sketched outputs the noise of the sketch increases the norm of a matrix and decreases its correlations; so
+        does the noise of few rows (``rows="sample"``). Cosines of the four AGOP forms (power 1, whole matrices) are
+        corrected for it by products of independent parts of the sketch, or of the rows.
 
         Args:
             name: Name of the matrix: ``agop``, ``enfa``, ``fact``, ``fact_symmetric`` are compared with ``W^T W``;
@@ -241,18 +241,19 @@ class LayerFeatures(LayerMatrices):
 
     @property
     def sketched(self) -> bool:
-        """True if the sums over outputs are estimates from random output vectors."""
+        """True if sums are estimates from random output vectors, or from rows that are a sample."""
         return any(value.ndim == 4 and value.shape[0] > 1 for value in self.sums.values())
 
     def standard_error(self, name: str = "nfc") -> float:
-        """Return the standard error of a number due to the output sketch, by the jackknife over its groups.
+        """Return the standard error of a number by the jackknife over groups of random output vectors, or of rows.
 
         Args:
             name: Name of the number: ``nfc``, ``centered_nfc``, ``double_centered_nfc``, ``ptk_centered_nfc``,
                 ``centered_ratio`` or ``double_centered_ratio``.
 
         Returns:
-            The standard error; zero if each output was differentiated, NaN if the sketch has a single group.
+            The standard error; zero if each output was differentiated and the rows are no sample, NaN if the sketch has
+            a single group.
 
         Raises:
             InputError: The name is not one of these.

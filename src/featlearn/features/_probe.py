@@ -44,6 +44,7 @@ def probe(
     *,
     split: SplitArgument | None = None,
     embeddings: bool = False,
+    rows: str = "all",
 ) -> Report:
     """Measure, in one pass over the data, the feature matrices and correlations of every weight matrix.
 
@@ -82,6 +83,8 @@ def probe(
             ``"heads"`` (one per head of each attention projection), ``{glob: number}`` (equal parts of the outputs), or
             a list of these. Patterns here and in other arguments match names of whole layers. None splits no layer.
         embeddings: Whether the tables of ``nn.Embedding`` are layers, whose inputs are unit vectors.
+        rows: ``"all"`` measures the rows of `data`. ``"sample"`` takes them as a random sample of a larger data set,
+            see `featlearn.FeatureAccumulator`.
 
     Returns:
         Report with one entry per layer: ``report.table()``, ``report["layer"].nfc``, ``report["layer"].agop``.
@@ -117,6 +120,7 @@ def probe(
         generator=generator,
         split=split,
         embeddings=embeddings,
+        rows=rows,
     )
     with total.session():
         if batch_size is None and sliceable(data):

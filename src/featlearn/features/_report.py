@@ -19,7 +19,6 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import safetensors
 
 from featlearn._utils.atomic import commit_file
@@ -33,6 +32,7 @@ from featlearn.features.measurement_plan import Outputs
 from featlearn.layers import ParameterCoverage
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 # Columns of the table, and the feature matrix whose correlation each shows.
@@ -105,8 +105,10 @@ class Report(Mapping[str, LayerFeatures]):
             outputs = f"{_count(self.outputs.sketches, 'random vector')} for {outputs}"
         if self.output_name:
             outputs += f" ({self.output_name})"
+        if self.outputs.by_rows:
+            outputs += ", rows taken as a sample"
         shown = self.table(_SHOWN, strict=False).drop(columns=["kind", "flags"], errors="ignore")
-        shown.index = pd.Index([name if len(name) <= 32 else f"...{name[-29:]}" for name in shown.index], name="layer")
+        shown = shown.rename(index=lambda name: name if len(name) <= 32 else f"...{name[-29:]}")
         table = "no layer was measured"
         if len(shown):
             table = shown.to_string(float_format="{:.3f}".format, na_rep="-")
@@ -120,6 +122,8 @@ class Report(Mapping[str, LayerFeatures]):
 
         Numbered parts of a layer are written as a range, such as ``experts.{0..63}.up``.
         """
+        import pandas as pd
+
         rows = [
             (
                 p.parameter,
@@ -157,7 +161,7 @@ class Report(Mapping[str, LayerFeatures]):
     ) -> pd.DataFrame:
         """Return a table with one row per layer: correlations with the neural feature matrix, ratios and flags.
 
-        With sketched outputs the column ``nfc_se`` is the standard error of ``nfc`` due to the sketch (only for cosines
+        With sketched outputs, or rows that are a sample, ``nfc_se`` is the standard error of ``nfc`` (only for cosines
         at power 1).
 
         Args:
@@ -174,6 +178,8 @@ class Report(Mapping[str, LayerFeatures]):
         Raises:
             InputError: A column is unknown, or was not measured and `strict` is True.
         """
+        import pandas as pd
+
         default: Sequence[str] = COLUMNS if columns == "all" else _USUAL
         wanted = default if columns is None or columns == "all" else _as_list(columns)
         for column in wanted:
@@ -314,7 +320,7 @@ class Report(Mapping[str, LayerFeatures]):
                 if column in _NUMBERS:
                     row[column] = getattr(features, column)
                 elif column == "nfc_se":
-                    if self.outputs.sketches and plain:
+                    if self.outputs.groups > 1 and plain:
                         row[column] = features.standard_error("nfc")
                 else:
                     matrix = _CORRELATIONS[column]

@@ -199,12 +199,14 @@ class Outputs:
     Attributes:
         count: Number of scalar outputs per sample.
         sketches: Number of random output vectors per sample; 0 if each output is differentiated separately.
-        groups: Number of separate sums of the vectors, from whose spread the standard error is estimated.
+        groups: Number of separate sums, from whose spread the standard error is estimated.
+        by_rows: Whether groups consist of different rows. Otherwise they consist of different vectors.
     """
 
     count: int
     sketches: int = 0
     groups: int = 1
+    by_rows: bool = False
 
     def covers_all(self, dtype: torch.dtype) -> bool:
         """Return whether the first vector of `cotangents` with a seed has a part of every output.
@@ -220,9 +222,7 @@ class Outputs:
         Args:
             groups: Number of groups in the sum. None is all groups.
         """
-        if not self.sketches:
-            return 1.0
-        return self.sketches / self.groups * (self.groups if groups is None else groups)
+        return max(self.sketches, 1) / self.groups * (self.groups if groups is None else groups)
 
 
 def check_outputs(outputs: str | int) -> None:
@@ -231,17 +231,21 @@ def check_outputs(outputs: str | int) -> None:
         raise InputError(f'outputs must be "auto", "exact" or a number of random output vectors, got {outputs!r}.')
 
 
-def plan_outputs(outputs: str | int, count: int) -> Outputs:
+def plan_outputs(outputs: str | int, count: int, by_rows: bool = False) -> Outputs:
     """Return the outputs or random output vectors to differentiate.
 
     Args:
         outputs: ``"exact"`` for each output, a number of random vectors (rounded up to a multiple of four, if above
-            four), or ``"auto"``: exact up to 64 outputs, otherwise 16 vectors.
+            four and not by rows), or ``"auto"``: exact up to 64 outputs, otherwise 16 vectors.
         count: Number of scalar outputs per sample.
+        by_rows: Whether to sum four groups of rows separately.
     """
-    if outputs == "exact" or (outputs == "auto" and count <= EXACT_UP_TO):
+    exact = outputs == "exact" or (outputs == "auto" and count <= EXACT_UP_TO)
+    sketches = 0 if exact else SKETCHES if outputs == "auto" else int(outputs)
+    if by_rows:
+        return Outputs(count, sketches, GROUPS, by_rows=True)
+    if exact:
         return Outputs(count)
-    sketches = SKETCHES if outputs == "auto" else int(outputs)
     if sketches <= GROUPS:
         return Outputs(count, sketches, sketches)
     # Groups of equal size, which the standard error needs.
@@ -250,7 +254,7 @@ def plan_outputs(outputs: str | int, count: int) -> Outputs:
 
 def cotangents(
     plan: Outputs, output: Tensor, generator: torch.Generator, seed: int | None = None
-) -> Iterator[tuple[int, Tensor]]:
+) -> Iterator[tuple[int | None, Tensor]]:
     """Yield vectors v, shaped like the output, with the index of their group: J is the gradient of <output, v>.
 
     Exact: one output after the other, or, with a seed and at most 64 outputs, a random orthonormal basis of the outputs
@@ -265,29 +269,29 @@ def cotangents(
         seed: Seed of the bases of the samples. None takes one output after the other.
 
     Yields:
-        Index of the group, and the vector.
+        Index of the group, None if each row has its own, and the vector.
     """
-    n = output.shape[0]
+    n, first = output.shape[0], None if plan.by_rows else 0
     if plan.sketches:
         for s in range(plan.sketches):
             yield (
-                s % plan.groups,
+                None if plan.by_rows else s % plan.groups,
                 _as_signs(torch.randint(0, 2, output.shape, generator=generator, dtype=torch.int8), output),
             )
         return
     if plan.count == 1:
-        yield 0, torch.ones_like(output, memory_format=torch.contiguous_format)
+        yield first, torch.ones_like(output, memory_format=torch.contiguous_format)
         return
     if seed is None or not plan.covers_all(output.dtype):
         for c in range(plan.count):
             v = torch.zeros_like(output, memory_format=torch.contiguous_format)
             v.view(n, -1)[:, c] = 1
-            yield 0, v
+            yield first, v
         return
     bits = torch.randint(0, 2, (n, plan.count), generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
     signs = _as_signs(bits, output)
     for row in _cosine_basis(plan.count).to(output.device, output.dtype):
-        yield 0, (signs * row).view(output.shape)
+        yield first, (signs * row).view(output.shape)
 
 
 def _as_signs(bits: Tensor, output: Tensor) -> Tensor:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from featlearn._utils.formatting import count
 from featlearn.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LINES, _NAME = 40, 32  # rows and characters of a name that are printed
 
@@ -75,6 +76,8 @@ class MatrixResults(Mapping[str, T]):
     @property
     def coverage(self) -> pd.DataFrame:
         """Table of all tensors of the source: the matrices of each, or the reason why it was not measured."""
+        import pandas as pd
+
         rows = [
             {
                 "parameter": t.parameter,
@@ -99,6 +102,8 @@ class MatrixResults(Mapping[str, T]):
         self, columns: str | Sequence[str] | None, usual: Sequence[str], counts: Sequence[str]
     ) -> pd.DataFrame:
         """Return a table with one row per matrix, of some columns; ``counts`` are columns of whole numbers."""
+        import pandas as pd
+
         rows = {name: result.numbers() for name, result in self._results.items()}
         known = list(next(iter(rows.values()))) if rows else list(usual)
         if columns is None:
@@ -117,8 +122,7 @@ class MatrixResults(Mapping[str, T]):
     def _described(self, heading: str, shown: pd.DataFrame) -> str:
         """Return a heading, the first rows of a table, and the number of tensors that were not measured."""
         head = shown.head(_LINES)
-        names = [n if len(n) <= _NAME else f"...{n[3 - _NAME :]}" for n in head.index]
-        head.index = pd.Index(names, name="matrix")
+        head = head.rename(index=lambda name: name if len(name) <= _NAME else f"...{name[3 - _NAME :]}")
         table = head.to_string(float_format=lambda v: f"{v:.3g}", na_rep="-") if len(head) else "no matrix was taken"
         more = f"\n... and {len(shown) - _LINES} more, see .table()" if len(shown) > _LINES else ""
         left = len(self.skipped)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.special import ndtri
 from torch import Tensor
 
 from featlearn._utils.public_names import renamed_arguments
@@ -177,6 +177,6 @@ def parallel_rows(weight: Tensor, statistics: EntryStatistics) -> bool:
         rows = block[largest].double().cpu()
         rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(tiny)
         scores = (rows.sign() @ rows.mT).abs().fill_diagonal_(0)
-        if float(scores.max()) > norm.isf(_LEVEL / (2 * len(sides) * len(rows) * (len(rows) - 1))):
+        if float(scores.max()) > -ndtri(_LEVEL / (2 * len(sides) * len(rows) * (len(rows) - 1))):
             return True
     return False

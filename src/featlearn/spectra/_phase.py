@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn.errors import InputError
 from featlearn.linalg.ranks import effective_rank, positive_eigenvalues, stable_rank
-from featlearn.plots import spectrum_histogram
 from featlearn.spectra._bulk_and_spikes import LEAST_EIGENVALUES, MARGIN, EmpiricalEdge, edge_scale, empirical_edge
 from featlearn.spectra._compare import histogram, ks_distance, qq
 from featlearn.spectra._laws import Law
 from featlearn.spectra._tail_evidence import TailEvidence, tail_evidence
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 PhaseName = Literal["invariant bulk", "bulk + spikes", "heavy tail", "rank collapse", "undecided"]
@@ -181,6 +182,8 @@ class Phase:
         Raises:
             InputError: If all trained eigenvalues are zero.
         """
+        from featlearn.plots import spectrum_histogram
+
         if not self.trained.size:
             raise InputError("All trained eigenvalues are zero: there is nothing to draw.")
         e = self.evidence

@@ -14,17 +14,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from featlearn._utils.rng import Seed, as_generator
 from featlearn.errors import InputError
 from featlearn.linalg.ranks import positive_eigenvalues
-from featlearn.plots import tail_plot
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 
@@ -173,6 +174,8 @@ class PowerLawFit:
         Returns:
             The figure.
         """
+        from featlearn.plots import tail_plot
+
         return tail_plot(self.eigenvalues, self.x_min, self.alpha, standard_error=self.standard_error, title=title)
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.linalg.ranks import effective_rank, stable_rank
-from featlearn.plots import spectrum_histogram
 from featlearn.spectra._compare import histogram, qq
 from featlearn.spectra._difference_rank import DifferenceRank, difference_rank
 from featlearn.spectra._matrix_reading import out_of_range
@@ -22,6 +20,9 @@ from featlearn.spectra._subspaces import Subspaces, compare_subspaces
 from featlearn.spectra._tensor_matrices import Matrix
 from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_matrix
 from featlearn.spectra.matrix_norms import relative_norms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 
@@ -178,6 +179,8 @@ class WeightChange:
         Raises:
             InputError: If the matrix has not changed, or could not be compared.
         """
+        from featlearn.plots import spectrum_histogram
+
         if self.difference is None or self.base is None or self.trained is None:
             raise InputError(f"The matrix {self.name!r} has no change to draw: {self.verdict}.")
         values = self.difference.eigenvalues

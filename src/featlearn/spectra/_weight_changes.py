@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -20,6 +19,9 @@ from featlearn.spectra._tensor_matrices import Matrix, find_matrices
 from featlearn.spectra._weight_change import Verdict, WeightChange, measure_change
 from featlearn.spectra._weight_spectrum import measure_matrix
 from featlearn.spectra.tensor_readers import Source, open_source
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _USUAL = (
     "shape",

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 
 from featlearn._utils.formatting import count
@@ -27,6 +26,9 @@ from featlearn.spectra._stored_tensor import StoredTensor
 from featlearn.spectra._tensor_matrices import Matrix, find_matrices
 from featlearn.spectra._weight_spectrum import WeightSpectrum, measure_matrix
 from featlearn.spectra.tensor_readers import Source, open_source
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _USUAL = (
     "kind",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
 from featlearn.errors import InputError
 from featlearn.linalg.ranks import clean_eigenvalues, effective_rank, spectral_entropy, stable_rank
-from featlearn.plots import matrix_spectrum
 from featlearn.spectra._bulk_and_spikes import MARGIN, FittedBulk, fit_marchenko_pastur
 from featlearn.spectra._bulk_and_spikes import spikes as spikes_beyond
 from featlearn.spectra._compare import histogram
@@ -24,6 +23,9 @@ from featlearn.spectra._norm_null import explain_by_norms
 from featlearn.spectra._phase import Phase, phase
 from featlearn.spectra._power_law import PowerLawFit, power_law
 from featlearn.spectra._profile_null import ProfileNull, Spike, null_of_blocks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 
@@ -175,6 +177,8 @@ class WeightSpectrum:
         Raises:
             InputError: If the matrix is zero.
         """
+        from featlearn.plots import matrix_spectrum
+
         if not self.eigenvalues[-1] > 0:
             raise InputError(f"The matrix {self.name!r} is zero: there is nothing to draw.")
         heading = title or f"{self.name}: {self.phase_name}"

@@ -204,9 +204,12 @@ class MeasuredModel:
 
     def _accumulator(self, plan: MeasurementPlan) -> FeatureAccumulator:
         """Return an accumulator without sums."""
-        kind = (plan.outputs, plan.measure)
+        # Few rows are a sample of those of later measurements, with which their correlations are compared.
+        rows = "sample" if plan.feature_rows < self.rows.samples or plan.outputs == 1 else "all"
+        kind = (plan.outputs, plan.measure, rows)
         if self._features is None or self._features_kind != kind:
-            options = {**self._options, "outputs": plan.outputs, "measure": plan.measure, "max_memory": plan.memory}
+            options = {**self._options, "outputs": plan.outputs, "measure": plan.measure, "rows": rows}
+            options["max_memory"] = plan.memory
             self._features = FeatureAccumulator(self._model, initial=self.initial, **options)
             self._features_kind = kind
         else:

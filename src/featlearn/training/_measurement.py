@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,6 +33,9 @@ from featlearn.spectra.matrix_norms import matrix_norms, relative_norms
 from featlearn.training._plan import MeasurementPlan
 from featlearn.training._probe_data import ProbeRows, first_of
 from featlearn.training.diagnosis import Diagnosis, Findings, diagnose_layer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PARTS = ("features", "weights", "ck", "ntk")
 """Parts of a measurement: NFC and FACT families; spectra of W, of conjugate kernels and of the tangent kernel."""
@@ -101,6 +103,8 @@ class Snapshot:
         Raises:
             InputError: If a metric was not measured.
         """
+        import pandas as pd
+
         table = pd.DataFrame.from_dict(self.layers, orient="index")
         table.index.name = "layer"
         if columns is not None:

@@ -14,10 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import pandas as pd
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from featlearn._utils.memory import parse_memory
@@ -42,6 +40,10 @@ from featlearn.training._schedule import Every, Schedule
 from featlearn.training._watch import Watch
 from featlearn.training.diagnosis import Diagnosis, Findings
 from featlearn.training.trackers import Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 _NOTES = 0.01  # share of the training time for noting weights between measurements
 
@@ -217,10 +219,9 @@ class Monitor:
         )  # not for sharded models, whose passes need all processes
         self._calls = 0
         self._noting = 0.0
-        self._prepared = not in_budget
+        self._prepared, self._preparing = not in_budget, 0.0
         if in_budget:
-            with self._gathered():
-                self._measured.prepare()
+            self._prepare()
 
     @property
     def run(self) -> Run | None:
@@ -305,13 +306,21 @@ class Monitor:
         if not self._prepared:  # the model may not have been ready when the monitor was made
             self._prepared = True
             if run_in_first(lambda: self._measured.sizing is None):
-                with self._gathered():
-                    self._measured.prepare()
+                self._prepare()
         # Clocks differ, and processes that do not measure together would deadlock: the first one decides.
         plan: MeasurementPlan | Literal["all"] | None = run_in_first(
-            lambda: self._schedule.choose(self._measured.sizing, last, self._watch.signals.spent)
+            lambda: self._schedule.choose(
+                self._measured.sizing, last, besides=self._preparing + self._watch.signals.spent
+            )
         )
         return plan
+
+    def _prepare(self) -> None:
+        """Find the sizes of measurements."""
+        began = time.perf_counter()
+        with self._gathered():
+            self._measured.prepare()
+        self._preparing += time.perf_counter() - began
 
     def _note_weights(self) -> None:
         began = time.perf_counter()
@@ -412,6 +421,8 @@ class Monitor:
         Raises:
             InputError: If the metric was not recorded.
         """
+        import pandas as pd
+
         frame = self.metrics(segment=segment)
         of_layer = frame["layer"].isna() if layer is None else frame["layer"] == layer
         rows = frame[of_layer & (frame["name"] == name)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import pandas as pd
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from featlearn.errors import InputError
-from featlearn.plots import step_curves
 from featlearn.runs import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 _TITLES = {
     "loss": "loss",
@@ -56,6 +57,8 @@ def evolution(source: Run | pd.DataFrame, names: Iterable[str] | None = None, ti
         >>> [axes.get_title() for axes in figure.axes]
         ['loss', 'NFC']
     """
+    from featlearn.plots import step_curves
+
     frame = source.metrics() if isinstance(source, Run) else source
     recorded = list(dict.fromkeys(frame["name"]))
     usual = [name for name in _USUAL if name in recorded][:_PANELS]

@@ -63,11 +63,13 @@ def time_passes(model: nn.Module, rows: ProbeRows, sizes: Sizes, memory: int, fo
 
     with session.open():
         try:
-            small, large = (timed(first_of(rows.batches, n, n)[0]) for n in (few, many))
+            # The first pass loads libraries and allocates memory.
+            _, small, large = (timed(first_of(rows.batches, n, n)[0]) for n in (few, few, many))
         except FeatlearnError:
             raise
         except Exception:  # a model that takes whole batches only
             taken = rows.batches[0]
+            timed(taken)
             return Passes(0.0, timed(taken) / max(1, session.batch(taken).size or 1), whole=True)
     per_row = max(large - small, 0.0) / max(many - few, 1)
     return Passes(max(small - few * per_row, 0.0), per_row)

@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pandas as pd
 from torch import nn
 
 from featlearn._utils.validation import check_int, check_option
@@ -21,6 +20,9 @@ from featlearn.training._checkpoint import changed_tensors
 from featlearn.training._identity import Continuation, note_weights
 from featlearn.training._measurement import Snapshot
 from featlearn.training.trackers import Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Recorder:
@@ -142,6 +144,8 @@ class Recorder:
 
     def metrics(self, segment: int | None = None) -> pd.DataFrame:
         """Return the metrics of a segment, None is the latest, with the columns step, layer, name, value."""
+        import pandas as pd
+
         scalars, snapshots = self._scalars, self.snapshots + self._looks
         if segment is not None and self._record is not None:
             return self._record.metrics(segment=segment)

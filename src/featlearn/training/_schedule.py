@@ -18,7 +18,7 @@ _PER_DECADE = 8
 _DEFAULT_SHARE = 0.05
 _CATCH_UP = 10  # steps between decisions about a measurement that is late, if processes must agree on them
 _KEPT = 0.08  # share of the budget that is kept for the measurement at the end
-_SIGNALS = 0.25  # largest share of the budget that the time of signals counts for
+_BESIDES = 0.4  # largest share of the budget that other times than those of measurements count for
 _LEAST = 1.3  # time of a small measurement over the smallest one
 
 
@@ -151,23 +151,23 @@ class Schedule:
         return self._late and (not in_processes() or step % _CATCH_UP == 0)
 
     def choose(
-        self, sizing: Sizing | None, last: bool, signals: float = 0.0
+        self, sizing: Sizing | None, last: bool, besides: float = 0.0
     ) -> MeasurementPlan | Literal["all"] | None:
         """Return the size of a measurement now, "all" for the largest one, None for no measurement.
 
         Args:
             sizing: Sizes and their times; None if the model could not be run before the first measurement.
             last: Whether the training has ended.
-            signals: Time of the signals beside the measurements, in seconds, which counts as far as it leaves most of
-                the budget to measurements.
+            besides: Time that the monitor takes beside the measurements, in seconds: of preparing them, and of signals.
+                It counts as far as it leaves most of the budget to measurements.
         """
         budget = self.budget
         if sizing is None:
             return "all" if not budget.spent or budget.available > 0 else None
         if not budget.spent and not last:
             return sizing.first(complete=self._honored)
-        besides = min(signals, _SIGNALS * (budget.share or 0.0) * max(budget.trained, 0.0))
-        available, income = budget.available - self._writing - besides, budget.income
+        counted = min(besides, _BESIDES * (budget.share or 0.0) * max(budget.trained, 0.0))
+        available, income = budget.available - self._writing - counted, budget.income
         if self._honored:
             return sizing.fitted(max(available, 0.0), income, complete=True)
         if last:  # in any case: a small measurement is short for trainings that are long enough to be limited

@@ -11,9 +11,10 @@ from featlearn.training._plan import MeasurementPlan
 from featlearn.training._prices import FREE, Level, Part, Passes, Price, Turns
 from featlearn.training._work import Work
 
-_FEWEST_ROWS, _FEWEST_VECTORS = 4, 4
-_MORE_VECTORS = 32  # rows from which on all output vectors are taken
-_FEWEST_KERNEL_ROWS = 8
+_FEWEST_ROWS = 8
+_VECTORS = (1, 4)  # random output vectors of feature matrices; more rows are worth more than more vectors
+_FEWEST_KERNEL_ROWS, _FEWEST_KERNEL_VECTORS = 8, 4
+_MORE_KERNEL_VECTORS = 32  # rows from which on all output vectors are taken
 _FEATURES = 0.6  # share of the time for feature matrices; the other parts take turns in the rest
 _UNNOTICED = 0.01  # seconds that the first measurement may take, and a part at steps that were asked for
 _CAUTION = {"weights": 2.0, "ck": 4.0, "ntk": 4.0}  # time of a part that was never measured, over its guess
@@ -235,22 +236,24 @@ def _doublings(fewest: int, most: int) -> list[int]:
 
 
 def _feature_levels(full: MeasurementPlan, work: Work, whole: bool) -> list[Level]:
-    """Return the sizes for feature matrices: more rows, then all output vectors, then the initial model too."""
+    """Return the sizes for feature matrices: more rows, then more output vectors, then the initial model too."""
     fixed = whole or (work.sharing is not None and not work.sharing.alone)
     rows = [full.feature_rows] if fixed else _doublings(_FEWEST_ROWS, full.feature_rows)
-    fewer = work.options["outputs"] == "auto" and work.vectors(full.outputs) > _FEWEST_VECTORS
-    levels = [Level(_FEWEST_VECTORS, n, False) for n in rows if n <= max(_MORE_VECTORS, rows[0])] if fewer else []
-    levels += [Level(full.outputs, n, False) for n in rows if not fewer or n >= min(_MORE_VECTORS, rows[-1])]
-    return [*levels, Level(full.outputs, full.feature_rows)]
+    fewer = [n for n in _VECTORS if work.options["outputs"] == "auto" and n < work.vectors(full.outputs)]
+    first: list[str | int] = [*fewer[:1], full.outputs]
+    levels = [Level(first[0], n, False) for n in rows]
+    levels += [Level(outputs, full.feature_rows, False) for outputs in [*fewer[1:], full.outputs]]
+    return [*dict.fromkeys(levels), Level(full.outputs, full.feature_rows)]
 
 
 def _kernel_levels(full: MeasurementPlan, work: Work, part: str, whole: bool) -> list[Level]:
     most = full.ck_rows if part == "ck" else full.ntk_rows
     rows = [most] if whole else _doublings(_FEWEST_KERNEL_ROWS, most)
     outputs: str | int = "exact" if part == "ck" or full.sketches is None else full.sketches
-    fewer = part == "ntk" and work.vectors(outputs) > _FEWEST_VECTORS
-    levels = [Level(_FEWEST_VECTORS, n) for n in rows if n <= max(_MORE_VECTORS, rows[0])] if fewer else []
-    return levels + [Level(outputs, n) for n in rows if not fewer or n >= min(_MORE_VECTORS, rows[-1])]
+    fewer = part == "ntk" and work.vectors(outputs) > _FEWEST_KERNEL_VECTORS
+    more = _MORE_KERNEL_VECTORS
+    levels = [Level(_FEWEST_KERNEL_VECTORS, n) for n in rows if n <= max(more, rows[0])] if fewer else []
+    return levels + [Level(outputs, n) for n in rows if not fewer or n >= min(more, rows[-1])]
 
 
 def _feature_price(levels: Sequence[Level], work: Work, passes: Passes, rate: float) -> Price:

@@ -11,8 +11,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass, fields
+from typing import TYPE_CHECKING
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 DIAGNOSES = {
     "untrained": "the layer has not changed",
@@ -118,6 +121,8 @@ class Findings(dict[str | None, list[Finding]]):
 
     def table(self) -> pd.DataFrame:
         """Return one row per finding, with the columns layer (None for the model) and the attributes of `Finding`."""
+        import pandas as pd
+
         rows = [(layer, *astuple(finding)) for layer, findings in self.items() for finding in findings]
         return pd.DataFrame(rows, columns=["layer", *(f.name for f in fields(Finding))])
 
