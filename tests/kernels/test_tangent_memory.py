@@ -64,6 +64,57 @@ def test_a_sketch_is_the_kernel_of_its_vectors() -> None:
 def test_as_many_vectors_as_outputs_are_the_outputs() -> None:
     model, x = seeded()
     torch.testing.assert_close(fl.ntk(model, x, sketches=40), fl.ntk(model, x))
+    kernel, error = fl.ntk(model, x, sketches=40, standard_error=True)
+    torch.testing.assert_close(kernel, fl.ntk(model, x))
+    assert not error.any()
+
+
+class Parts(nn.Module):
+    """One layer of each kind: an embedding, a convolution, a gain, a product with many positions, a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(9, 5), nn.LayerNorm(5)
+        self.conv, self.second = nn.Conv1d(5, 4, 2), nn.Linear(4, 3)
+        self.shift = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(self.norm(self.embedding(x)).mT).mT
+        return self.second(torch.tanh(h + self.shift)).flatten(1)
+
+
+def test_the_standard_error_is_that_of_kernels_of_groups_of_vectors() -> None:
+    from featlearn.kernels.random_vectors import make_sketch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model, x = Parts().double(), torch.randint(0, 9, (6, 5))
+    kernel, error = fl.ntk(model, x, sketches=6, generator=2, standard_error=True)
+    torch.testing.assert_close(kernel, fl.ntk(model, x, sketches=6, generator=2))
+    sketch = make_sketch(6, "trace", 2)
+    assert sketch is not None
+    vectors = torch.stack(list(sketch.draw(12))).double()
+    groups = torch.stack([6 * naive(model, x, v[None]) for v in vectors])
+    torch.testing.assert_close(kernel, groups.mean(0), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(error, groups.std(0) / 6**0.5, rtol=1e-9, atol=1e-9)
+    blocks = fl.ntk(model, x, sketches=6, generator=2, standard_error=True, batch_size=2)
+    torch.testing.assert_close(blocks, (kernel, error), rtol=1e-10, atol=1e-10)
+    cross = fl.ntk(model, x[:4], x[2:], sketches=6, generator=2, standard_error=True)
+    torch.testing.assert_close(cross, (kernel[:4, 2:], error[:4, 2:]), rtol=1e-10, atol=1e-10)
+    layers, errors = fl.ntk(model, x, sketches=6, generator=2, standard_error=True, by_layer=True)
+    assert layers.keys() == errors.keys() == fl.ntk(model, x, by_layer=True).keys()
+    torch.testing.assert_close(sum(layers.values()), kernel)
+
+
+def test_the_standard_error_is_the_deviation_of_kernels_of_other_vectors() -> None:
+    model, x = seeded()
+    exact = fl.ntk(model, x)
+    both = [fl.ntk(model, x, sketches=16, generator=seed, standard_error=True) for seed in range(80)]
+    deviation = torch.stack([kernel - exact for kernel, _ in both]).square().mean(0).sqrt()
+    stated = torch.stack([error for _, error in both]).square().mean(0).sqrt()
+    off_diagonal = ~torch.eye(7, dtype=torch.bool)
+    assert ((stated / deviation)[off_diagonal].log().abs() < 0.35).all()
+    assert float((stated / deviation).log().mean().abs()) < 0.1
 
 
 @pytest.mark.parametrize(
@@ -73,6 +124,8 @@ def test_as_many_vectors_as_outputs_are_the_outputs() -> None:
         ({"sketches": True}, "sketches must be.*got True"),
         ({"sketches": 4, "outputs": "full"}, "outputs=\"trace\", got 'full'"),
         ({"sketches": 4, "outputs": 2}, 'outputs="trace", got 2'),
+        ({"standard_error": True}, "at least two random vectors.*got sketches=None"),
+        ({"standard_error": True, "sketches": 1}, "at least two random vectors.*got sketches=1"),
     ],
 )
 def test_bad_sketches(arguments: dict[str, object], words: str) -> None:

@@ -187,8 +187,23 @@ def test_the_monitor_warns_once_and_measures_with_the_same_vectors() -> None:
     assert first is not None
     assert second is not None
     costs = {"monitor.seconds", "monitor.share"}
-    assert first.model.keys() - costs > {"ntk.top"}
+    assert first.model.keys() - costs > {"ntk.top", "ntk.relative_se"}
+    assert 0 < first.model["ntk.relative_se"] < 1
     assert all(second.model[name] == value for name, value in first.model.items() if name not in costs)
+
+
+def test_an_alignment_from_random_vectors_has_a_standard_error() -> None:
+    torch.manual_seed(0)
+    model, x = mlp(10, 16, 600), torch.randn(24, 10)
+    y = (x[:, 0] > 0).long()
+    monitor = fl.Monitor(model, (x, y), measure="ntk", every=1, budget=None, max_memory="8 MB")
+    with pytest.warns(UserWarning, match="tangent kernel with 16 random output vectors"):
+        measured = monitor.step()
+    assert measured is not None
+    exact = fl.kernel_target_alignment(fl.ntk(model, x), y)
+    error = measured.model["ntk.kta_se"]
+    assert 0 < error < 0.05
+    assert abs(measured.model["ntk.kta"] - exact) < 4 * error
 
 
 def test_a_part_that_is_left_out_leaves_the_others() -> None:

@@ -267,12 +267,6 @@ def group_products(nfm: Factored, groups: Sequence[Factored]) -> GroupProducts:
     return GroupProducts(nfm.norm(), np.array([nfm.inner(g) for g in groups]), products)
 
 
-def jackknife_error(values: Sequence[float]) -> float:
-    """Return the jackknife standard error ``((m-1)/m sum (v_j - mean)^2)^{1/2}`` from leave-one-out values."""
-    v = np.array(values)
-    return math.sqrt((len(v) - 1) / len(v) * float(np.square(v - v.mean()).sum()))
-
-
 @dataclass(frozen=True, eq=False)
 class LayerMatrices:
     """Weights and averages of one layer, and the feature matrices built from them.

@@ -14,15 +14,9 @@ from functools import cached_property
 
 from torch import Tensor
 
+from featlearn._utils.standard_errors import jackknife_error
 from featlearn._utils.validation import check_option
-from featlearn.features._correlations import (
-    CONJUGATES,
-    PARTNERS,
-    LayerMatrices,
-    correlation,
-    jackknife_error,
-    ratio,
-)
+from featlearn.features._correlations import CONJUGATES, PARTNERS, LayerMatrices, correlation, ratio
 
 # Numbers with a standard error (of a sketch, of sampled rows): the matrix of <F, G>, and that of a ratio's denominator.
 _SKETCHED: dict[str, tuple[str, str | None]] = {

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from featlearn._utils.memory import available_memory, check_fits, parse_memory
-from featlearn._utils.rng import Seed, as_generator
-from featlearn._utils.validation import check_int, is_int
+from featlearn._utils.rng import Seed
+from featlearn._utils.standard_errors import mean_and_error
+from featlearn._utils.validation import is_int
 from featlearn.capture import Batch, Forward, ModelSession, Trace, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
 from featlearn.kernels.contractions import bytes_of, contract
-from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, Sketch, called_by_some
+from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, called_by_some
+from featlearn.kernels.random_vectors import groups_of, make_sketch
 
 _FIRST = 64
 _MOST_ROWS = 4096
@@ -35,7 +37,12 @@ def check_outputs(outputs: str | int) -> None:
 
 
 def block_kernels(
-    left: Sequence[Batch], right: Sequence[Batch], features: Callable[[Batch], Features], full: bool, memory: float
+    left: Sequence[Batch],
+    right: Sequence[Batch],
+    features: Callable[[Batch], Features],
+    full: bool,
+    memory: float,
+    groups: int = 1,
 ) -> dict[str, Tensor]:
     """Compute the kernel of each layer from the features of blocks of samples.
 
@@ -48,6 +55,7 @@ def block_kernels(
         features: Function that returns the features of a block.
         full: Whether to keep outputs separate.
         memory: Limit in bytes.
+        groups: Number of groups of outputs to keep separate, as in `contract`.
 
     Returns:
         Kernels in float64 by layer name.
@@ -71,14 +79,14 @@ def block_kernels(
         row: dict[str, list[Tensor]] = {}
         for j in range(len(right)):
             if right is left and j < i:
-                # The kernel of X against itself is symmetric, in (n, m) and in (n, m, c, c).
-                above = {name: parts[j][i] for name, parts in rows.items()}
-                kernels = {name: b.mT if b.ndim == 2 else b.permute(1, 0, 3, 2) for name, b in above.items()}
+                # The kernel of X against itself is symmetric, in (n, m), in (n, m, groups) and in (n, m, c, c).
+                above = {name: parts[j][i].transpose(0, 1) for name, parts in rows.items()}
+                kernels = {name: b.mT if full else b for name, b in above.items()}
             else:
                 b = a if right is left and i == j else of_right(j)
                 if missing := a.keys() - b.keys():
                     raise called_by_some(min(missing))
-                kernels = {name: contract(share, b[name], full).to(torch.float64) for name, share in a.items()}
+                kernels = {name: contract(share, b[name], full, groups).to(torch.float64) for name, share in a.items()}
             for name, kernel in kernels.items():
                 row.setdefault(name, []).append(kernel)
         for name, parts in row.items():
@@ -124,7 +132,9 @@ def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
     return blocks
 
 
-def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any) -> None:
+def check_kernel_memory(
+    X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any, groups: int = 1
+) -> None:
     """Refuse a tangent kernel that does not fit into memory, before it is computed.
 
     Args:
@@ -133,6 +143,7 @@ def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool
         tangents: Gradients, with the size of a sample.
         full: Whether the kernel has a block per pair of outputs.
         max_memory: Limit of the caller, as in `featlearn.ntk`.
+        groups: Number of kernels of groups of outputs.
     """
     c = tangents.count
     fewer = "pass sketches=16 for random output vectors, or outputs= the number of one output" if c > 1 else ""
@@ -145,7 +156,7 @@ def check_kernel_memory(X: Any, Z: Any, tangents: PerSampleGradients, full: bool
     # The kernels are not part of max_memory; the free memory limits them. Each exists in blocks, and once concatenated.
     n = most_rows(X, most=None)
     m = n if Z is None else most_rows(Z, most=None)
-    kernel = 8.0 * n * m * (c**2 if full else 1)
+    kernel = 8.0 * n * m * (c**2 if full else groups)
     what = f"a kernel of {n:,} x {m:,} samples" + (f" and {c:,} x {c:,} outputs" if full else "")
     check_fits(kernel * (tangents.shares + 1), f"{what}, for each of {tangents.shares} layers,", "take fewer samples")
 
@@ -208,7 +219,8 @@ def ntk(
     batch_size: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-) -> Tensor | dict[str, Tensor]:
+    standard_error: bool = False,
+) -> Tensor | dict[str, Tensor] | tuple[Tensor, Tensor] | tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Compute the empirical neural tangent kernel ``Theta_ab = <df(x_a)/dtheta, df(x_b)/dtheta>``.
 
     A layer contributes ``(J_a . J_b)(x_a . x_b)``, with a bias ``(J_a . J_b)(x_a . x_b + 1)``, summed over pairs of
@@ -241,9 +253,12 @@ def ntk(
         batch_size: Number of rows per block. None chooses it from `max_memory`.
         device: Device to measure on. A device other than the model's measures a copy. None is the model's.
         dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
+        standard_error: Whether to return ``(kernel, error)`` with the standard error of each entry that is due to the
+            random vectors, from the kernels of groups of vectors. Needs at least two ``sketches``; the error is 0 where
+            every output is differentiated.
 
     Returns:
-        The kernel in float64, or a dict of kernels by layer name.
+        The kernel in float64, or a dict of kernels by layer name; with its standard error, if that is asked for.
 
     Raises:
         InputError: An argument is invalid, or the gradients of two samples or the kernel do not fit into memory.
@@ -254,10 +269,21 @@ def ntk(
         [[2.0, 1.0], [1.0, 2.0]]
     """
     check_outputs(outputs)
+    if standard_error and (sketches is None or sketches == 1):
+        raise InputError(
+            f"standard_error needs at least two random vectors: pass sketches=16, got sketches={sketches}."
+        )
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     tangents = PerSampleGradients(subject, outputs, parameters, make_sketch(sketches, outputs, generator))
-    kernels = kernels_by_layer(tangents, X, Z, max_memory=max_memory, batch_size=batch_size)
-    return kernels if by_layer else summed(kernels)
+    kernels = kernels_by_layer(
+        tangents, X, Z, max_memory=max_memory, batch_size=batch_size, in_groups=standard_error
+    )  # fmt: skip
+    if not standard_error:
+        return kernels if by_layer else summed(kernels)
+    if not by_layer:
+        return mean_and_error(summed(kernels))
+    both = {name: mean_and_error(kernel) for name, kernel in kernels.items()}
+    return {name: mean for name, (mean, _) in both.items()}, {name: error for name, (_, error) in both.items()}
 
 
 def summed(kernels: Mapping[str, Tensor]) -> Tensor:
@@ -275,6 +301,7 @@ def kernels_by_layer(
     max_memory: int | float | str | None = None,
     batch_size: int | None = None,
     observe: Callable[[Trace], None] | None = None,
+    in_groups: bool = False,
 ) -> dict[str, Tensor]:
     """Compute the contribution of each layer to the tangent kernel, for the present weights of the model.
 
@@ -285,6 +312,8 @@ def kernels_by_layer(
         max_memory: Limit of the gradients, as in `ntk`.
         batch_size: Number of rows per block, as in `ntk`.
         observe: Function that receives one trace of all samples of X, in parts and in order. None makes no call.
+        in_groups: Whether to return kernels of equal groups of random output vectors, shape (n, m, groups), each an
+            unbiased estimate, instead of their mean.
 
     Returns:
         Kernels in float64 by layer name.
@@ -303,7 +332,8 @@ def kernels_by_layer(
     with subject.open(inputs=True, weight_gradients=True):
         if not tangents.settled:
             tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-        check_kernel_memory(X, Z, tangents, full, max_memory)
+        groups = groups_of(tangents.count) if in_groups and tangents.random else 1
+        check_kernel_memory(X, Z, tangents, full, max_memory, groups)
         left, right = blocks(tangents.numbers)
         of_x = {id(block) for block in left}
 
@@ -312,31 +342,12 @@ def kernels_by_layer(
             observed.add(id(block))
             return tangents.features(block, observe if new else None)
 
-        kernels = block_kernels(left, right, features, full, memory)
+        kernels = block_kernels(left, right, features, full, memory, groups)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
-        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory)
+        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory, groups)
     for name, kernel in kernels.items():
         if not torch.isfinite(kernel).all():
             raise InputError(f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=.")
-    return kernels
-
-
-def make_sketch(sketches: int | None, outputs: str | int, generator: Seed) -> Sketch | None:
-    """Return the random output vectors of a tangent kernel; None to differentiate every output.
-
-    Args:
-        sketches: Number of vectors, as in `ntk`.
-        outputs: Outputs, as in `ntk`.
-        generator: Generator or seed of the vectors.
-
-    Raises:
-        InputError: The number is invalid, or the outputs are not summed.
-    """
-    if sketches is None:
-        return None
-    check_int("sketches", sketches, optional=True)
-    if outputs != "trace":
-        raise InputError(f'sketches estimate the trace over outputs and need outputs="trace", got {outputs!r}.')
-    seed = torch.randint(2**62, (1,), generator=as_generator(generator, "sketch"))
-    return Sketch(sketches, int(seed))
+    # The vectors are scaled for the sum over all of them.
+    return {name: groups * kernel for name, kernel in kernels.items()} if groups > 1 else kernels

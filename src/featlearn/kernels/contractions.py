@@ -7,7 +7,7 @@ their indices; and gradients per sample in the parameters. The first two do not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -186,14 +186,20 @@ def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) 
     return pair_operations(layer, samples, positions, outputs) < sample_operations(layer, samples, positions, outputs)
 
 
-def contract(a: Share, b: Share, full: bool) -> Tensor:
+def contract(a: Share, b: Share, full: bool, groups: int = 1) -> Tensor:
     """Return the contribution to the kernel between two blocks of samples.
 
     Args:
         a: Contribution of the first block.
         b: Contribution of the second block, of the same type.
         full: Whether to keep outputs separate, shape (n, m, c, c), instead of the trace, shape (n, m).
+        groups: Number of equal groups of successive outputs whose traces are kept separate, shape (n, m, groups).
     """
+    if groups > 1:
+        same = a is b
+        firsts = _by_groups(a, groups)
+        seconds = firsts if same else _by_groups(b, groups)
+        return torch.stack([contract(x, y, full=False) for x, y in zip(firsts, seconds, strict=True)], dim=-1)
     if isinstance(a, Gradients) and isinstance(b, Gradients):
         return _total([_gram(p, q, full) for p, q in zip(a.parts, b.parts, strict=True)])
     if isinstance(a, Indexed) and isinstance(b, Indexed):
@@ -204,6 +210,14 @@ def contract(a: Share, b: Share, full: bool) -> Tensor:
         gradients = _gram(a.j.flatten(2), b.j.flatten(2), full, a is b)
         return gradients * (inputs[:, :, None, None] if full else inputs)
     return _by_pairs(a, b, full)
+
+
+def _by_groups(share: Share, groups: int) -> list[Share]:
+    """Split a contribution by groups of successive outputs."""
+    if isinstance(share, Gradients):
+        parts = zip(*(part.chunk(groups, dim=1) for part in share.parts), strict=True)
+        return [Gradients(tuple(of_group)) for of_group in parts]
+    return [replace(share, j=j) for j in share.j.chunk(groups, dim=1)]
 
 
 def _by_pairs(a: Pairs, b: Pairs, full: bool) -> Tensor:

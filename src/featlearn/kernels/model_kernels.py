@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from featlearn.capture import Forward, ModelSession, Trace, batches
 from featlearn.errors import InputError
 from featlearn.kernels._layer_features import add_features, input_rows, products_of
-from featlearn.kernels._ntk import kernels_by_layer, make_sketch, summed
+from featlearn.kernels._ntk import kernels_by_layer, summed
 from featlearn.kernels.per_sample_gradients import PerSampleGradients
+from featlearn.kernels.random_vectors import make_sketch
 
 
 class ModelKernels:
@@ -60,7 +61,9 @@ class ModelKernels:
         return _grams(blocks)
 
     def tangent(self, X: Any) -> Tensor:
-        """Return the tangent kernel, as `ntk` does.
+        """Return the tangent kernel, as `ntk` does; of random vectors the kernels of groups, shape (n, n, groups).
+
+        The mean of these is the kernel (`featlearn._utils.standard_errors.mean_and_error`).
 
         Args:
             X: Batches of inputs.
@@ -68,7 +71,7 @@ class ModelKernels:
         return self._tangent(X, None)
 
     def both(self, X: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """Return the conjugate kernels and the tangent kernel, from the same forward passes.
+        """Return the conjugate kernels and the tangent kernel as above, from the same forward passes.
 
         Args:
             X: Batches of inputs.
@@ -80,7 +83,9 @@ class ModelKernels:
     def _tangent(self, X: Any, blocks: dict[str, list[Tensor]] | None) -> Tensor:
         """Return the tangent kernel, and collect the inputs of the layers if `blocks` is given."""
         observe = None if blocks is None else partial(self._add_inputs, blocks)
-        compute = partial(kernels_by_layer, self._tangents, X, max_memory=self._max_memory, observe=observe)
+        compute = partial(
+            kernels_by_layer, self._tangents, X, max_memory=self._max_memory, observe=observe, in_groups=True
+        )
         known = self._tangents.settled
         try:
             kernels = compute()

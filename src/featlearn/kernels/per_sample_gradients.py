@@ -62,7 +62,8 @@ class PerSampleGradients:
         settled: Whether `prepare` has found the parameters of each layer, from gradients that are not zero.
         rest: Parameters that do not belong to a layer, after `prepare`.
         numbers: Number of features per sample, with intermediate results.
-        count: Number of outputs, or output vectors, that are differentiated.
+        count: Number of outputs, or output vectors, that are differentiated, after `prepare`.
+        random: Whether these are random vectors, after `prepare`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PerSampleGradients:
         self._materialize = materialize
         self._rows_at_a_time = 1
         self.settled = False
-        self.count = 1
+        self.count, self.random = 1, False
         self.rest: dict[str, Tensor] = {}
         self.numbers = 0.0
 
@@ -271,7 +272,9 @@ class PerSampleGradients:
     def _measure(self, trace: Trace, samples: int) -> None:
         """Count the features per sample, and choose the layers that are contracted by pairs of positions."""
         n = trace.output.shape[0]
-        self.count = c = self.outputs_of(trace.output[0].numel())
+        outputs_of_sample = trace.output[0].numel()
+        self.count = c = self.outputs_of(outputs_of_sample)
+        self.random = self._sketch is not None and c < outputs_of_sample
         numbers = passed = 0.0
         for layer in self._subject.layers:
             calls = trace.calls.get(layer.name, ())

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featlearn._utils.standard_errors import jackknife_error, mean_and_error
 from featlearn.errors import FeatlearnError, InputError
 from featlearn.features import FeatureAccumulator, LayerFeatures, NotMeasuredError, Report, in_processes
 from featlearn.kernels import kernel_target_alignment
@@ -182,7 +183,7 @@ def add_start_kernels(start: Start, kernels: Mapping[Key, Tensor], parts: Collec
     """
     for key in [key for key in start.spectra if key[1] in parts]:
         del start.spectra[key]
-    start.spectra.update({key: _eigenvalues(kernel) for key, kernel in kernels.items()})
+    start.spectra.update({key: _eigenvalues(mean_and_error(kernel)[0]) for key, kernel in kernels.items()})
 
 
 def sum_features(total: FeatureAccumulator, rows: ProbeRows, plan: MeasurementPlan) -> None:
@@ -282,7 +283,7 @@ def kernel_numbers(
     """Compute spectra of conjugate and tangent kernels, and their alignment with the labels.
 
     Args:
-        kernels: Kernels, from `measure_kernels`.
+        kernels: Kernels, from `measure_kernels`. Kernels of groups of random vectors give standard errors too.
         targets: Labels of the rows; None if there is not one per row.
         start: Numbers of the initial model.
         wanted: Names of the matrices to store: "ck", "ntk", and "spectra" for eigenvalues.
@@ -293,17 +294,23 @@ def kernel_numbers(
     numbers: dict[str | None, Numbers] = {}
     phases: dict[Key, Phase] = {}
     matrices: dict[str, Tensor] = {}
-    for (layer, kind), kernel in kernels.items():
+    for (layer, kind), measured in kernels.items():
         before = start.spectra.get((layer, kind))
         if before is None:
             continue
+        kernel, error = mean_and_error(measured)
         after = _eigenvalues(kernel)
         values, of = _spectrum_numbers(before, after, kind)
         if of is not None:
             phases[layer, kind] = of
+        if measured.ndim == 3 and kernel.any():
+            values[f"{kind}.relative_se"] = float(error.norm() / kernel.norm())
         labels = None if targets is None else targets[: len(kernel)]
         if labels is not None and kernel.any() and labels_vary(labels):
             values[f"{kind}.kta"] = kernel_target_alignment(kernel, labels)
+            if groups := measured.ndim == 3 and measured.shape[-1]:
+                others = (measured.sum(-1) - measured[..., j] for j in range(groups))
+                values[f"{kind}.kta_se"] = jackknife_error([kernel_target_alignment(K, labels) for K in others])
         numbers.setdefault(layer, {}).update(values)
         name = kind if layer is None else f"{layer}/{kind}"
         if kind in wanted:
