@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -53,6 +52,11 @@ class Hysteresis:
             elif state.ended >= _IN_A_ROW:
                 state.present = None
 
+    @property
+    def suspected(self) -> bool:
+        """Return whether a fault was beyond its threshold for the first time, so that another look would decide."""
+        return any(state.held == 1 and state.present is None for state in self._states.values())
+
     def present(self) -> Findings:
         """Return the present findings, the most severe first."""
         result = Findings()
@@ -78,7 +82,8 @@ class Diagnostician:
         self._faults = Hysteresis()
         self._norms: deque[float] = deque(maxlen=_NORMS)
         self._first: dict[str, UnitSignals] = {}
-        self._largest, self._previous, self._spikes = (0.0, 0), math.nan, 0
+        self._largest, self._spikes = (0.0, 0), 0
+        self._situation: Situation | None = None
         self._label_p: float | None = None
         self._gain = math.nan
         self._tested = False
@@ -92,25 +97,31 @@ class Diagnostician:
         Args:
             look: Signals.
         """
-        ratios = [update.ratio for update in look.updates.values() if math.isfinite(update.ratio)]
-        median = statistics.median(ratios) if ratios else math.nan
-        self._largest = max(self._largest, (median, look.step)) if ratios else self._largest
+        if math.isfinite(look.median_ratio):
+            self._largest = max(self._largest, (look.median_ratio, look.step))
         scales = [units.scale for units in look.units.values() if units.scale > 0]
         self._gain = max(scales) / scales[0] if scales else self._gain
         for name, units in look.units.items():
             self._first.setdefault(name, units)
-        if not self._tested and self._is_stuck():
-            self._tested, self._label_p = True, self._test_labels()
-        explained = any(f.severity == "problem" for of_layer in self.findings().values() for f in of_layer)
-        situation = Situation(
+        before = None if self._situation is None else self._situation.look
+        self._situation = Situation(
             look, self._losses, self._measured, self._collapsed, self._first, tuple(self._norms), self._largest,
-            self._previous, self._gain, self._spikes, self._label_p, explained,
+            before, self._gain, self._spikes,
         )  # fmt: skip
-        rules = (*_layer_rules.RULES, *_training_rules.RULES)
-        self._faults.update(condition for rule in rules for condition in rule(situation))
-        self._previous, self._spikes = median, self._losses.spikes
+        self._apply(*_layer_rules.RULES, *_training_rules.RULES)
+        self._spikes = self._losses.spikes
         if math.isfinite(look.gradient_norm):
             self._norms.append(look.gradient_norm)
+
+    def new_losses(self) -> None:
+        """Take the losses since the last look into account, together with its signals."""
+        if self._situation is not None:
+            self._apply(*_training_rules.LOSS_RULES)
+
+    @property
+    def suspects(self) -> bool:
+        """Return whether another look would decide whether there is a fault."""
+        return self._faults.suspected
 
     def measured(self, snapshot: Snapshot) -> Snapshot:
         """Take a measurement into account, before the look at the same step.
@@ -131,6 +142,15 @@ class Diagnostician:
     def findings(self) -> Findings:
         """Return the present findings."""
         return self._faults.present()
+
+    def _apply(self, *rules: Callable[[Situation], Iterable[Condition]]) -> None:
+        """Apply rules to the present situation."""
+        assert self._situation is not None
+        if not self._tested and self._is_stuck():
+            self._tested, self._label_p = True, self._test_labels()
+        explained = any(f.severity == "problem" for of_layer in self.findings().values() for f in of_layer)
+        self._situation = situation = replace(self._situation, label_p=self._label_p, explained=explained)
+        self._faults.update(condition for rule in rules for condition in rule(situation))
 
     def _settled(self, key: Key, phase: Phase) -> Phase:
         settled, last = self._phases.get(key, (phase.name, phase.name))

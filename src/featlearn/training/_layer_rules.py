@@ -16,14 +16,16 @@ from featlearn.training.diagnosis import Finding
 
 VANISHED = 1e-4
 """Share of the gradient of the model below which that of a layer has vanished."""
+LEARNED = 0.5
+"""Share of the initial loss below which a training has learned something."""
 
 _DEAD, _DEAD_ENDS = 0.5, 0.35  # share of units
 _SEVERE = 0.9  # share of units from which on a fault is a problem, and certain
 _SATURATED, _SATURATED_ENDS = 0.5, 0.35
 _VANISHED_ENDS = 1e-3
-_EARLY = 5  # calls in which layers that start at zero block gradients
+_EARLY = 5  # calls in which layers that start near zero may block gradients, of which ever more pass
+_MORE = 1.2  # growth of a gradient that is passed by ever more
 _LAZY, _LAZY_ENDS = 0.03, 0.06  # change of the weights
-_LEARNED = 0.5  # share of the initial loss below which a training has learned something
 _BY_CHANGE = 0.1  # C/UC ratio of a layer that is not lazy
 _COLLAPSED, _COLLAPSED_ENDS = 0.05, 0.1  # share of the bulk of the singular values at the start
 _SHRUNK, _SHRUNK_ENDS = 1e-3, 1e-2  # variation of the outputs over that at the start
@@ -62,7 +64,7 @@ class Situation:
         first: Signals of the units of each layer at the first look.
         norms: Gradient norms of the model at earlier looks.
         largest: Largest median update ratio of the layers so far, with its step.
-        previous: Median update ratio at the look before.
+        before: Look before the present one.
         gain: Largest scale of the outputs of a layer over that of the first one, at the last look that had them.
         spikes: Number of loss spikes at the look before.
         label_p: p-value of `label_p_value`; None if it is not known.
@@ -76,7 +78,7 @@ class Situation:
     first: Mapping[str, UnitSignals] = field(default_factory=dict)
     norms: tuple[float, ...] = ()
     largest: tuple[float, int] = (0.0, 0)
-    previous: float = math.nan
+    before: Look | None = None
     gain: float = math.nan
     spikes: int = 0
     label_p: float | None = None
@@ -92,6 +94,12 @@ class Situation:
     def directions(self) -> float:
         """Number of directions in which the outputs of the model have to vary: classes need one less than there are."""
         return max((self.look.units[name].units - 1 for name in self.look.outputs), default=0)
+
+    def share_before(self, name: str) -> float:
+        """Return the share of a layer in the gradient of the model at the look before; NaN if unknown."""
+        if self.before is None or not self.before.gradient_norm > 0:
+            return math.nan
+        return self.before.gradients.get(name, math.nan) / self.before.gradient_norm
 
     @property
     def learned(self) -> float:
@@ -135,12 +143,14 @@ def saturation(s: Situation) -> Iterator[Condition]:
 def vanishing_gradients(s: Situation) -> Iterator[Condition]:
     """Yield layers whose gradient is negligible beside that of the model."""
     total = s.look.gradient_norm
-    if not total > 0 or not math.isfinite(total) or s.look.call < _EARLY:
+    if not total > 0 or not math.isfinite(total):
         return
     for name, norm in s.look.gradients.items():
         if name in s.look.frozen:
             continue
         share = norm / total
+        if s.look.call < _EARLY and not 0 < share < _MORE * s.share_before(name):
+            continue
         evidence = f"the gradient has a norm of {norm:.2g}, {share:.1g} of that of the model ({total:.2g})"
         advice = "use residual connections or normalization, a larger initialization, or ReLU or GELU"
         finding = Finding("vanishing gradients", "problem", 0.9, evidence, advice)
@@ -160,7 +170,7 @@ def lazy_layer(s: Situation) -> Iterator[Condition]:
             "if features should be learned, scale the initialization or the output of the model down, or use a smaller "
             "width or a larger learning rate; in fine-tuning this is normal"
         )
-        holds = 0 < update.moved < _LAZY and s.learned < _LEARNED and not by_change >= _BY_CHANGE
+        holds = 0 < update.moved < _LAZY and s.learned < LEARNED and not by_change >= _BY_CHANGE
         finding = Finding("lazy layer", "note", 0.8, evidence, advice)
         yield Condition(name, finding, holds, update.moved > _LAZY_ENDS or by_change >= 2 * _BY_CHANGE)
 
@@ -212,7 +222,7 @@ def frozen_layer(s: Situation) -> Iterator[Condition]:
         advice = "pass the parameters of the layer to the optimizer, and check the learning rate of its group"
         if name in s.look.precision:
             advice += "; updates may be rounded away in half precision: keep the weights in float32"
-        holds = still and gradient > VANISHED * s.look.gradient_norm and s.look.call > 1
+        holds = still and gradient > VANISHED * s.look.gradient_norm and s.look.call > 0
         yield Condition(name, Finding("frozen layer", "problem", 0.95, evidence, advice), holds, not still)
 
 

@@ -9,6 +9,8 @@ from itertools import pairwise
 
 _RECENT = 32
 _LEAST = 8  # losses before a jump can be recognized
+REVISED_EVERY = _LEAST
+"""Number of losses after which a new level is known."""
 _DEVIATIONS = 8.0  # normal losses exceed their median by so many deviations in fewer than one of 10^12 steps
 _LEAST_JUMP = math.log(1.5)
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation

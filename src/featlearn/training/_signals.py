@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +30,9 @@ _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
 _FAILURES = 3  # forward passes that may fail
 _FREE = 2  # looks before the cost is known
+_SOON = 4  # calls after which a look is repeated
+_USUAL = 9  # looks whose median is the usual time
+_INTERRUPTED = 3.0  # usual times beyond which the system did something else
 
 Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
 """Function that returns the layers of the model and of the initial model, by name."""
@@ -60,6 +65,12 @@ class Look:
     frozen: frozenset[str] = frozenset()
     finite: bool = True
     precision: frozenset[str] = frozenset()
+
+    @property
+    def median_ratio(self) -> float:
+        """Return the median update ratio of the layers; NaN if unknown."""
+        ratios = [update.ratio for update in self.updates.values() if math.isfinite(update.ratio)]
+        return statistics.median(ratios) if ratios else math.nan
 
     def table(self) -> dict[str | None, dict[str, float]]:
         """Return the finite signals as metrics, by layer; None is the model."""
@@ -114,11 +125,14 @@ class Signals:
         self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
         self._rows, self._free_seconds = rows, free_seconds
         self._few: list[Any] | None = None
-        self.spent = self._alone = 0.0  # the time of all looks, and of those between the steps of the schedule
+        self.spent = 0.0
+        self._charged = self._alone = 0.0  # of the time of all looks, and of those between the steps of the schedule
         self._dearest = self._preparing = 0.0
+        self._times: deque[float] = deque(maxlen=_USUAL)
         self._began: float | None = None
         self._call, self._step = -1, -1
         self._planned: int | None = None
+        self._affordable = True
         self._looks = 0
         self._weights: WeightSignals | None = None
         self._session: ModelSession | None = None
@@ -146,8 +160,9 @@ class Signals:
         self._step, self._call = step, self._call + 1
         trained = began - self._began - measured - self.spent
         alone = SHARE * trained >= self._alone + self._dearest
-        scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self.spent + self._dearest
+        scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self._charged + self._dearest
         wanted = wanted or self._due(step)
+        self._affordable = scheduled
         free = self._looks < _FREE
         if self._planned is None and (alone or free):
             self._planned = self._call + 2
@@ -163,14 +178,13 @@ class Signals:
             self._prepare(is_next=ahead[0])
         elif look is None:
             return None
-        seconds = self._clock() - began
-        self._preparing += seconds
-        self.spent += seconds
-        if not wanted:
-            self._alone += seconds
-        if look is not None:
-            self._dearest, self._preparing = self._preparing, 0.0
+        self._charge(self._clock() - began, looked=look is not None, alone=not wanted)
         return look
+
+    def look_soon(self) -> None:
+        """Plan another look within a few steps, if the time allows."""
+        if self._planned is None and self._affordable:
+            self._planned = self._call + _SOON
 
     def pay(self, seconds: float) -> None:
         """Add the time of what follows from a look, such as writing it, to its cost.
@@ -179,6 +193,7 @@ class Signals:
             seconds: Time in seconds.
         """
         self.spent += seconds
+        self._charged += seconds
         self._alone += seconds
         self._dearest += seconds
 
@@ -186,6 +201,23 @@ class Signals:
         """Remove the hooks of a look that was prepared."""
         if self._weights is not None:
             self._weights.disarm()
+
+    def _charge(self, seconds: float, *, looked: bool, alone: bool) -> None:
+        """Add the time of a look or its preparation; what the system took for other processes does not count twice.
+
+        A machine that is shared interrupts training as often as looks. A single look that takes far longer than usual
+        would forbid those that a short training needs.
+        """
+        self.spent += seconds
+        if looked:
+            usual = statistics.median(self._times) if len(self._times) >= _FREE else math.inf
+            self._times.append(seconds)
+            seconds = min(seconds, _INTERRUPTED * usual)
+        self._charged += seconds
+        self._alone += seconds * alone
+        self._preparing += seconds
+        if looked:
+            self._dearest, self._preparing = self._preparing, 0.0
 
     def _prepare(self, is_next: bool) -> None:
         weights = self._up_to_date()

@@ -97,7 +97,7 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     cosine = statistics.median(cosines) if cosines else math.nan
     if not math.isfinite(s.learned) and s.losses.finite:
         return
-    now = statistics.median(ratios) if ratios else math.nan
+    now = s.look.median_ratio
     largest, step = s.largest
     rough = s.losses.roughness()
     decays = [u.decay for u in s.look.updates.values() if math.isfinite(u.decay)]
@@ -124,7 +124,7 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     if not ratios or s.losses.count < LEAST_STEPS:
         return
     fastest = max(ratios)
-    warming = now > _WARM * s.previous
+    warming = s.before is not None and now > _WARM * s.before.median_ratio
     evidence = (
         f"the largest update of a layer is {fastest:.1g} of its weights, and the loss went from "
         f"{s.losses.start:.4g} to {s.losses.level():.4g} in {s.losses.count} steps"
@@ -159,5 +159,7 @@ def loss_spike(s: Situation) -> Iterator[Condition]:
     yield Condition(None, Finding("loss spike", "note", 0.9, evidence, advice), new > 0, new == 0, certain=True)
 
 
+LOSS_RULES = (divergence, learning_rate, shuffled_labels)
+"""Rules for faults that show in the losses, and need no other look."""
 RULES = (divergence, exploding_gradients, learning_rate, shuffled_labels, loss_spike)
 """Rules for faults of the whole training."""

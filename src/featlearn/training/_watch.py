@@ -16,7 +16,8 @@ from featlearn.capture import Forward, ModelSession, as_batch, map_tensors
 from featlearn.training._activation_signals import look_at_activations
 from featlearn.training._diagnostician import Diagnostician
 from featlearn.training._label_test import label_p_value
-from featlearn.training._loss_history import LossHistory
+from featlearn.training._layer_rules import LEARNED
+from featlearn.training._loss_history import REVISED_EVERY, LossHistory
 from featlearn.training._measured_model import MeasuredModel
 from featlearn.training._measurement import Observed, Snapshot
 from featlearn.training._recorder import Recorder
@@ -60,7 +61,8 @@ class Watch:
         self._stored = self._before = Findings()
         self._recorder, self._active = recorder, active
         self._loss_name: str | None = None
-        self._jumped = False
+        self._jumped = self._revised = False
+        self._learned = False  # whether the loss has fallen far
 
     def record(self, step: int, numbers: Mapping[str, float]) -> None:
         """Take note of the loss among the metrics of a step.
@@ -76,6 +78,7 @@ class Watch:
         self._jumped = self.losses.add(numbers[name])
         if self._jumped:
             self._recorder.numbers(step, {"signal.loss_spike": 1.0})
+        self._revised |= self.losses.count % REVISED_EVERY == 0
 
     def step(self, step: int, *, wanted: bool, last: bool, measured: float) -> None:
         """Take and record signals if the step is due, see `Signals.step`.
@@ -88,9 +91,11 @@ class Watch:
         """
         if not self._active:
             return
-        jumped, self._jumped = self._jumped, False
+        learned = self.losses.level() < LEARNED * self.losses.start
+        wanted |= self._jumped or (learned and not self._learned)  # events after which a fault may show
+        self._jumped, self._learned = False, self._learned or learned
         try:
-            look = self.signals.step(step, wanted=wanted or jumped, last=last, measured=measured)
+            look = self.signals.step(step, wanted=wanted, last=last, measured=measured)
         except Exception as error:  # a model can raise anything
             self._stop(step, error)
             return
@@ -124,16 +129,19 @@ class Watch:
             return snapshot
 
     def decide(self, step: int) -> None:
-        """Store the findings of a look at which nothing was measured.
+        """Store the findings of a look at which nothing was measured, or of new losses.
 
         Args:
             step: Training step.
         """
-        if not self._active or self._pending is None:
+        if not self._active or (self._pending is None and not self._revised):
             return
         began = time.perf_counter()
         try:
+            looked = self._pending is not None
             findings = self._changed_findings()
+            if looked and self._diagnostician.suspects:
+                self.signals.look_soon()
         except Exception as error:
             self._stop(step, error)
             return
@@ -154,7 +162,9 @@ class Watch:
         """Return the present findings, with empty lists where there were some before."""
         if self._pending is not None:
             self._diagnostician.look(self._pending)
-            self._pending = None
+        elif self._revised:
+            self._diagnostician.new_losses()
+        self._pending, self._revised = None, False
         present = self._diagnostician.findings()
         cleared: dict[str | None, list[Finding]] = {
             name: [] for name, findings in self._stored.items() if findings and name not in present
