@@ -288,7 +288,7 @@ def train(setup: Setup, *, watched: bool = True) -> Outcome:
                 lr *= 1.0 if ascent else 300.0
             elif fault == "rank collapse":
                 low_rank = setup.seed % 2 == 0
-                decay = 0.0 if low_rank else 0.03
+                decay = 0.0 if low_rank else 0.06
         for group in optimizer.param_groups:
             group["lr"] = lr * scheduled(setup.schedule, step)
         rows = torch.randint(len(X), (BATCH,), generator=generator)

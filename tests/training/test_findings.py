@@ -144,6 +144,47 @@ def test_dead_units_and_dead_layers() -> None:
     assert ("0", "dead units") in faults(monitor)
 
 
+class Scaled(nn.Module):
+    """Residual branch with a gain that starts near zero."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 12))
+        self.gain, self.head = nn.Parameter(torch.full((12,), gain)), nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.gain * self.branch(x))
+
+
+@pytest.mark.parametrize("gain", [0.0, 1e-6, 1e-5])
+@pytest.mark.parametrize("adam", [False, True])
+def test_branches_that_start_near_zero_do_not_vanish(gain: float, adam: bool) -> None:
+    torch.manual_seed(0)
+    model = Scaled(gain)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3) if adam else torch.optim.SGD(model.parameters(), 0.1)
+    monitor = Monitor(model, (X, Y), measure="weights", every=1, budget=None)
+    for step in range(20):
+        loss = F.cross_entropy(model(X), Y)
+        monitor.step(step, loss=loss)
+        assert not any(fault == "vanishing gradients" for _, fault in faults(monitor)), step
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_vanishing_gradients_are_named_at_the_second_look() -> None:
+    model = net(nn.Sigmoid, depth=8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = Monitor(model, (X, Y), measure="weights", every="log")
+    for step in range(4):
+        loss = F.cross_entropy(model(X), Y)
+        monitor.step(step, loss=loss)
+        assert any(fault == "vanishing gradients" for _, fault in faults(monitor)) == (step >= 2), step
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 def test_vanishing_gradients_begin_after_the_first_steps() -> None:
     monitor = run(net(nn.Sigmoid, depth=8), steps=12)
     assert ("0", "vanishing gradients") in faults(monitor)
@@ -191,7 +232,25 @@ def test_a_loss_of_nan_is_a_divergence_at_once() -> None:
 
 def test_a_learning_rate_that_is_too_low() -> None:
     assert (None, "learning rate too low") in faults(run(net(), lr=1e-5, steps=80))
-    assert (None, "learning rate too low") not in faults(run(net(), lr=1e-5, steps=30))  # too early to say
+    assert (None, "learning rate too low") not in faults(run(net(), lr=1e-5, steps=20))  # too early to say
+
+
+def test_a_warm_up_is_no_learning_rate_that_is_too_low() -> None:
+    """Updates that are tiny, and grow with the steps."""
+    for rows in (64, 8):  # of each batch: little and much noise
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        monitor = Monitor(model, (X, Y), measure="weights", every="log")
+        generator = torch.Generator().manual_seed(1)
+        for step in range(200):
+            optimizer.param_groups[0]["lr"] = 1e-7 * (step + 1)
+            chosen = torch.randint(len(X), (rows,), generator=generator)
+            loss = F.cross_entropy(model(X[chosen]), Y[chosen])
+            monitor.step(step, loss=loss)
+            assert faults(monitor) == set()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
 
 
 def test_a_decayed_learning_rate_is_not_too_low() -> None:

@@ -154,7 +154,8 @@ def test_hooks_are_removed_when_the_time_does_not_allow_the_look() -> None:
     for step in range(4):
         signals.step(step)
     assert any(p._post_accumulate_grad_hooks for p in model.parameters())
-    signals.pay(1e6)
+    with signals.paying():
+        clock.now += 1e6
     assert signals.step(4) is None
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
@@ -419,6 +420,28 @@ def test_looks_take_one_percent_of_the_training_time() -> None:
     assert len(taken) > 100
     assert signals.spent <= SHARE * clock.now + 0.06  # and the free looks
     assert signals.step(3000, last=True) is not None
+
+
+def test_looks_are_charged_for_the_work_of_this_process_alone() -> None:
+    """On a busy machine looks take long, as all does; what they work is the same."""
+    taken: dict[bool, int] = {}
+    for by_work in (False, True):
+        model, clock, work = net(), Clock(), Clock()
+        signals = Signals(
+            model,
+            lambda model=model: (layers_of(model), layers_of(model)),  # type: ignore[misc]
+            take_rows((X, Y), 64, 8, None),
+            None,
+            due=lambda step: step % 10 == 0,
+            clock=clock,
+            work=work if by_work else None,
+        )
+        clock.cost, work.cost = 0.1, 0.001
+        looks = [signals.step(step) for step in range(200)]
+        taken[by_work] = sum(look is not None for look in looks)
+        assert signals.spent > 0.1 * taken[by_work]  # what is reported is all of the time
+    assert taken[True] >= 21
+    assert taken[False] < 6
 
 
 def test_expensive_looks_become_rare_and_the_last_is_made() -> None:

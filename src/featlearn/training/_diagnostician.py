@@ -18,6 +18,7 @@ from featlearn.training.diagnosis import Finding, Findings, severity_key
 
 _IN_A_ROW = 2  # looks at which a fault must hold to begin, and have ended to end
 _NORMS = 9
+_RATIOS = 32
 
 
 @dataclass
@@ -81,6 +82,7 @@ class Diagnostician:
         self._losses, self._test_labels = losses, test_labels
         self._faults = Hysteresis()
         self._norms: deque[float] = deque(maxlen=_NORMS)
+        self._ratios: deque[tuple[int, float]] = deque(maxlen=_RATIOS)
         self._first: dict[str, UnitSignals] = {}
         self._largest, self._spikes = (0.0, 0), 0
         self._situation: Situation | None = None
@@ -99,6 +101,7 @@ class Diagnostician:
         """
         if math.isfinite(look.median_ratio):
             self._largest = max(self._largest, (look.median_ratio, look.step))
+            self._ratios.append((look.call, look.median_ratio))
         scales = [units.scale for units in look.units.values() if units.scale > 0]
         self._gain = max(scales) / scales[0] if scales else self._gain
         for name, units in look.units.items():
@@ -106,7 +109,7 @@ class Diagnostician:
         before = None if self._situation is None else self._situation.look
         self._situation = Situation(
             look, self._losses, self._measured, self._collapsed, self._first, tuple(self._norms), self._largest,
-            before, self._gain, self._spikes,
+            before, tuple(self._ratios), self._gain, self._spikes,
         )  # fmt: skip
         self._apply(*_layer_rules.RULES, *_training_rules.RULES)
         self._spikes = self._losses.spikes

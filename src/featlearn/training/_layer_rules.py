@@ -6,11 +6,12 @@ Each rule has two thresholds: a fault begins beyond the first, and ends below th
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from featlearn.training._activation_signals import UnitSignals
-from featlearn.training._loss_history import LossHistory
+from featlearn.training._loss_history import NEAR_START, LossHistory
 from featlearn.training._signals import Look
 from featlearn.training.diagnosis import Finding
 
@@ -65,6 +66,7 @@ class Situation:
         norms: Gradient norms of the model at earlier looks.
         largest: Largest median update ratio of the layers so far, with its step.
         before: Look before the present one.
+        ratios: Numbers of calls, and median update ratios of the layers at them, of the last looks.
         gain: Largest scale of the outputs of a layer over that of the first one, at the last look that had them.
         spikes: Number of loss spikes at the look before.
         label_p: p-value of `label_p_value`; None if it is not known.
@@ -79,6 +81,7 @@ class Situation:
     norms: tuple[float, ...] = ()
     largest: tuple[float, int] = (0.0, 0)
     before: Look | None = None
+    ratios: tuple[tuple[int, float], ...] = ()
     gain: float = math.nan
     spikes: int = 0
     label_p: float | None = None
@@ -100,6 +103,18 @@ class Situation:
         if self.before is None or not self.before.gradient_norm > 0:
             return math.nan
         return self.before.gradients.get(name, math.nan) / self.before.gradient_norm
+
+    def is_warming_up(self, power: float) -> bool:
+        """Return whether updates grow as in a warm-up, over the looks since an eighth of the present number of steps.
+
+        Args:
+            power: Power of the number of steps with which they grow at least.
+        """
+        recent = [(call, ratio) for call, ratio in self.ratios if 8 * call >= self.look.call and ratio > 0 and call > 0]
+        if len({call for call, _ in recent}) < 2:
+            return False
+        calls, ratios = ([math.log(value) for value in values] for values in zip(*recent, strict=True))
+        return statistics.linear_regression(calls, ratios).slope > power
 
     @property
     def learned(self) -> float:
@@ -154,7 +169,8 @@ def vanishing_gradients(s: Situation) -> Iterator[Condition]:
         evidence = f"the gradient has a norm of {norm:.2g}, {share:.1g} of that of the model ({total:.2g})"
         advice = "use residual connections or normalization, a larger initialization, or ReLU or GELU"
         finding = Finding("vanishing gradients", "problem", 0.9, evidence, advice)
-        yield Condition(name, finding, share < VANISHED, share > _VANISHED_ENDS)
+        twice = s.share_before(name) < VANISHED
+        yield Condition(name, finding, share < VANISHED, share > _VANISHED_ENDS, certain=twice)
 
 
 def lazy_layer(s: Situation) -> Iterator[Condition]:
@@ -183,7 +199,8 @@ def rank_collapse(s: Situation) -> Iterator[Condition]:
         weights = outputs = scale = math.nan
         parts = []
         if update is not None and update.top > 0:
-            weights = max(update.bulk, update.bulk / update.top)
+            # All shrink in a model that is normalized, too; one whose loss is that of its start passes nothing on.
+            weights = update.bulk if s.learned > NEAR_START else max(update.bulk, update.bulk / update.top)
             parts.append(
                 f"the median singular value is {update.bulk:.2g} of that at the start, the largest {update.top:.2g}"
             )

@@ -7,7 +7,8 @@ import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +31,8 @@ _ROWS = 64
 _ENTRIES = 1 << 20  # of the inputs of one forward pass
 _FAILURES = 3  # forward passes that may fail
 _FREE = 2  # looks before the cost is known
+_USUAL = 5  # looks whose median is the cost of the next one
 _SOON = 4  # calls after which a look is repeated
-_USUAL = 9  # looks whose median is the usual time
-_INTERRUPTED = 3.0  # usual times beyond which the system did something else
 
 Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
 """Function that returns the layers of the model and of the initial model, by name."""
@@ -106,6 +106,9 @@ class Signals:
         forward: Forward function, as in `featlearn.probe`.
         due: Function that returns whether a step is in the schedule of measurements.
         clock: Function that returns a time in seconds.
+        work: Function that returns the processor time of this process in seconds. On a shared machine looks are charged
+            for what they work, not for what the system gives to others meanwhile. None charges all of the time, as on a
+            device whose work takes no processor time.
         free_seconds: Seconds that looks at the steps of the schedule may take in any case.
 
     Attributes:
@@ -120,15 +123,17 @@ class Signals:
         forward: Forward | None,
         due: Callable[[int], bool] = lambda step: False,
         clock: Callable[[], float] = time.perf_counter,
+        work: Callable[[], float] | None = None,
         free_seconds: float = FREE_SECONDS,
     ) -> None:
-        self._model, self._find, self._forward, self._due, self._clock = model, layers, forward, due, clock
+        self._model, self._find, self._forward, self._due = model, layers, forward, due
+        self._clock, self._work = clock, work
         self._rows, self._free_seconds = rows, free_seconds
         self._few: list[Any] | None = None
         self.spent = 0.0
-        self._charged = self._alone = 0.0  # of the time of all looks, and of those between the steps of the schedule
-        self._dearest = self._preparing = 0.0
-        self._times: deque[float] = deque(maxlen=_USUAL)
+        self._charged = self._alone = 0.0  # for all looks, and for those between the steps of the schedule
+        self._preparing = 0.0
+        self._costs: deque[float] = deque(maxlen=_USUAL)  # of looks, with their preparation and what follows
         self._began: float | None = None
         self._call, self._step = -1, -1
         self._planned: int | None = None
@@ -153,14 +158,16 @@ class Signals:
         """
         if step == self._step and not last:
             return None
-        began = self._clock()
+        before = self._read()
+        began = before[0]
         self.close()  # also if the look that was prepared cannot be afforded now
         if self._began is None:
             self._began = began - measured
         self._step, self._call = step, self._call + 1
         trained = began - self._began - measured - self.spent
-        alone = SHARE * trained >= self._alone + self._dearest
-        scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self._charged + self._dearest
+        usual = statistics.median(self._costs) if self._costs else 0.0
+        alone = SHARE * trained >= self._alone + usual
+        scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self._charged + usual
         wanted = wanted or self._due(step)
         self._affordable = scheduled
         free = self._looks < _FREE
@@ -178,7 +185,11 @@ class Signals:
             self._prepare(is_next=ahead[0])
         elif look is None:
             return None
-        self._charge(self._clock() - began, looked=look is not None, alone=not wanted)
+        charge = self._charge(before, alone=not wanted)
+        self._preparing += charge
+        if look is not None:
+            self._costs.append(self._preparing)
+            self._preparing = 0.0
         return look
 
     def look_soon(self) -> None:
@@ -186,38 +197,35 @@ class Signals:
         if self._planned is None and self._affordable:
             self._planned = self._call + _SOON
 
-    def pay(self, seconds: float) -> None:
-        """Add the time of what follows from a look, such as writing it, to its cost.
-
-        Args:
-            seconds: Time in seconds.
-        """
-        self.spent += seconds
-        self._charged += seconds
-        self._alone += seconds
-        self._dearest += seconds
+    @contextmanager
+    def paying(self) -> Iterator[None]:
+        """Add the time of what follows from a look, such as writing it, to its cost."""
+        before = self._read()
+        try:
+            yield
+        finally:
+            charge = self._charge(before, alone=True)
+            if self._costs:
+                self._costs[-1] += charge
 
     def close(self) -> None:
         """Remove the hooks of a look that was prepared."""
         if self._weights is not None:
             self._weights.disarm()
 
-    def _charge(self, seconds: float, *, looked: bool, alone: bool) -> None:
-        """Add the time of a look or its preparation; what the system took for other processes does not count twice.
+    def _read(self) -> tuple[float, float]:
+        """Return the time, and the processor time where that is what looks are charged for."""
+        now = self._clock()
+        return now, now if self._work is None else self._work()
 
-        A machine that is shared interrupts training as often as looks. A single look that takes far longer than usual
-        would forbid those that a short training needs.
-        """
+    def _charge(self, before: tuple[float, float], *, alone: bool) -> float:
+        """Charge the looks for what was done since a reading, and return the charge in seconds."""
+        seconds, charge = (b - a for a, b in zip(before, self._read(), strict=True))
+        charge = min(seconds, charge)  # threads work longer than they take
         self.spent += seconds
-        if looked:
-            usual = statistics.median(self._times) if len(self._times) >= _FREE else math.inf
-            self._times.append(seconds)
-            seconds = min(seconds, _INTERRUPTED * usual)
-        self._charged += seconds
-        self._alone += seconds * alone
-        self._preparing += seconds
-        if looked:
-            self._dearest, self._preparing = self._preparing, 0.0
+        self._charged += charge
+        self._alone += charge * alone
+        return charge
 
     def _prepare(self, is_next: bool) -> None:
         weights = self._up_to_date()

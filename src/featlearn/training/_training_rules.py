@@ -28,7 +28,8 @@ _FIRST, _LONG_STEPS = 20, 100  # calls before a loss that does not fall is remar
 _ROUGH = 0.3  # change of the loss from step to step
 _SLOW, _SLOW_ENDS = 3e-5, 1e-4  # update ratios
 _NO_PROGRESS = 0.95  # share of the initial loss
-_WARM = 1.5  # growth of the update ratio from look to look in a warm-up
+_WARM = 0.5  # power of the number of steps with which the update ratio grows in a warm-up
+_LEAST_SLOW = 24  # losses before the absence of progress by tiny updates is a fault
 LEAST_STEPS = 50
 """Losses before the absence of progress is a fault."""
 _INDEPENDENT, _DEPENDENT = 0.02, 0.01  # p-values
@@ -97,7 +98,6 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     cosine = statistics.median(cosines) if cosines else math.nan
     if not math.isfinite(s.learned) and s.losses.finite:
         return
-    now = s.look.median_ratio
     largest, step = s.largest
     rough = s.losses.roughness()
     decays = [u.decay for u in s.look.updates.values() if math.isfinite(u.decay)]
@@ -120,11 +120,11 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     fallen = s.learned < (_SOLVED if largest > _VERY_FAST else _FALLEN if largest > _FAST else _HALF)
     diverged = has_diverged(s.losses) or not s.look.finite
     holds = (stuck or slowly) and not by_decay and (diverged or s.look.call >= _FIRST)
-    yield Condition(None, finding, holds, fallen and not lost)
-    if not ratios or s.losses.count < LEAST_STEPS:
+    certain = stuck and largest > _VERY_FAST and s.learned > _STUCK
+    yield Condition(None, finding, holds, fallen and not lost, certain)
+    if not ratios or s.losses.count < _LEAST_SLOW:
         return
     fastest = max(ratios)
-    warming = s.before is not None and now > _WARM * s.before.median_ratio
     evidence = (
         f"the largest update of a layer is {fastest:.1g} of its weights, and the loss went from "
         f"{s.losses.start:.4g} to {s.losses.level():.4g} in {s.losses.count} steps"
@@ -132,7 +132,7 @@ def learning_rate(s: Situation) -> Iterator[Condition]:
     evidence += f"; successive updates have a cosine of {cosine:.2f}" if cosine > 0 else ""
     finding = Finding("learning rate too low", "warning", 0.85, evidence, "raise the learning rate tenfold or more")
     blocked = any(norm < VANISHED * s.look.gradient_norm for norm in s.look.gradients.values())
-    slow = fastest < _SLOW and s.learned > _NO_PROGRESS and not (warming or blocked)
+    slow = fastest < _SLOW and s.learned > _NO_PROGRESS and not (s.is_warming_up(_WARM) or blocked)
     yield Condition(None, finding, slow, fastest > _SLOW_ENDS or s.learned < 0.9)
 
 

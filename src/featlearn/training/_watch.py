@@ -52,7 +52,16 @@ class Watch:
         limited: bool = True,
     ) -> None:
         free = FREE_SECONDS if limited else math.inf
-        self.signals = Signals(model, measured.layers_of_both, measured.rows, forward, due, free_seconds=free)
+        on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+        self.signals = Signals(
+            model,
+            measured.layers_of_both,
+            measured.rows,
+            forward,
+            due,
+            work=time.process_time if on_cpu else None,
+            free_seconds=free,
+        )
         self.losses = LossHistory()
         self._measured, self._forward = measured, forward
         self._diagnostician = Diagnostician(self.losses, self._test_labels)
@@ -101,9 +110,8 @@ class Watch:
             return
         if look is not None:
             self._latest = self._pending = look
-            began = time.perf_counter()
-            self._recorder.table(step, look.table())
-            self.signals.pay(time.perf_counter() - began)
+            with self.signals.paying():
+                self._recorder.table(step, look.table())
 
     def observed(self) -> Observed:
         """Return the signals that the diagnoses of a measurement take into account."""
@@ -136,19 +144,18 @@ class Watch:
         """
         if not self._active or (self._pending is None and not self._revised):
             return
-        began = time.perf_counter()
-        try:
-            looked = self._pending is not None
-            findings = self._changed_findings()
-            if looked and self._diagnostician.suspects:
-                self.signals.look_soon()
-        except Exception as error:
-            self._stop(step, error)
-            return
-        # Only new, worse, better or ended ones: the numbers of the others change at each look.
-        if findings.summary() != self._before.summary():
-            self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
-        self.signals.pay(time.perf_counter() - began)
+        with self.signals.paying():
+            try:
+                looked = self._pending is not None
+                findings = self._changed_findings()
+                if looked and self._diagnostician.suspects:
+                    self.signals.look_soon()
+            except Exception as error:
+                self._stop(step, error)
+                return
+            # Only new, worse, better or ended ones: the numbers of the others change at each look.
+            if findings.summary() != self._before.summary():
+                self._recorder.table(step, {name: {"findings": text} for name, text in findings.texts().items()})
 
     def findings(self) -> Findings:
         """Return the present findings."""
