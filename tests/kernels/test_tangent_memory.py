@@ -157,7 +157,7 @@ def test_estimates_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         fl.ntk(model, x, max_memory=10_000)
     monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
-    with pytest.raises(fl.InputError, match=r"kernel of 7,000 x 7,000 samples.*GiB.*are free: take fewer samples"):
+    with pytest.raises(fl.InputError, match=r"kernel of 7,000 x 7,000 samples.*374 MiB.*are free: take fewer samples"):
         fl.ntk(model, x.repeat(1000, 1), sketches=1)
     with pytest.raises(fl.InputError, match=r"2,000 samples and 1 outputs.*are free"):
         fl.LazyRegressor().fit(torch.randn(2000, 3).numpy(), torch.randn(2000).numpy())

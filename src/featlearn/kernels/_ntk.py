@@ -8,7 +8,8 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from featlearn._utils.standard_errors import mean_and_error
 from featlearn._utils.validation import is_int
 from featlearn.capture import Batch, Forward, ModelSession, Trace, batches, few_rows, rows_of, sliceable
 from featlearn.errors import InputError
+from featlearn.kernels._kernel_sums import TOTAL, KernelSums
 from featlearn.kernels.contractions import bytes_of, contract
 from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, called_by_some
 from featlearn.kernels.random_vectors import groups_of, make_sketch
@@ -27,6 +29,7 @@ from featlearn.kernels.random_vectors import groups_of, make_sketch
 _FIRST = 64
 _MOST_ROWS = 4096
 _FEWEST_ROWS = 64
+_ENTRY = 16  # bytes of an entry of a contribution, with intermediate results
 _BLOCK = 2**28  # bytes of features in a block; larger blocks take more time to concatenate
 
 
@@ -36,33 +39,33 @@ def check_outputs(outputs: str | int) -> None:
         raise InputError(f'outputs must be "trace", "full" or the number of an output, got {outputs!r}.')
 
 
-def block_kernels(
+def add_block_kernels(
+    sums: KernelSums,
     left: Sequence[Batch],
     right: Sequence[Batch],
     features: Callable[[Batch], Features],
     full: bool,
     memory: float,
     groups: int = 1,
-) -> dict[str, Tensor]:
-    """Compute the kernel of each layer from the features of blocks of samples.
+) -> None:
+    """Add the kernel of each layer from the features of blocks of samples.
 
     The features of as many right blocks are kept as fit into half of the memory; those of the others are computed again
     for each left block.
 
     Args:
+        sums: Sums to add to.
         left: Blocks of the first samples.
         right: Blocks of the second samples; the same list object makes the kernel symmetric.
         features: Function that returns the features of a block.
         full: Whether to keep outputs separate.
         memory: Limit in bytes.
         groups: Number of groups of outputs to keep separate, as in `contract`.
-
-    Returns:
-        Kernels in float64 by layer name.
     """
-    rows: dict[str, list[list[Tensor]]] = {}
+    same = right is left
     kept: dict[int, Features] = {}
     free = memory / 2
+    sums.begin()
 
     def of_right(j: int) -> Features:
         nonlocal free
@@ -75,36 +78,32 @@ def block_kernels(
         return result
 
     for i, block in enumerate(left):
-        a = of_right(i) if right is left else features(block)
-        row: dict[str, list[Tensor]] = {}
-        for j in range(len(right)):
-            if right is left and j < i:
-                # The kernel of X against itself is symmetric, in (n, m), in (n, m, groups) and in (n, m, c, c).
-                above = {name: parts[j][i].transpose(0, 1) for name, parts in rows.items()}
-                kernels = {name: b.mT if full else b for name, b in above.items()}
-            else:
-                b = a if right is left and i == j else of_right(j)
-                if missing := a.keys() - b.keys():
-                    raise called_by_some(min(missing))
-                kernels = {name: contract(share, b[name], full, groups).to(torch.float64) for name, share in a.items()}
-            for name, kernel in kernels.items():
-                row.setdefault(name, []).append(kernel)
-        for name, parts in row.items():
-            rows.setdefault(name, []).append(parts)
-    return {name: torch.cat([torch.cat(parts, dim=1) for parts in blocks]) for name, blocks in rows.items()}
+        a = of_right(i) if same else features(block)
+        for j in range(i if same else 0, len(right)):
+            b = a if same and i == j else of_right(j)
+            if missing := a.keys() - b.keys():
+                raise called_by_some(min(missing))
+            for name, share in a.items():
+                sums.add(i, j, name, contract(share, b[name], full, groups))
+        if same:
+            kept.pop(i, None)  # earlier blocks are not needed again
+    if same:
+        sums.mirror(full)
 
 
-def rows_at_a_time(numbers: float, memory: float) -> float:
+def rows_at_a_time(numbers: float, memory: float, entries: int = 1) -> float:
     """Return the number of samples per block: enough for fast products, within the memory.
 
-    A quarter of the memory is for the features of a block and their computation, another for those of a second block.
+    A quarter of the memory is for the features of a block and their computation, another for those of a second block,
+    and an eighth for the contribution of a layer between them.
 
     Args:
         numbers: Number of features per sample, with intermediate results.
         memory: Limit in bytes.
+        entries: Entries of the kernel of two samples.
     """
     size = 4 * max(1.0, numbers)
-    return min(memory / 8 / size, max(_FEWEST_ROWS, _BLOCK / size))
+    return min(memory / 8 / size, max(_FEWEST_ROWS, _BLOCK / size), math.sqrt(memory / 8 / (_ENTRY * entries)))
 
 
 def first_batch(subject: ModelSession, data: Any) -> Batch:
@@ -133,7 +132,7 @@ def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
 
 
 def check_kernel_memory(
-    X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any, groups: int = 1
+    X: Any, Z: Any, tangents: PerSampleGradients, full: bool, max_memory: Any, kernels: int = 1, groups: int = 1
 ) -> None:
     """Refuse a tangent kernel that does not fit into memory, before it is computed.
 
@@ -143,7 +142,8 @@ def check_kernel_memory(
         tangents: Gradients, with the size of a sample.
         full: Whether the kernel has a block per pair of outputs.
         max_memory: Limit of the caller, as in `featlearn.ntk`.
-        groups: Number of kernels of groups of outputs.
+        kernels: Number of kernels, such as one per layer.
+        groups: Number of groups of outputs, each with kernels of its own.
     """
     c = tangents.count
     fewer = "pass sketches=16 for random output vectors, or outputs= the number of one output" if c > 1 else ""
@@ -153,12 +153,22 @@ def check_kernel_memory(
         fewer or "leave parameters out with parameters=",
         max_memory,
     )
-    # The kernels are not part of max_memory; the free memory limits them. Each exists in blocks, and once concatenated.
+    # The kernels are not part of max_memory; the free memory limits them.
     n = most_rows(X, most=None)
     m = n if Z is None else most_rows(Z, most=None)
     kernel = 8.0 * n * m * (c**2 if full else groups)
     what = f"a kernel of {n:,} x {m:,} samples" + (f" and {c:,} x {c:,} outputs" if full else "")
-    check_fits(kernel * (tangents.shares + 1), f"{what}, for each of {tangents.shares} layers,", "take fewer samples")
+    of_layers = f", for each of {kernels} layers," if kernels > 1 else ""
+    check_fits(kernel * kernels, what + of_layers, "take fewer samples")
+
+
+def expected_rows(blocks: Sequence[Batch]) -> int:
+    """Return the number of samples of some blocks, of those whose number is known.
+
+    Args:
+        blocks: Blocks of samples.
+    """
+    return sum(block.size or 1 for block in blocks)
 
 
 def most_rows(*data: Any, most: int | None = _MOST_ROWS) -> int:
@@ -275,40 +285,34 @@ def ntk(
         )
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     tangents = PerSampleGradients(subject, outputs, parameters, make_sketch(sketches, outputs, generator))
-    kernels = kernels_by_layer(
-        tangents, X, Z, max_memory=max_memory, batch_size=batch_size, in_groups=standard_error
-    )  # fmt: skip
+    options: dict[str, Any] = {"by_layer": by_layer, "max_memory": max_memory, "batch_size": batch_size}
+    kernels = tangent_kernels(tangents, X, Z, in_groups=standard_error, **options)
     if not standard_error:
-        return kernels if by_layer else summed(kernels)
+        return kernels if by_layer else kernels[TOTAL]
     if not by_layer:
-        return mean_and_error(summed(kernels))
+        return mean_and_error(kernels[TOTAL])
     both = {name: mean_and_error(kernel) for name, kernel in kernels.items()}
     return {name: mean for name, (mean, _) in both.items()}, {name: error for name, (_, error) in both.items()}
 
 
-def summed(kernels: Mapping[str, Tensor]) -> Tensor:
-    """Return the sum of the contributions of all layers."""
-    total = sum(kernels.values())
-    assert isinstance(total, Tensor)
-    return total
-
-
-def kernels_by_layer(
+def tangent_kernels(
     tangents: PerSampleGradients,
     X: Any,
     Z: Any = None,
     *,
+    by_layer: bool = False,
     max_memory: int | float | str | None = None,
     batch_size: int | None = None,
     observe: Callable[[Trace], None] | None = None,
     in_groups: bool = False,
 ) -> dict[str, Tensor]:
-    """Compute the contribution of each layer to the tangent kernel, for the present weights of the model.
+    """Compute the tangent kernel, or the contribution of each layer to it, for the present weights of the model.
 
     Args:
         tangents: Gradients per sample, whose session is closed.
         X: Inputs, as in `ntk`.
         Z: Other inputs, or None.
+        by_layer: Whether to return the contribution of each layer.
         max_memory: Limit of the gradients, as in `ntk`.
         batch_size: Number of rows per block, as in `ntk`.
         observe: Function that receives one trace of all samples of X, in parts and in order. None makes no call.
@@ -316,24 +320,25 @@ def kernels_by_layer(
             unbiased estimate, instead of their mean.
 
     Returns:
-        Kernels in float64 by layer name.
+        Kernels in float64 by layer name, or the kernel under the name `TOTAL`.
 
     Raises:
         InputError: The gradients of two samples or the kernel do not fit into memory, or are not finite.
     """
     memory, subject, full = gradient_memory(max_memory), tangents.session, tangents.full
     observed: set[int] = set()
-
-    def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
-        rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
-        left = blocks_of(subject, X, rows)
-        return left, left if Z is None else blocks_of(subject, Z, rows)
-
     with subject.open(inputs=True, weight_gradients=True):
         if not tangents.settled:
-            tangents.prepare(first_batch(subject, X), most_rows(X, Z))
+            tangents.prepare(first_batch(subject, X), most_rows(X, Z), memory)
         groups = groups_of(tangents.count) if in_groups and tangents.random else 1
-        check_kernel_memory(X, Z, tangents, full, max_memory, groups)
+        check_kernel_memory(X, Z, tangents, full, max_memory, tangents.shares if by_layer else 1, groups)
+        entries = tangents.count**2 if full else groups
+
+        def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
+            rows = rows_at_a_time(numbers, memory, entries) if batch_size is None else batch_size
+            left = blocks_of(subject, X, rows)
+            return left, left if Z is None else blocks_of(subject, Z, rows)
+
         left, right = blocks(tangents.numbers)
         of_x = {id(block) for block in left}
 
@@ -342,12 +347,11 @@ def kernels_by_layer(
             observed.add(id(block))
             return tangents.features(block, observe if new else None)
 
-        kernels = block_kernels(left, right, features, full, memory, groups)
+        sums = KernelSums(expected_rows(left), expected_rows(right), by_layer)
+        add_block_kernels(sums, left, right, features, full, memory, groups)
     if tangents.rest:
         left, right = blocks(tangents.numbers_of_the_rest)
-        kernels |= block_kernels(left, right, tangents.rest_features(left[0]), full, memory, groups)
-    for name, kernel in kernels.items():
-        if not torch.isfinite(kernel).all():
-            raise InputError(f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=.")
+        add_block_kernels(sums, left, right, tangents.rest_features(left[0]), full, memory, groups)
+    kernels = sums.kernels()
     # The vectors are scaled for the sum over all of them.
-    return {name: groups * kernel for name, kernel in kernels.items()} if groups > 1 else kernels
+    return {name: kernel.mul_(groups) for name, kernel in kernels.items()} if groups > 1 else kernels

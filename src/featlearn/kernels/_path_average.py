@@ -20,16 +20,17 @@ from featlearn._utils.progress import progress_bar
 from featlearn._utils.validation import check_int, check_option
 from featlearn.capture import Batch, Forward, ModelSession, initial_model
 from featlearn.errors import InputError
+from featlearn.kernels._kernel_sums import TOTAL, KernelSums
 from featlearn.kernels._ntk import (
-    block_kernels,
+    add_block_kernels,
     blocks_of,
     check_kernel_memory,
     check_outputs,
+    expected_rows,
     first_batch,
     gradient_memory,
     most_rows,
     rows_at_a_time,
-    summed,
 )
 from featlearn.kernels.contractions import average
 from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients
@@ -116,16 +117,19 @@ def average_ntk(
     tangents = PerSampleGradients(subject, outputs, materialize=True)
     memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
-        tangents.prepare(first_batch(subject, X), most_rows(X, Z))
-    check_kernel_memory(X, Z, tangents, outputs == "full", max_memory)
+        tangents.prepare(first_batch(subject, X), most_rows(X, Z), memory)
+    full = outputs == "full"
+    check_kernel_memory(X, Z, tangents, full, max_memory)
     # Fewer rows than for one point, because the averages take memory too.
-    rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory) if batch_size is None else batch_size
+    entries = tangents.count**2 if full else 1
+    rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory, entries) if batch_size is None else batch_size
     left = blocks_of(subject, X, rows)
     right = left if Z is None else blocks_of(subject, Z, rows)
     rest = tangents.rest_features(left[0]) if tangents.rest else None
     calls = len(left) + (0 if right is left else len(right))  # if all features fit into the memory
 
     linear: Tensor | None = None
+    sums = KernelSums(expected_rows(left), expected_rows(right), by_layer=False)
     with progress_bar(calls * points, "points on the path", progress) as advance:
 
         def features(batch: Batch) -> Features:
@@ -146,7 +150,7 @@ def average_ntk(
                 linear = tangents.along(total, path.change)
             return total
 
-        kernels = block_kernels(left, right, features, outputs == "full", memory)
+        add_block_kernels(sums, left, right, features, full, memory)
     assert linear is not None
     path.go(1.0)
     after = _values(subject, left[0], outputs)
@@ -155,7 +159,7 @@ def average_ntk(
     gap = float((linear - change).norm() / change.norm()) if change.any() else float((linear - change).norm())
     if gap > _CLOSE:
         _log.warning("the average over %d points differs from the change of the network by %.0f%%", points, 100 * gap)
-    return AverageKernel(summed(kernels), gap, points, rule)
+    return AverageKernel(sums.kernels()[TOTAL], gap, points, rule)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from featlearn.capture import Forward, ModelSession, Trace, batches
 from featlearn.errors import InputError
+from featlearn.kernels._kernel_sums import TOTAL
 from featlearn.kernels._layer_features import add_features, input_rows, products_of
-from featlearn.kernels._ntk import kernels_by_layer, summed
+from featlearn.kernels._ntk import tangent_kernels
 from featlearn.kernels.per_sample_gradients import PerSampleGradients
 from featlearn.kernels.random_vectors import make_sketch
 
@@ -84,7 +85,7 @@ class ModelKernels:
         """Return the tangent kernel, and collect the inputs of the layers if `blocks` is given."""
         observe = None if blocks is None else partial(self._add_inputs, blocks)
         compute = partial(
-            kernels_by_layer, self._tangents, X, max_memory=self._max_memory, observe=observe, in_groups=True
+            tangent_kernels, self._tangents, X, max_memory=self._max_memory, observe=observe, in_groups=True
         )
         known = self._tangents.settled
         try:
@@ -97,7 +98,7 @@ class ModelKernels:
             if blocks is not None:
                 blocks.clear()
             kernels = compute()
-        return summed(kernels)
+        return kernels[TOTAL]
 
     def _add_inputs(self, blocks: dict[str, list[Tensor]], trace: Trace) -> None:
         add_features(blocks, trace, self._layers, input_rows, self._session.unscaled, strict=False)

@@ -20,6 +20,7 @@ OTHER = "other parameters"
 
 _CACHE = 2**24  # gradients per block: more would exceed the cache of the processor
 _FEW = 16
+_PART = 8  # part of the memory for the graph of a block and the gradients that are not reduced yet
 
 Features = dict[str, Share]
 
@@ -97,17 +98,18 @@ class PerSampleGradients:
         """True if outputs are kept apart."""
         return self._outputs == "full"
 
-    def prepare(self, batch: Batch, samples: int) -> None:
+    def prepare(self, batch: Batch, samples: int, memory: float = math.inf) -> None:
         """Determine from a first batch which parameters belong to layers, and the size of a sample.
 
         Args:
             batch: First samples of the data.
             samples: Number of all samples.
+            memory: Limit of a block in bytes, with its graph.
         """
         # Two samples suffice, unless a gradient is zero on both.
         trace = self._subject.trace(few_rows(batch))
         self._check_alone(trace, few_rows(batch))
-        self._measure(trace, samples)
+        self._measure(trace, samples, memory)
         self.settled = self._sort(trace)
         if not self.settled and trace.output.shape[0] < (batch.size or 0):
             self.settled = self._sort(self._subject.trace(batch))
@@ -269,7 +271,7 @@ class PerSampleGradients:
             return 1
         return count if self._sketch is None else min(count, self._sketch.vectors)
 
-    def _measure(self, trace: Trace, samples: int) -> None:
+    def _measure(self, trace: Trace, samples: int, memory: float) -> None:
         """Count the features per sample, and choose the layers that are contracted by pairs of positions."""
         n = trace.output.shape[0]
         outputs_of_sample = trace.output[0].numel()
@@ -289,6 +291,8 @@ class PerSampleGradients:
                 numbers += c * layer.groups * layer.k_out * layer.k_in
         self.numbers = numbers
         self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
+        held = trace.sizes().graph + c * passed * trace.output.element_size()
+        self._rows_at_a_time = max(1, min(self._rows_at_a_time, int(memory / _PART / max(1.0, held))))
 
     def _sort(self, trace: Trace) -> bool:
         """Find the parameters that belong to layers; return whether no gradient was zero."""
