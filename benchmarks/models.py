@@ -80,3 +80,78 @@ class GPT(nn.Module):
         """The part that can be differentiated by its input."""
         x = x + self.places(torch.arange(x.shape[-2]))
         return self.head(self.norm(self.blocks(x)))
+
+
+class ConvNeXt(nn.Module):
+    """Depthwise 7 x 7 convolutions, layer norms over channels, and scales of the branches, for 32 x 32 images."""
+
+    def __init__(self, width: int = 24, blocks: int = 2, outputs: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, 4)
+        self.depthwise = nn.ModuleList(nn.Conv2d(width, width, 7, padding=3, groups=width) for _ in range(blocks))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(blocks + 1))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(blocks))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(blocks))
+        self.scales = nn.ParameterList(torch.full((width,), 0.1) for _ in range(blocks))
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Blocks, mean over places, head."""
+        x = self.stem(x)
+        for i, scale in enumerate(self.scales):
+            h = self.norms[i](self.depthwise[i](x).permute(0, 2, 3, 1))
+            x = x + (scale * self.down[i](F.gelu(self.up[i](h)))).permute(0, 3, 1, 2)
+        return self.head(self.norms[-1](x.mean((2, 3))))
+
+
+class ViT(nn.Module):
+    """A vision transformer with a class token and positions that are parameters of the module."""
+
+    def __init__(self, width: int = 64, heads: int = 4, blocks: int = 3, outputs: int = 10) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.token = nn.Parameter(0.1 * torch.randn(1, 1, width))
+        self.places = nn.Parameter(0.1 * torch.randn(1, 65, width))
+        layers = nn.TransformerEncoderLayer(width, heads, 2 * width, 0.0, batch_first=True, norm_first=True)
+        self.blocks = nn.TransformerEncoder(layers, blocks, enable_nested_tensor=False)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the class token."""
+        x = self.patches(x).flatten(2).mT
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.places
+        return self.head(self.blocks(x)[:, 0])
+
+
+class RawGPT(nn.Module):
+    """A character model whose positions are a parameter, cut to the length of the text; its output is a mean."""
+
+    def __init__(self, outputs: int = 10, tokens: int = 64, width: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(65, width), nn.Parameter(0.1 * torch.randn(2 * tokens, width))
+        self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(3)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, outputs, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Mean of the logits over the text."""
+        x = self.tokens(ids) + self.places[: ids.shape[1]]
+        return self.head(self.norm(self.blocks(x)).mean(1))
+
+
+class AttentionByHand(nn.Module):
+    """Attention whose matrices are parameters that are multiplied in the code."""
+
+    def __init__(self, width: int = 48, outputs: int = 10) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, width)
+        self.q, self.k, self.v, self.out = (nn.Parameter(torch.randn(width, width) / width**0.5) for _ in range(4))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two rounds of attention with the same matrices, mean over tokens."""
+        x = self.embed(x)
+        for _ in range(2):
+            q, k, v = x @ self.q, x @ self.k, x @ self.v
+            x = x + (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v @ self.out + self.bias
+        return self.head(x.mean(1))

@@ -26,6 +26,7 @@ from featlearn.capture._hook_functions import (
 )
 from featlearn.capture._model_state import check_model, eager, parametrizations_computed_once, preserved, preserved_rng
 from featlearn.capture._operations import Operations, is_transformed
+from featlearn.capture._parameter_uses import ParameterUses
 from featlearn.capture._trace import Call, Trace
 from featlearn.errors import InputError
 from featlearn.layers import Layer, in_parts
@@ -50,6 +51,9 @@ class Capture:
         at_inputs: Names of the layers whose gradients are taken at an alias of the input, where they are ``J W``.
         others: Layers that are not traced. Their products are not taken for those of traced layers.
         watch: Whether to look for products outside of modules in each pass, even if no such layer is traced.
+
+    Attributes:
+        follow: Function that returns a new mode in which uses of parameters are recorded; None records none.
 
     Raises:
         InputError: On entry, if parameters are not finite or on several devices, or modules are in training mode.
@@ -85,6 +89,7 @@ class Capture:
         self._checked: set[int] = set()
         self._random_checked, self._own_hooks = False, 0
         self._samples: int | None = None
+        self.follow: Callable[[], ParameterUses] | None = None
         self._shared: dict[str, bool] = {}
         self._shared_checked = False
 
@@ -179,8 +184,9 @@ class Capture:
         trace = Trace(self._layers, torch.empty(0), {}, {}, context=self._in_operations)
         before, handles, self._own_hooks = torch.get_rng_state(), RemovableHandle.next_id, 0
         self._trace = trace
+        uses = None if self.follow is None else self.follow()
         try:
-            with self._in_operations(), warnings.catch_warnings():
+            with self._in_operations(), uses or nullcontext(), warnings.catch_warnings():
                 # Of a checkpoint behind frozen layers; reentrant ones are looked for in `check_output`.
                 warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True", UserWarning)
                 output = call()
@@ -205,6 +211,8 @@ class Capture:
                 "pass forward=lambda model, batch: ... that returns the output to differentiate."
             )
         trace.output = output
+        if uses is not None:
+            trace.uses, trace.lost = uses.uses, uses.lost
         records = [(name, record) for name, calls in trace.calls.items() for record in calls]
         moved = {name for name, record in records if record.x is not None and record.x._version != record.version}
         for _, record in records if not self._keep_inputs else ():

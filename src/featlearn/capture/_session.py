@@ -15,6 +15,7 @@ from featlearn.capture._hook_functions import check_rows
 from featlearn.capture._hooks import Capture
 from featlearn.capture._model_copies import initial_model, matching_layers
 from featlearn.capture._operations import HIDDEN, Operations
+from featlearn.capture._parameter_uses import ParameterUses
 from featlearn.capture._session_layers import SessionLayers
 from featlearn.capture._stability import (
     ACT_ON_EACH_OTHER,
@@ -108,6 +109,7 @@ class ModelSession(SessionLayers):
         self._capture: Capture | None = None
         self.unscaled: set[str] = set()
         self._passes = 0
+        self._followed: dict[str, Tensor] = {}
 
     def for_initial_model(self, initial: nn.Module | Mapping[str, Tensor]) -> ModelSession:
         """Return a session of the same model before training, with the same layers.
@@ -224,6 +226,14 @@ class ModelSession(SessionLayers):
         self._select_with(found)
         return [layer for layer in found if self._is_selected(layer)]
 
+    def follow(self, parameters: Mapping[str, Tensor]) -> None:
+        """Record the uses of some parameters in the code of the model in each trace, see `Trace.gradients_and_uses`.
+
+        Args:
+            parameters: Parameters of ``model`` by name, instead of those that were followed before.
+        """
+        self._followed = dict(parameters)
+
     @property
     def is_open(self) -> bool:
         """True inside a block of `open`, where the model can be traced."""
@@ -270,7 +280,13 @@ class ModelSession(SessionLayers):
             UnsupportedModelError: Samples act on each other, or the model cannot be differentiated.
         """
         assert self._capture is not None
-        trace = self._capture.forward(partial(self._call, batch), batch.size)
+        if self._followed and batch.size:
+            data = (batch.raw, batch.inputs)
+            self._capture.follow = partial(ParameterUses, self._followed, data, batch.size)
+        try:
+            trace = self._capture.forward(partial(self._call, batch), batch.size)
+        finally:
+            self._capture.follow = None
         trace.lowered, trace.random = self.lowered, trace.random or self._random
         self._called |= trace.calls.keys()
         check_rows(trace, batch, self._forward is None)

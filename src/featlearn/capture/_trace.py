@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.capture._own_rows import in_order, is_separate, nodes_leading_to
+from featlearn.capture._parameter_uses import ParameterUse, by_samples
 from featlearn.errors import UnsupportedModelError
 from featlearn.layers import Layer
 
@@ -97,6 +98,8 @@ class Trace:
         lowered: Whether functions between the layers compute in a lower precision than that of the parameters.
         random: Whether the forward pass drew random numbers.
         hooked: Whether the forward pass registered hooks, which may change gradients in the backward pass.
+        uses: Uses of parameters in the code of the model, if the session follows some.
+        lost: Names of the parameters with a use of which the gradients of samples are not known.
         several: Names of the layers whose weight is merged from several parameters, so that it has no gradient.
         context: Function that returns the context of backward passes, in which checkpointed regions run again.
     """
@@ -114,6 +117,8 @@ class Trace:
     lowered: bool = False
     random: bool = False
     hooked: bool = False
+    uses: list[ParameterUse] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
     several: set[str] = field(default_factory=set)
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     _leading: dict[frozenset[Any], set[Any]] = field(default_factory=dict, repr=False)
@@ -239,6 +244,24 @@ class Trace:
         gradients = ((t, totals.get(id(t))) for t in tensors)
         return rows, [torch.zeros_like(t) if g is None else g for t, g in gradients]
 
+    def gradients_and_uses(self, cotangent: Tensor) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
+        """Compute `gradients` of the output and, in the same pass, the gradients at the results of all `uses`.
+
+        Args:
+            cotangent: Tensor shaped like the output.
+
+        Returns:
+            Gradients in the pre-activations as in `gradients`, and one gradient per use, shape (samples, ...).
+        """
+        edges = {i: use.edge for i, use in enumerate(self.uses)}
+        rows, grads = self._pull(self.output, cotangent, edges, self._separable)
+        n = len(self.output)
+        found = []
+        for i, use in enumerate(self.uses):
+            grad = grads.get(i)
+            found.append(by_samples(self.output.new_zeros(use.shape) if grad is None else grad, n))
+        return rows, found
+
     @cached_property
     def has_own_rows(self) -> bool:
         """True if the graph proves that each row of every layer acts on one sample; False if that is not known."""
@@ -284,7 +307,7 @@ class Trace:
         self._stream(of, cotangent, {}, self._separable, consume)
 
     def _pull(
-        self, of: Tensor, cotangent: Tensor | None, leaves: dict[int, Tensor], layers: Sequence[Layer]
+        self, of: Tensor, cotangent: Tensor | None, leaves: Mapping[int, Tensor | GradientEdge], layers: Sequence[Layer]
     ) -> tuple[dict[str, list[Tensor]], dict[int, Tensor | None]]:
         parts: dict[str, dict[int, Tensor]] = {}
 
@@ -305,7 +328,7 @@ class Trace:
         self,
         of: Tensor,
         cotangent: Tensor | None,
-        leaves: dict[int, Tensor],
+        leaves: Mapping[int, Tensor | GradientEdge],
         layers: Sequence[Layer],
         consume: Consumer,
     ) -> dict[int, Tensor | None]:

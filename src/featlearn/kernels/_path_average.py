@@ -33,7 +33,7 @@ from featlearn.kernels._ntk import (
     rows_at_a_time,
 )
 from featlearn.kernels.contractions import average
-from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients
+from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, with_rest
 from featlearn.layers import unwrap
 
 _log = logging.getLogger("featlearn")
@@ -140,7 +140,7 @@ def average_ntk(
                 with subject.open(inputs=True, weight_gradients=True):
                     point = tangents.features(batch)
                 if rest is not None:
-                    point |= rest(batch)
+                    point = with_rest(point, rest(batch))
                 total = {
                     name: average([total[name], share], [1.0, weight]) if total else average([share], [weight])
                     for name, share in point.items()

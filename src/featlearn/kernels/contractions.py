@@ -6,8 +6,9 @@ their indices; and gradients per sample in the parameters. The first two do not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ def bytes_of(share: Share) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def pair_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
+def pair_operations(layer: Layer, samples: int, positions: float, outputs: int, full: bool = False) -> float:
     """Return the operations of one sample with all others by pairs of positions.
 
     Args:
@@ -163,11 +164,15 @@ def pair_operations(layer: Layer, samples: int, positions: float, outputs: int) 
         samples: Number of samples.
         positions: Number of positions per sample.
         outputs: Number of outputs.
+        full: Whether outputs are kept apart.
     """
-    return layer.groups * samples * positions**2 * (layer.k_in + outputs * layer.k_out)
+    of_pair = positions**2 * (layer.k_in + outputs * layer.k_out)
+    if full:
+        of_pair += outputs**2 * positions * layer.k_out
+    return layer.groups * samples * of_pair
 
 
-def sample_operations(layer: Layer, samples: int, positions: float, outputs: int) -> float:
+def sample_operations(layer: Layer, samples: int, positions: float, outputs: int, full: bool = False) -> float:
     """Return the operations of one sample with all others by gradients in the weight, including their computation.
 
     Args:
@@ -175,15 +180,18 @@ def sample_operations(layer: Layer, samples: int, positions: float, outputs: int
         samples: Number of samples.
         positions: Number of positions per sample.
         outputs: Number of outputs.
+        full: Whether outputs are kept apart.
     """
-    return layer.groups * layer.k_in * layer.k_out * outputs * (2 * positions + samples)
+    of_pairs = samples * (outputs if full else 1)
+    return layer.groups * layer.k_in * layer.k_out * outputs * (2 * positions + of_pairs)
 
 
-def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int) -> bool:
+def pairs_are_cheaper(layer: Layer, samples: int, positions: int, outputs: int, full: bool = False) -> bool:
     """Return whether pairs of positions take fewer operations than gradients per sample; arguments as above."""
     if layer.k_out == layer.k_in == 1:  # a gain, whose gradients are smaller than its inputs
         return False
-    return pair_operations(layer, samples, positions, outputs) < sample_operations(layer, samples, positions, outputs)
+    sizes = (layer, samples, positions, outputs, full)
+    return pair_operations(*sizes) < sample_operations(*sizes)
 
 
 def contract(a: Share, b: Share, full: bool, groups: int = 1) -> Tensor:
@@ -221,27 +229,41 @@ def _by_groups(share: Share, groups: int) -> list[Share]:
 
 
 def _by_pairs(a: Pairs, b: Pairs, full: bool) -> Tensor:
-    strips = []
-    for x, j in zip(*_strips(a.x, a.j, b.x.shape[0] * a.x.shape[1] * b.x.shape[1]), strict=True):
-        parts = []
-        for g in range(x.shape[2]):
-            inputs = torch.einsum("npi,mqi->nmpq", x[:, :, g], b.x[:, :, g]) + float(a.bias)
-            parts.append(_weighted(j[:, :, :, g], b.j[:, :, :, g], inputs, full))
-        strips.append(_total(parts))
-    return torch.cat(strips)
+    def inputs(g: int, rows: slice, columns: slice) -> Tensor:
+        return torch.einsum("npi,mqi->nmpq", a.x[rows, :, g], b.x[columns, :, g]) + float(a.bias)
+
+    return _in_pieces([(a.j[:, :, :, g], b.j[:, :, :, g], partial(inputs, g)) for g in range(a.x.shape[2])], full)
 
 
-def _strips(x: Tensor, j: Tensor, pairs: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Split samples into strips, so that all pairs of positions of a strip fit into a small table."""
-    rows = max(1, _PAIRS // pairs)
-    return torch.split(x, rows), torch.split(j, rows)
+def _in_pieces(groups: Sequence[tuple[Tensor, Tensor, Callable[[slice, slice], Tensor]]], full: bool) -> Tensor:
+    """Return ``sum_{p,q} (J_ap . K_bq) inputs_abpq`` by pieces of samples, so that tables of pairs stay small.
+
+    Args:
+        groups: Gradients J of shape (n, c, P, k_out) and K, and the function that returns a piece of the inputs, of
+            groups whose results are added.
+        full: Whether to keep outputs separate.
+    """
+    j, k, _ = groups[0]
+    (n, c, p, o), (m, d, q, _) = j.shape, k.shape
+    columns = max(1, min(m, _PAIRS // (p * max(q, d * o if full else q))))
+    rows = max(1, _PAIRS // (columns * p * max(q, d * o if full else q)))
+    result = j.new_empty((n, m, c, d) if full else (n, m))
+    for of_a in (slice(i, min(i + rows, n)) for i in range(0, n, rows)):
+        for of_b in (slice(i, min(i + columns, m)) for i in range(0, m, columns)):
+            parts = [_weighted(j[of_a], k[of_b], inputs(of_a, of_b), full) for j, k, inputs in groups]
+            result[of_a, of_b] = _total(parts)
+    return result
 
 
 def _weighted(j: Tensor, k: Tensor, inputs: Tensor, full: bool) -> Tensor:
-    """Return ``sum_{p,q} (J_ap . J_bq) inputs_abpq``."""
-    if full:
-        return torch.einsum("ncpo,mdqo,nmpq->nmcd", j, k, inputs)
-    return (torch.einsum("ncpo,mcqo->nmpq", j, k) * inputs).sum((2, 3))
+    """Return ``sum_{p,q} (J_ap . K_bq) inputs_abpq``, of one piece."""
+    if not full:
+        return (torch.einsum("ncpo,mcqo->nmpq", j, k) * inputs).sum((2, 3))
+    # The inputs first: a table of all pairs of outputs and positions would be larger, and take longer.
+    (n, c, p, o), (m, d, q, _) = j.shape, k.shape
+    weighted = inputs.transpose(0, 1).reshape(m, n * p, q) @ k.transpose(1, 2).reshape(m, q, d * o)
+    by_row = weighted.reshape(m, n, p, d, o).permute(1, 2, 4, 0, 3).reshape(n, p * o, m * d)
+    return (j.reshape(n, c, p * o) @ by_row).reshape(n, c, m, d).transpose(1, 2)
 
 
 def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
@@ -249,11 +271,12 @@ def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
     (n, p), (m, q) = a.ids.shape, b.ids.shape
     used = torch.unique(torch.cat([a.ids.flatten(), b.ids.flatten()]))
     if n * m * p * q < used.numel() * (n * p + m * q + n * m):
-        strips = []
-        for ids, j in zip(*_strips(a.ids, a.j, m * p * q), strict=True):
-            equal = (ids[:, None, :, None] == b.ids[None, :, None, :]) & (ids >= 0)[:, None, :, None]
-            strips.append(_weighted(j, b.j, equal.to(j.dtype), full))
-        return torch.cat(strips)
+
+        def equal(rows: slice, columns: slice) -> Tensor:
+            ids, others = a.ids[rows, None, :, None], b.ids[None, columns, None, :]
+            return ((ids == others) & (ids >= 0)).to(a.j.dtype)
+
+        return _in_pieces([(a.j, b.j, equal)], full)
     same = a is b
     tables = [_table(share, used) for share in ((a,) if same else (a, b))]
     return _gram(tables[0], tables[-1], full, same)

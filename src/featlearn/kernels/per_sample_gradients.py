@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, fe
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.kernels.parameter_owners import bias_of, owned
+from featlearn.layers import stacked
 
 OTHER = "other parameters"
 """Name of the gradients in parameters that do not belong to one layer."""
@@ -49,8 +50,9 @@ class PerSampleGradients:
     """Per-sample gradients of a model, from the ``x`` and ``J`` of its layers where possible.
 
     A parameter belongs to a layer if the gradient assembled from the ``x`` and ``J`` of the layer is the total gradient
-    of the parameter. This excludes ties between kinds of layers, parametrizations and uses outside a module; the
-    gradients in these parameters, `rest`, are computed per sample.
+    of the parameter. This excludes ties between kinds of layers, parametrizations and uses outside a module. The
+    gradients in these parameters follow from those at the results of the functions that use them, or, where these are
+    not known, are computed per sample (`rest`).
 
     Args:
         subject: Session of the model, with gains and embeddings as layers.
@@ -61,7 +63,7 @@ class PerSampleGradients:
 
     Attributes:
         settled: Whether `prepare` has found the parameters of each layer, from gradients that are not zero.
-        rest: Parameters that do not belong to a layer, after `prepare`.
+        rest: Parameters that belong to no layer and are not followed, after `prepare`.
         numbers: Number of features per sample, with intermediate results.
         count: Number of outputs, or output vectors, that are differentiated, after `prepare`.
         random: Whether these are random vectors, after `prepare`.
@@ -86,6 +88,7 @@ class PerSampleGradients:
         self.settled = False
         self.count, self.random = 1, False
         self.rest: dict[str, Tensor] = {}
+        self._followed: dict[str, Tensor] = {}
         self.numbers = 0.0
 
     @property
@@ -113,6 +116,36 @@ class PerSampleGradients:
         self.settled = self._sort(trace)
         if not self.settled and trace.output.shape[0] < (batch.size or 0):
             self.settled = self._sort(self._subject.trace(batch))
+        self._followed = self._follow(few_rows(batch))
+        self.rest = {name: p for name, p in self.rest.items() if name not in self._followed}
+        self.numbers += self.count * sum(p.numel() for p in self._followed.values())
+
+    def _follow(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the parameters of the rest whose uses give the gradients of each sample of a batch."""
+        self._subject.follow(self.rest)
+        if not self.rest or not batch.size:
+            return {}
+        trace = self._subject.trace(batch)
+        known = {use.name for use in trace.uses} - trace.lost
+        candidates = {name: p for name, p in self.rest.items() if name in known}
+        if not candidates:
+            self._subject.follow({})
+            return {}
+        expected, _ = self._one_by_one(batch, list(candidates.values()))
+        parts = torch.split(expected, [p.numel() for p in candidates.values()], dim=2)
+        truth = dict(zip(candidates, parts, strict=True))
+        vectors = list(self._vectors(trace.output))
+        grads = [trace.gradients_and_uses(v)[1] for v in vectors]
+        found = {}
+        for name, parameter in candidates.items():
+            try:
+                result = _of_uses(trace, name, grads)
+            except Exception:  # a function that vmap does not take, or whose rows are not those of samples
+                continue
+            if result.shape == truth[name].shape and _same(truth[name], result):
+                found[name] = parameter
+        self._subject.follow(found)
+        return found
 
     def _check_alone(self, trace: Trace, batch: Batch) -> None:
         """Refuse a model whose samples act on each other, so that gradients of single samples are not defined."""
@@ -126,7 +159,7 @@ class PerSampleGradients:
     @property
     def shares(self) -> int:
         """Number of kernels: one per layer, and one of the other parameters."""
-        return max(1, len(self._weights | self._biases) + bool(self.rest))
+        return max(1, len(self._weights | self._biases) + bool(self.rest or self._followed))
 
     @property
     def numbers_of_the_rest(self) -> float:
@@ -157,8 +190,10 @@ class PerSampleGradients:
         if newly := set(trace.calls) - self._called:
             raise called_by_some(min(newly))
         rows: dict[str, list[list[Tensor]]] = {}
+        at_uses: list[list[Tensor]] = []
         for i, v in enumerate(self._vectors(trace.output)):
-            gradients = trace.gradients(trace.output, v)
+            gradients, of_uses = trace.gradients_and_uses(v)
+            at_uses.append(of_uses)
             if i == 0:
                 whole = self.count == 1 or self._sketch is not None
                 known = {name: dict(enumerate(map(row_profiles, parts))) for name, parts in gradients.items()}
@@ -173,6 +208,11 @@ class PerSampleGradients:
             if name in rows and (weight or bias):
                 calls = trace.calls[name]
                 features[name] = share_of(layer, calls, rows.pop(name), weight, bias, name in self._pairs)
+        if self._followed:
+            used = {use.name for use in trace.uses}
+            if differing := used ^ set(self._followed) | trace.lost:
+                raise called_by_some(min(differing))
+            features[OTHER] = Gradients(tuple(single(_of_uses(trace, name, at_uses)) for name in self._followed))
         return features
 
     def _check_rows(self, shared: set[str]) -> None:
@@ -194,7 +234,8 @@ class PerSampleGradients:
         total: Tensor | None = None
         for name, share in features.items():
             if name == OTHER:
-                steps = [torch.cat([change[rest].reshape(-1) for rest in self.rest])]
+                steps = [change[followed] for followed in self._followed]
+                steps += [torch.cat([change[rest].reshape(-1) for rest in self.rest])] if self.rest else []
             else:
                 layer, steps = layers[name], []
                 if name in self._weights:
@@ -218,33 +259,37 @@ class PerSampleGradients:
         """
         names = list(self.rest)
         first = few_rows(batch)
-        expected, directions = self._one_by_one(first)
+        with self._subject.open(inputs=True, weight_gradients=True):
+            expected, directions = self._one_by_one(first, list(self.rest.values()))
         try:
             vectorized = _same(expected, self._subject.jacobian(first, names, directions))
         except VectorizationError:
             vectorized = False
         if vectorized:
             return lambda rows: {OTHER: Gradients((single(self._subject.jacobian(rows, names, directions)),))}
-        return lambda rows: {OTHER: Gradients((single(self._one_by_one(rows)[0]),))}
 
-    def _one_by_one(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the gradients of each sample in the other parameters, shape (n, c, numbers).
+        def one_by_one(rows: Batch) -> Features:
+            with self._subject.open(inputs=True, weight_gradients=True):
+                return {OTHER: Gradients((single(self._one_by_one(rows, list(self.rest.values()))[0]),))}
+
+        return one_by_one
+
+    def _one_by_one(self, batch: Batch, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Return the gradients of each sample in some parameters, shape (n, c, numbers). The session must be open.
 
         The second result is the directions in the outputs, an argument of `ModelSession.jacobian`.
         """
-        parameters = list(self.rest.values())
         samples = []
         directions = None
-        with self._subject.open(inputs=True, weight_gradients=True):
-            for i in range(batch.size or 1):
-                trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
-                rows = []
-                for v in self._vectors(trace.output):
-                    grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
-                    rows.append(torch.cat([g.reshape(-1) for g in grads]))
-                samples.append(torch.stack(rows).detach())
-                if self._sketch is not None or isinstance(self._outputs, int):
-                    directions = torch.stack([v.flatten() for v in self._vectors(trace.output)])
+        for i in range(batch.size or 1):
+            trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
+            rows = []
+            for v in self._vectors(trace.output):
+                grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
+                rows.append(torch.cat([g.reshape(-1) for g in grads]))
+            samples.append(torch.stack(rows).detach())
+            if self._sketch is not None or isinstance(self._outputs, int):
+                directions = torch.stack([v.flatten() for v in self._vectors(trace.output)])
         return torch.stack(samples), directions
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
@@ -285,7 +330,7 @@ class PerSampleGradients:
             passed += outputs
             # Gradients are computed at each position in any case.
             numbers += c * outputs + positions * (1 if layer.one_hot else layer.groups * layer.k_in)
-            if not self._materialize and pairs_are_cheaper(layer, samples, positions, c):
+            if not self._materialize and pairs_are_cheaper(layer, samples, positions, c, self.full):
                 self._pairs.add(layer.name)
             elif not layer.one_hot:
                 numbers += c * layer.groups * layer.k_out * layer.k_in
@@ -310,6 +355,29 @@ class PerSampleGradients:
         known = owned_tensors.parameters | idle
         self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
         return owned_tensors.telling
+
+
+def _of_uses(trace: Trace, name: str, grads: Sequence[Sequence[Tensor]]) -> Tensor:
+    """Return the gradients of samples in a parameter, shape (n, c, numbers), from those at all uses, by cotangent."""
+    parts = [
+        use.gradients(stacked([of_uses[i] for of_uses in grads], dim=1))
+        for i, use in enumerate(trace.uses)
+        if use.name == name
+    ]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+
+def with_rest(features: Features, rest: Features) -> Features:
+    """Return features together with those of the rest.
+
+    Args:
+        features: Features of a block.
+        rest: Features of the same block, from `PerSampleGradients.rest_features`.
+    """
+    followed, other = features.get(OTHER), rest[OTHER]
+    assert isinstance(other, Gradients)
+    parts = (*followed.parts, *other.parts) if isinstance(followed, Gradients) else other.parts
+    return features | {OTHER: Gradients(parts)}
 
 
 def called_by_some(name: str) -> InputError:
