@@ -195,7 +195,7 @@ def _by_sample(func: Any, given: Any, rows: list[Tensor], parameter: Tensor) -> 
 
         pull = torch.func.vjp(value, parameter)[1]
         grads: Tensor = torch.vmap(lambda v: pull(v)[0])(j)
-        return grads.flatten(1)
+        return grads.reshape(grads.shape[0], -1)
 
     return lambda j: torch.vmap(of_one)(j, *rows)
 

@@ -337,7 +337,7 @@ class PerSampleGradients:
         self.numbers = numbers
         self._rows_at_a_time = max(_FEW, int(_CACHE / max(1.0, c * passed)))
         held = trace.sizes().graph + c * passed * trace.output.element_size()
-        self._rows_at_a_time = max(1, min(self._rows_at_a_time, int(memory / _PART / max(1.0, held))))
+        self._rows_at_a_time = max(1, min(self._rows_at_a_time, int(min(memory, 2.0**62) / _PART / max(1.0, held))))
 
     def _sort(self, trace: Trace) -> bool:
         """Find the parameters that belong to layers; return whether no gradient was zero."""
