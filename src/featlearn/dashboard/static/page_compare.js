@@ -90,8 +90,10 @@ export async function comparePage(main, alive, _parts, query) {
   };
   const drawPicks = () => {
     const all = readable();
-    const shown = all.filter(parseFilter(view.text("filter"), all, searchText).matches);
-    fill(picks, shown.slice(0, MOST_PICKS).map((run) => tick(cut(run.name, 40), chosen.includes(run.id), (on) => pick(run.id, on))), shown.length > MOST_PICKS ? note(`${shown.length - MOST_PICKS} more: filter them, or select them in the list of runs.`) : null);
+    const matching = all.filter(parseFilter(view.text("filter"), all, searchText).matches);
+    const shown = [...matching.filter((run) => chosen.includes(run.id)), ...matching.filter((run) => !chosen.includes(run.id))];
+    const labels = labelsOf(all);
+    fill(picks, shown.slice(0, MOST_PICKS).map((run) => tick(cut(labels.get(run.id), 60), chosen.includes(run.id), (on) => pick(run.id, on))), shown.length > MOST_PICKS ? note(`${shown.length - MOST_PICKS} more: filter them, or select them in the list of runs.`) : null);
   };
   fill(
     main, el("h1", {}, "Compare runs ", el("span", { class: "soft" }, chosen.length > 2 ? `${chosen.length} runs` : "")), place, card("Settings that differ", table),
@@ -102,7 +104,9 @@ export async function comparePage(main, alive, _parts, query) {
   return isFile ? null : { every: 3000, refresh: async () => {
     const before = JSON.stringify(chosen.map((id) => runs.get(id)));
     if (!(await readPart()) || !alive()) return;
+    runs.clear(); // a run may have been removed
     for (const run of readable()) runs.set(run.id, run);
+    chosen = chosen.filter((id) => runs.has(id));
     if (before !== JSON.stringify(chosen.map((id) => runs.get(id)))) await draw();
   } };
 }

@@ -33,9 +33,10 @@ export async function runPage(main, alive, [id, wanted], query) {
   const names = tabsOf(run);
   const tab = names.includes(wanted) ? wanted : names[0];
   const view = openView(`run/${id}/${tab}`, query);
-  const segments = run.segment_list ?? [];
+  const all = run.segment_list ?? [];
+  const segments = all.slice(-(run.file_segments ?? all.length));
   const asked = view.number("segment");
-  const segment = segments.some((one) => one.segment === asked) && asked !== segments.length && !isFile ? asked : null;
+  const segment = segments.some((one) => one.segment === asked) && asked !== all.length ? asked : null;
   if (segment) run = await get(`runs/${id}?segment=${segment}`);
   if (!alive()) return null;
   const facts = el("p", { class: "facts soft", role: "status" });
@@ -50,7 +51,8 @@ export async function runPage(main, alive, [id, wanted], query) {
   document.title = `${run.name}: featlearn`;
   fill(
     main, el("h1", {}, run.name), facts, run.message ? note(run.message, "trouble") : null, run.trouble ? note(run.trouble, "trouble") : null,
-    segments.length > 1 ? segmentChoice(segments, segment, view) : null,
+    segments.length > 1 ? segmentChoice(segments, segment, view, all.length) : null,
+    segments.length < all.length ? note(`This file contains the latest ${segments.length} of ${all.length} segments.`) : null,
     el("nav", { class: "tabs", "aria-label": "Views of the run" }, names.map((name) =>
       el("a", { href: view.link(`run/${id}/${name}`, { segment }), "aria-current": name === tab ? "page" : null }, TABS[name][0]))),
     body,
@@ -72,14 +74,13 @@ export async function runPage(main, alive, [id, wanted], query) {
 }
 
 // Segments begin where the steps of a training go back; the latest one is shown first.
-function segmentChoice(segments, segment, view) {
-  if (isFile) return note(`This file contains the latest of ${segments.length} segments.`);
-  const options = segments.map((one) => [String(one.segment), `${one.segment}: steps ${one.first} to ${one.last ?? "–"}${one.segment === segments.length ? " (latest)" : ""}`]);
+function segmentChoice(segments, segment, view, latest) {
+  const options = segments.map((one) => [String(one.segment), `${one.segment}: steps ${one.first} to ${one.last ?? "–"}${one.segment === latest ? " (latest)" : ""}`]);
   const select = (value) => {
-    view.set({ segment: Number(value) === segments.length ? null : value });
+    view.set({ segment: Number(value) === latest ? null : value });
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   };
-  return el("div", { class: "controls" }, choice("Segment", options.reverse(), String(segment ?? segments.length), select));
+  return el("div", { class: "controls" }, choice("Segment", options.reverse(), String(segment ?? latest), select));
 }
 
 async function settingsTab(body, run) {
