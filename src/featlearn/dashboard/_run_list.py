@@ -134,9 +134,10 @@ class RunList:
         return row
 
 
-def run_quantities(store: Store, run: Found) -> dict[str | None, list[str]]:
+def run_quantities(store: Store, run: Found, segment: int | None = None) -> dict[str | None, list[str]]:
     """Return the names of the metrics of each layer of a run, as in `featlearn.runs.overview.quantities`."""
-    return store.cache.get(("quantities", run.id), signature(*run.files), lambda: quantities(store.checked(run)))
+    key = ("quantities", run.id, segment)
+    return store.cache.get(key, signature(*run.files), lambda: quantities(store.checked(run), segment))
 
 
 def _newest_first(runs: list[Found]) -> list[Found]:

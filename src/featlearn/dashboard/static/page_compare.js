@@ -134,10 +134,11 @@ export function labelsOf(runs) {
 }
 
 async function differences(runs) {
+  if (runs.length < 2) return note(`Select ${runs.length ? "a second run" : "two runs"} to compare settings.`);
   const some = runs.slice(0, MOST_COLUMNS);
   const rows = (await getDifferences(some.map((run) => run.id))) ?? settingNames(some).map((setting) => ({ setting, values: Object.fromEntries(some.map((run) => [run.id, settingOf(run, setting)])) }));
   const differing = rows.filter(({ values }) => new Set(some.map((run) => JSON.stringify(values[run.id] ?? null))).size > 1);
-  if (!differing.length) return note(some.length > 1 ? "The settings of these runs are equal." : "Select a second run.");
+  if (!differing.length) return note("The settings of these runs are equal.");
   const labels = labelsOf(some);
   return [
     el("div", { class: "wide" }, el(

@@ -26,6 +26,7 @@ function tabsOf(run) {
 export async function runPage(main, alive, [id, wanted], query) {
   let run = await get(`runs/${id}`);
   if (!alive()) return null;
+  document.title = `${run.name}: featlearn`;
   if (run.status === "unreadable") {
     fill(main, el("h1", {}, run.name), card("This run cannot be read", note(run.message, "trouble"), note("Other runs are unaffected. If it is being copied, wait until the copy is complete.")));
     return isFile ? null : { every: 4000, refresh: async () => { if ((await get(`runs/${id}`)).status !== "unreadable" && alive()) window.dispatchEvent(new HashChangeEvent("hashchange")); } };
@@ -48,7 +49,7 @@ export async function runPage(main, alive, [id, wanted], query) {
     );
   const body = el("div", { class: "tab-body" });
   tell();
-  document.title = `${run.name}: featlearn`;
+  document.title = `${TABS[tab][0]} of ${run.name}: featlearn`;
   fill(
     main, el("h1", {}, run.name), facts, run.message ? note(run.message, "trouble") : null, run.trouble ? note(run.trouble, "trouble") : null,
     segments.length > 1 ? segmentChoice(segments, segment, view, all.length) : null,

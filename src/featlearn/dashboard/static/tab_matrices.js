@@ -14,7 +14,7 @@ export async function matricesTab(body, run, alive, view, segment) {
     return async (now) => { if (Object.keys(now.matrices ?? {}).length && alive()) await matricesTab(body, now, alive, view, segment); };
   }
   const first = names.find((name) => name.endsWith("/nfm")) ?? names[0];
-  const second = names.find((name) => name.endsWith("/agop")) ?? names.find((name) => name !== first);
+  const second = names.find((name) => name !== first && name.endsWith("/agop")) ?? names.find((name) => name !== first);
   const listed = view.list("matrix").filter((name) => names.includes(name)).slice(0, 2);
   const shown = { place: placeOf(steps, view), names: listed.length ? listed : second ? [first, second] : [first] };
   const panels = shown.names.map((_, place) => matrixPanel(run, { names: () => names, steps: () => steps, place, alive, shown: shown, view, segment }));
