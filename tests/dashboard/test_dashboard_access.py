@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from dashboard_browser import Site, drawn, identifiers, size, text, visit, wait
+from dashboard_browser import Site, drawn, go, identifiers, size, text, visit, wait
 from dashboard_runs import folder_of_runs, log_findings, log_step, trained_run
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -121,7 +121,10 @@ def pages(site: Site) -> dict[str, int]:
 
 
 def open_page(browser: webdriver.Chrome, site: Site, pages: dict[str, int], where: str) -> None:
-    visit(browser, site.address, where)
+    if browser.current_url.startswith(site.address):
+        go(browser, where)
+    else:
+        visit(browser, site.address, where)
     wait(lambda: len(drawn(browser)) >= pages[where])
 
 
