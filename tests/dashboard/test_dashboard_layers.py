@@ -44,6 +44,11 @@ def test_layers_are_in_the_order_of_the_model(browser: webdriver.Chrome, site: S
     assert browser.execute_script(TICKS.format("ytick")) == [f"{layer} (Linear 64 × 256)" for layer in LAYERS]
     assert browser.execute_script(TICKS.format("xtick")) == ["0", "1", "10", "100", "1000"]
     assert "Gray cells have no value." in text(browser)
+    visit(browser, site.address, f"{alone}/map?logx=0")
+    wait(lambda: drawn(browser))
+    first, last = browser.execute_script(f"return {CHART}.layout.xaxis.range")
+    assert -1 <= first < 0
+    assert 2048 < last < 2200
     visit(browser, site.address, f"{alone}/curves?metric=nfc")
     wait(lambda: drawn(browser))
     summary = "50 curves: embed (Linear 64 × 256)  head (Linear 64 × 256)"

@@ -226,19 +226,23 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("page", ["runs", "sweeps", "compare", "run"])
+@pytest.mark.parametrize("page", ["runs", "sweeps", "compare", "ledger", "curves", "map", "words"])
 def test_hostile_addresses_are_only_text(browser: webdriver.Chrome, site: Site, page: str) -> None:
-    path = f"run/{identifiers(site)['found']}/curves" if page == "run" else page
+    path = f"run/{identifiers(site)['found']}/{page}" if page in ("curves", "map", "words") else page
     names = (
         "filter", "sort", "column", "group", "metric", "layer", "layers", "x", "y", "color", "axis", "segment", "from",
-        "to", "smooth", "page", "step", "open", "statistic", "band", "at",
+        "to", "smooth", "page", "step", "open", "statistic", "band", "at", "verdict", "paper",
     )  # fmt: skip
+    visit(browser, site.address, "#/settings")
     for value in HOSTILE:
         query = "&".join(f"{name}={quote(value)}" for name in names)
-        visit(browser, site.address, f"#/{path}?{query}&filter=name%3D{quote(value)}&column=s%3A{quote(quote(value))}")
+        go(browser, f"#/{path}?{query}&filter=name%3D{quote(value)}&column=s%3A{quote(quote(value))}")
         assert browser.execute_script("return document.querySelectorAll('main img').length") == 0
         assert browser.execute_script("return window.broken ?? Object.prototype.broken ?? null") is None
-    visit(browser, site.address, f"#/{path}")
+        if page == "map" and len(value) > 500:
+            assert "layers must be text of at most 500 characters" in text(browser)
+            assert ["400" in line["message"] for line in browser.get_log("browser")] == [True]
+    go(browser, f"#/{path}")
 
 
 def test_the_saved_page_has_the_new_views(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:

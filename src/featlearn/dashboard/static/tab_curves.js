@@ -26,7 +26,7 @@ function firstChoices(names) {
 // A field for patterns of layers, kept in the address; `react` is called after a change.
 export function layerFilter(view, react) {
   const id = freshId("layers");
-  const input = el("input", { type: "search", id, placeholder: "all, or blocks.*.attn.*", value: view.text("layers"), spellcheck: "false" });
+  const input = el("input", { type: "search", id, placeholder: "all, or blocks.*.attn.*", maxlength: 500, value: view.text("layers"), spellcheck: "false" });
   let timer = 0;
   input.addEventListener("input", () => {
     clearTimeout(timer);

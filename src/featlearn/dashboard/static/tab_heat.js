@@ -63,6 +63,15 @@ export async function heatTab(body, first, alive, view, segment) {
   };
 }
 
+// Cells reach half a gap beyond the first and the last step, which between few steps would be far below 0.
+function rangeOfCells(steps, range, log) {
+  if (range) return { range: axisRange(range, log) };
+  if (log || steps.length < 2) return {};
+  const [first, last] = [steps[0], steps.at(-1)];
+  const most = 0.03 * (last - first);
+  return { range: [first - Math.min((steps[1] - first) / 2, most), last + Math.min((last - steps.at(-2)) / 2, most)] };
+}
+
 function hasHoles(curves) {
   const steps = new Set(curves.flatMap((curve) => curve.steps));
   return curves.some((curve) => curve.steps.length < steps.size || curve.values.includes(null));
@@ -93,7 +102,7 @@ function layerMap(node, label, run, curves, { logColors, logSteps, range, zoomed
     // Names of the rows instead of their numbers, in downloads too.
     const layout = {
       margin: { l: 10, r: 6, t: 6, b: 40 },
-      xaxis: { title: { text: "step", standoff: 4 }, type: logSteps ? "log" : "linear", ...stepAxis(steps.at(-1) ?? 1, logSteps), ...(range ? { range: axisRange(range, logSteps) } : {}), showgrid: false, zeroline: false },
+      xaxis: { title: { text: "step", standoff: 4 }, type: logSteps ? "log" : "linear", ...stepAxis(steps.at(-1) ?? 1, logSteps), ...rangeOfCells(steps, range, logSteps), showgrid: false, zeroline: false },
       yaxis: { autorange: "reversed", tickmode: "array", tickvals: curves.map((_, index) => index), ticktext: labels.map(inert), tickfont: { size: 10 }, showgrid: false, zeroline: false, fixedrange: true },
       plot_bgcolor: ink().line, uirevision: JSON.stringify([label, range, logSteps]), // cells without a value are gray
     };
