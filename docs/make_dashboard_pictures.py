@@ -71,7 +71,9 @@ def train(
     model = mlp([32, width, width, 1], scales={"0": scale}, generator=seed or 0)
     config = {"task": "chain monomial", "lr": lr, "weight_decay": DECAY, "net": {"width": width, "first_scale": scale}}
     config |= {} if seed is None else {"seed": seed}
-    monitor = fl.Monitor(model, (task.X, task.y), run=path, config=config, loss=nn.MSELoss(), weight_decay=DECAY)
+    # Trainings of a second: within a share of their time, they would hardly be measured.
+    options = {"loss": nn.MSELoss(), "weight_decay": DECAY, "budget": None}
+    monitor = fl.Monitor(model, (task.X, task.y), run=path, config=config, **options)
     fit(model, (task.X, task.y), lr=lr, steps=steps, weight_decay=DECAY, monitor=monitor)
     if close:
         monitor.close()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from selenium import webdriver
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def driver() -> Iterator[webdriver.Chrome]:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
@@ -36,6 +36,7 @@ def browser(driver: webdriver.Chrome, site: Site) -> Iterator[webdriver.Chrome]:
     from dashboard_browser import size
 
     size(driver, 1280)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     driver.get("about:blank")
     driver.get_log("browser")
     yield driver

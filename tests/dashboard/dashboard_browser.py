@@ -29,14 +29,15 @@ SECONDS = 20.0
 class Site:
     """A server in a thread and its address."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, port: int = 0) -> None:
         self.root = root
-        config = uvicorn.Config(create_app(root), host="127.0.0.1", port=0, log_level="warning", access_log=False)
+        config = uvicorn.Config(create_app(root), host="127.0.0.1", port=port, log_level="warning", access_log=False)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
         wait(lambda: self._server.started)
-        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
+        self.port = int(self._server.servers[0].sockets[0].getsockname()[1])
+        self.address = f"http://127.0.0.1:{self.port}"
 
     def stop(self) -> None:
         self._server.should_exit = True

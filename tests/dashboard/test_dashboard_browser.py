@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dashboard_browser import Site, drawn, go, identifiers, size, text, visit, wait
-from dashboard_runs import EVIL, folder_of_runs, log_step, trained_run
+from dashboard_browser import Site, drawn, go, identifiers, text, visit, wait
+from dashboard_runs import EVIL, folder_of_runs, trained_run
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -52,7 +52,7 @@ def test_curves_and_names_that_are_only_text(browser: webdriver.Chrome, site: Si
     wait(lambda: len(drawn(browser)) >= 4)
     assert "NFC over the steps" in drawn(browser)
     legends = "return [...document.querySelectorAll('.legendtext')].map((t) => t.textContent)"
-    assert any("<b>x</b><img" in legend for legend in browser.execute_script(legends))
+    assert any("<img src=x onerror=window.broken=1>" in legend for legend in browser.execute_script(legends))
     assert browser.execute_script("return document.querySelectorAll('main img, main b').length") == 0
     choose = browser.find_elements(By.CSS_SELECTOR, "main .grid select")[0]
     choose.send_keys("Spikes of W")
@@ -100,6 +100,19 @@ def test_the_ledger_is_filtered(browser: webdriver.Chrome, site: Site) -> None:
     browser.find_element(By.CSS_SELECTOR, "main select").send_keys("differs")
     wait(lambda: "1 claims, 0 reproduced" in text(browser))
     assert "NFC <b>of</b>" not in text(browser)
+    assert browser.current_url.endswith("#/ledger?verdict=differs")
+    browser.find_element(By.CSS_SELECTOR, "button[data-key=where]").send_keys(Keys.ENTER)
+    assert browser.execute_script("return document.activeElement.dataset.key") == "where"
+    address = browser.current_url
+    browser.refresh()
+    wait(lambda: "1 claims, 0 reproduced" in text(browser))
+    assert browser.current_url == address
+    assert browser.execute_script("return document.querySelector('th[aria-sort=ascending]').textContent") == "Source ↑"
+    browser.back()
+    browser.back()
+    wait(lambda: "2 claims, 1 reproduced" in text(browser))
+    visit(browser, site.address, "#/ledger?verdict=nothing&paper=none&sort=nothing")
+    assert "2 claims, 1 reproduced" in text(browser)
 
 
 def test_trouble_is_told(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
@@ -117,27 +130,6 @@ def test_trouble_is_told(browser: webdriver.Chrome, site: Site, tmp_path: Path) 
         empty.stop()
 
 
-def test_a_running_run_is_followed_without_a_reload(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    run = trained_run(tmp_path, "live", steps=4)
-    site = Site(tmp_path)
-    try:
-        visit(browser, site.address, f"#/run/{identifiers(site)['live']}")
-        browser.execute_script("window.stayed = true")
-        assert "running" in text(browser, ".facts")
-        last = "return Math.max(...document.querySelector('.chart').data[0].x)"
-        wait(lambda: browser.execute_script(last) == 3)
-        for step in range(4, 8):
-            log_step(run, step)
-        wait(lambda: browser.execute_script(last) == 7)
-        assert "step 7" in text(browser, ".facts")
-        run.finish()
-        wait(lambda: "finished" in text(browser, ".facts"))
-        assert browser.execute_script("return window.stayed")
-    finally:
-        browser.get("about:blank")
-        site.stop()
-
-
 def test_light_and_dark_are_kept(browser: webdriver.Chrome, site: Site) -> None:
     visit(browser, site.address, f"#/run/{identifiers(site)['first']}")
     paper = "return getComputedStyle(document.documentElement).backgroundColor"
@@ -151,19 +143,6 @@ def test_light_and_dark_are_kept(browser: webdriver.Chrome, site: Site) -> None:
     visit(browser, site.address, "")
     assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
     browser.execute_script("localStorage.clear()")
-
-
-def test_a_phone_is_wide_enough(browser: webdriver.Chrome, site: Site) -> None:
-    size(browser, 390)
-    result = identifiers(site)
-    alone = f"#/run/{result['first']}"
-    tabs = [f"{alone}/{tab}" for tab in ("curves", "map", "words", "findings", "spectra", "matrices", "settings")]
-    grouped = "#/runs?group=s%3Alr&open=0.1&column=m%3Abest%3Aloss&column=s%3Alr"
-    places = ["#/runs", grouped, *tabs, "#/sweeps", "#/compare", "#/ledger", f"#/run/{result['wine']}"]
-    visit(browser, site.address, "#/ledger")
-    for where in places:
-        go(browser, where)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, where
 
 
 def test_the_saved_page_works_alone(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:

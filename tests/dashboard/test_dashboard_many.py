@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from dashboard_browser import Site, drawn, identifiers, text, visit, wait
+from dashboard_browser import Site, drawn, go, identifiers, text, visit, wait
 from dashboard_runs import EVIL, log_findings, log_step, trained_run
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -20,7 +20,6 @@ from selenium.webdriver.common.keys import Keys
 
 from featlearn.dashboard import export_html
 from featlearn.runs import Run
-from processes import running
 
 NAMES = "return [...document.querySelectorAll('tbody td[data-title=Run] a')].map((a) => a.textContent)"
 CHART = "return document.querySelector('.chart')"
@@ -227,112 +226,55 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("page", ["runs", "sweeps", "compare", "run"])
+@pytest.mark.parametrize("page", ["runs", "sweeps", "compare", "ledger", "curves", "map", "words"])
 def test_hostile_addresses_are_only_text(browser: webdriver.Chrome, site: Site, page: str) -> None:
-    path = f"run/{identifiers(site)['found']}/curves" if page == "run" else page
+    path = f"run/{identifiers(site)['found']}/{page}" if page in ("curves", "map", "words") else page
     names = (
         "filter", "sort", "column", "group", "metric", "layer", "layers", "x", "y", "color", "axis", "segment", "from",
-        "to", "smooth", "page", "step", "open", "statistic", "band", "at",
+        "to", "smooth", "page", "step", "open", "statistic", "band", "at", "verdict", "paper",
     )  # fmt: skip
+    visit(browser, site.address, "#/settings")
     for value in HOSTILE:
         query = "&".join(f"{name}={quote(value)}" for name in names)
-        visit(browser, site.address, f"#/{path}?{query}&filter=name%3D{quote(value)}&column=s%3A{quote(quote(value))}")
+        go(browser, f"#/{path}?{query}&filter=name%3D{quote(value)}&column=s%3A{quote(quote(value))}")
         assert browser.execute_script("return document.querySelectorAll('main img').length") == 0
         assert browser.execute_script("return window.broken ?? Object.prototype.broken ?? null") is None
-    visit(browser, site.address, f"#/{path}")
+        if page == "map" and len(value) > 500:
+            assert "layers must be text of at most 500 characters" in text(browser)
+            assert ["400" in line["message"] for line in browser.get_log("browser")] == [True]
+    go(browser, f"#/{path}")
 
 
-def test_every_control_has_a_name_and_can_be_reached(browser: webdriver.Chrome, site: Site) -> None:
-    alone = f"#/run/{identifiers(site)['found']}"
-    script = """
-    const labels = (node) => [...(node.labels ?? [])].map((label) => label.textContent.trim()).join('');
-    const named = (node) => node.getAttribute('aria-label') || node.textContent.trim() || labels(node);
-    return [...document.querySelectorAll('button, select, input, a[href]')]
-      .filter((node) => !named(node) || node.tabIndex < 0).map((node) => node.outerHTML.slice(0, 200));
-    """
-    described = """
-    const words = (chart) => document.getElementById(chart.getAttribute('aria-describedby'))?.textContent ?? '';
-    return [...document.querySelectorAll('.chart[data-drawn]')].map(words);
-    """
-    tabs = ("curves", "map", "findings?segment=1", "spectra", "matrices")
-    for where in ("#/runs?group=s%3Alr", "#/sweeps", "#/compare", *(f"{alone}/{tab}" for tab in tabs)):
-        open_page(browser, site, where)
-        assert browser.execute_script(script) == [], where
-        charts = browser.execute_script(described)
-        assert all(len(words) > 10 for words in charts), where
-    browser.find_element(By.CSS_SELECTOR, "header a").send_keys(Keys.TAB)
-    outline = "return getComputedStyle(document.activeElement).outlineStyle"
-    assert browser.execute_script(outline) == "solid"
-
-
-def test_a_run_of_another_process_is_followed(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    code = """
-import pathlib, sys, time
-from featlearn.runs import Run
-folder, until = pathlib.Path(sys.argv[1]), time.monotonic() + 60
-with Run.create(folder / "live") as run:
-    step = 0
-    while not (folder / "stop").exists() and time.monotonic() < until:
-        run.log(step, {"loss": 1 / (step + 1)})
-        run.log(step, {"nfc": 0.5}, layer="net.0")
-        step += 1
-        time.sleep(0.1)
-"""
-    site = Site(tmp_path)
-    try:
-        with running(code, tmp_path):
-            wait(lambda: identifiers(site))
-            visit(browser, site.address, f"#/run/{identifiers(site)['live']}/curves?metric=loss&smooth=0.3")
-            browser.execute_script("window.stayed = true")
-            last = f"{CHART}?.data ? Math.max(...document.querySelector('.chart').data[0].x) : -1"
-            first = wait(lambda: browser.execute_script(last))
-            assert "running" in text(browser, ".facts")
-            wait(lambda: browser.execute_script(last) > first + 5)
-            (tmp_path / "stop").touch()
-            wait(lambda: "finished" in text(browser, ".facts"))
-        assert browser.execute_script("return window.stayed")
-        assert "smooth=0.3" in browser.current_url
-    finally:
-        browser.get("about:blank")
-        site.stop()
-
-
-@pytest.mark.slow
-def test_lists_grow_while_they_are_open(browser: webdriver.Chrome, tmp_path: Path) -> None:
-    trained_run(tmp_path, "first").finish()
-    site = Site(tmp_path)
-    try:
-        visit(browser, site.address, "#/runs?column=m%3Alast%3Aloss")
-        wait(lambda: "1 run" in text(browser))
-        browser.execute_script("window.stayed = true")
-        run = trained_run(tmp_path, "second", steps=2)
-        wait(lambda: browser.execute_script(NAMES) == ["second", "first"])
-        assert "1 running" in text(browser)
-        run.log(5, {"loss": 0.015625})
-        wait(lambda: "0.01563" in text(browser))
-        run.finish()
-        wait(lambda: "running" not in text(browser, "[role=status]"))
-        assert browser.execute_script("return window.stayed")
-    finally:
-        browser.get("about:blank")
-        site.stop()
-
-
-@pytest.mark.slow
 def test_the_saved_page_has_the_new_views(browser: webdriver.Chrome, site: Site, tmp_path: Path) -> None:
     address = export_html(site.root, tmp_path / "saved.html").as_uri()
     ids = identifiers(site)
     visit(browser, address, "#/runs?filter=lr%3C0.05&group=s%3Alr&column=l%3Alast%3Anet.0%3Anfc")
     assert "86 of 131 runs" in text(browser)
     assert len(browser.find_elements(By.CSS_SELECTOR, ".group-row")) == 2
-    visit(browser, address, "#/sweeps?group=lr")
+    go(browser, "#/sweeps?group=lr")
     wait(lambda: len(drawn(browser)) == 3)
-    visit(browser, address, f"#/run/{ids['found']}/findings")
+    go(browser, f"#/run/{ids['found']}/findings")
     assert "2 findings" in text(browser) or "3 findings" in text(browser)
-    visit(browser, address, f"#/run/{ids['found']}/curves?metric=nfc&axis=time&layers=net.*")
+    go(browser, f"#/run/{ids['found']}/curves?metric=nfc&axis=time&layers=net.*")
     wait(lambda: drawn(browser))
     places = browser.execute_script(f"{CHART}.data[0].x")
     assert places == sorted(places)
     assert len(places) > 3
-    visit(browser, address, f"#/run/{ids['found']}/map")
+    go(browser, f"#/run/{ids['found']}/map")
     wait(lambda: drawn(browser))
+    browser.find_element(By.CSS_SELECTOR, "main select").send_keys("1")
+    cells = f"{CHART}?.data?.[0].z[0].length ?? 0"
+    wait(lambda: browser.execute_script(cells) == 12)
+    assert "segment=1" in browser.current_url
+    for tab, expected in (
+        ("findings", "3 findings, 1 of which"),
+        ("words", "learning"),
+        ("spectra", "bulk"),
+        ("matrices", "20 × 20"),
+    ):
+        go(browser, f"#/run/{ids['found']}/{tab}?segment=1")
+        wait(lambda wanted=expected: wanted in text(browser, ".tab-body"))
+        assert "does not contain" not in text(browser)
+    go(browser, f"#/run/{ids['found']}/curves?metric=nfc&axis=time&segment=1")
+    wait(lambda: len(browser.execute_script(f"{CHART}?.data?.[0].x ?? []")) == 12)
+    assert None not in browser.execute_script(f"{CHART}.data[0].x")

@@ -39,7 +39,7 @@ def details(store: Store, run: Found, segment: int | None = None) -> dict[str, A
     Args:
         store: Store of the run.
         run: Run to describe.
-        segment: Number of the segment of the matrices, from 1. None is the latest one.
+        segment: Number of the segment of the metrics and matrices, from 1. None is the latest one.
     """
     line = store.summary(run) | {"version": store.version(run)}
     if line["status"] == "unreadable":
@@ -57,7 +57,7 @@ def details(store: Store, run: Found, segment: int | None = None) -> dict[str, A
     except FeatlearnError as error:  # the metrics can still be shown
         steps, trouble = [], store.redact_error(error)
     features = summary.config.get("features")
-    names = run_quantities(store, run)
+    names = run_quantities(store, run, segment)
     return line | {
         "settings": flat_settings(summary.config),
         "environment": flat_settings(summary.environment),

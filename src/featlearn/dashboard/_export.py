@@ -26,14 +26,16 @@ from featlearn.dashboard._matrix_data import matrix
 from featlearn.dashboard._run_index import Found, Store
 from featlearn.dashboard._run_list import RunList
 from featlearn.dashboard._spectrum_data import spectrum
-from featlearn.errors import InputError
+from featlearn.errors import InputError, NotThereError
 from featlearn.runs._axes import positions
 from featlearn.runs.database import DATABASE_FILE
 
 _WIDTH = 400
 _AXIS_STEPS = 2000
 _SIDE = 64
-_STEPS = 12
+_STEPS = 12  # with matrices, in a run of one segment
+_FEWEST_STEPS = 3
+_SEGMENTS = 8
 _MATRICES = 24
 _IMPORT = re.compile(r'^import\s+\{[^}]*\}\s+from\s+"\./([^"]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=async function|function|const)", re.MULTILINE)
@@ -42,7 +44,8 @@ _EXPORT = re.compile(r"^export (?=async function|function|const)", re.MULTILINE)
 def export_html(root_or_run: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
     """Write the dashboard of a folder, or of one run, as one file that works without a server and offline.
 
-    Curves are reduced to 400 values, matrices to 64 rows and columns at 12 steps; the pages indicate it.
+    Curves are reduced to 400 values, matrices to 64 rows and columns at 12 steps, and runs to their latest 8 segments;
+    the pages indicate it.
 
     Args:
         root_or_run: Folder of runs, or folder of one run.
@@ -135,45 +138,69 @@ def _answers(store: Store) -> dict[str, Any]:
 
 
 def _answers_of(store: Store, run: Found) -> dict[str, Any]:
-    root = f"runs/{run.id}"
-    details = answers.details(store, run)
-    result: dict[str, Any] = {root: details}
+    """Return the data of a run: of its latest segment, and of the segments before it."""
+    count = len(answers.details(store, run).get("segment_list", ()))
+    segments = [None, *range(count - 1, max(count - _SEGMENTS, 0), -1)]
+    result: dict[str, Any] = {}
+    for segment in segments:
+        result |= _answers_of_segment(store, run, segment, max(_STEPS // len(segments), _FEWEST_STEPS))
+    result[f"runs/{run.id}"]["file_segments"] = len(segments)
+    return result
+
+
+def _answers_of_segment(store: Store, run: Found, segment: int | None, most_steps: int) -> dict[str, Any]:
+    """Return the data of a segment of a run by address; None is the latest one."""
+    root, asked = f"runs/{run.id}", {} if segment is None else {"segment": segment}
+    details = answers.details(store, run, segment)
+    result: dict[str, Any] = {_address(root, **asked): details}
     if details["status"] == "unreadable":
         return result
-    result[f"{root}/words"] = answers.phases_over_time(store, run)
-    result[f"{root}/findings"] = findings(store, run)
+    result[_address(f"{root}/words", **asked)] = answers.phases_over_time(store, run, segment)
+    result[_address(f"{root}/findings", **asked)] = findings(store, run, segment)
     shown: set[int] = set()
     for name in dict.fromkeys([*details["quantities"], *(n for names in details["layers"].values() for n in names)]):
-        address = f"{root}/series?name={_quoted(name)}"
-        result[address] = answers.series(store, run, name, width=_WIDTH)
-        shown.update(*(curve["steps"].tolist() for curve in result[address]["curves"]))
-        if any(curve["reduced"] for curve in result[address]["curves"]):
-            result[f"{address}&mean=1"] = answers.series(store, run, name, width=_WIDTH, mean=True)
+        try:
+            whole = answers.series(store, run, name, width=_WIDTH, segment=segment)
+        except NotThereError:  # another segment has it
+            continue
+        result[_address(f"{root}/series", name=name, **asked)] = whole
+        shown.update(*(curve["steps"].tolist() for curve in whole["curves"]))
+        if any(curve["reduced"] for curve in whole["curves"]):
+            means = answers.series(store, run, name, width=_WIDTH, mean=True, segment=segment)
+            result[_address(f"{root}/series", name=name, **asked, mean=1)] = means
     places = sorted(shown)[:: max(len(shown) // _AXIS_STEPS, 1)]  # positions of steps between them are interpolated
     for axis in details["axes"][1:]:
-        found = zip(places, positions(store.checked(run), places, axis).tolist(), strict=True)
+        found = zip(places, positions(store.checked(run), places, axis, segment).tolist(), strict=True)
         known = [(step, x) for step, x in found if not math.isnan(x)]
-        result[f"{root}/axis?name={axis}"] = {"steps": [step for step, _ in known], "x": [x for _, x in known]}
+        answer = {"steps": [step for step, _ in known], "x": [x for _, x in known]}
+        result[_address(f"{root}/axis", name=axis, **asked)] = answer
     steps = details["matrix_steps"]
-    places = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _STEPS)).astype(int)).tolist()
-    details["matrix_steps"] = [steps[place] for place in places]
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most_steps)).astype(int)).tolist()
+    details["matrix_steps"] = [steps[place] for place in chosen]
     details["all_matrix_steps"] = len(steps)
     details["matrices"] = dict(list(details["matrices"].items())[:_MATRICES])
     makers: dict[str, Callable[[], Any]] = {}
     for step in details["matrix_steps"]:
         for name in details["matrices"]:
-            address = f"{root}/matrices/{step}/{_quoted(name)}"
-            makers[address] = partial(matrix, store, run, step, name, most=_SIDE, digits=3)
+            address = _address(f"{root}/matrices/{step}/{_quoted(name)}", **asked)
+            makers[address] = partial(matrix, store, run, step, name, most=_SIDE, digits=3, segment=segment)
         for name in details["spectra"]:
             layer, _, kind = name.rpartition("/")
-            address = f"{root}/spectra/{step}?layer={_quoted(layer)}&kind={_quoted(kind)}"
-            makers[address] = partial(spectrum, store, run, step, layer or None, kind)
+            address = _address(f"{root}/spectra/{step}", layer=layer, kind=kind, **asked)
+            makers[address] = partial(spectrum, store, run, step, layer or None, kind, segment)
     for address, make in makers.items():
         try:
             result[address] = make()
         except Exception as error:
             result[address] = {"error": store.redact_error(error)}
     return result
+
+
+def _address(path: str, **query: str | int) -> str:
+    """Return an address as the pages write it."""
+    return path + "".join(
+        f"{'&' if n else '?'}{key}={_quoted(str(value))}" for n, (key, value) in enumerate(query.items())
+    )
 
 
 def _quoted(text: str) -> str:

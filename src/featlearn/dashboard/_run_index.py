@@ -22,11 +22,13 @@ from featlearn.runs.lock import being_written
 from featlearn.runs.overview import Overview, overview
 
 T = TypeVar("T")
+Signature = tuple[tuple[int, int] | None, ...]
+"""Modification times and sizes of files, None for one that does not exist."""
 
 _TICK = 100_000_000  # nanoseconds; longer than the resolution of file times
 
 
-def signature(*paths: Path) -> tuple[tuple[int, int] | None, ...]:
+def signature(*paths: Path) -> Signature:
     """Return the modification times and sizes of files and folders, None for one that does not exist."""
     result: list[tuple[int, int] | None] = []
     for path in paths:
@@ -36,6 +38,12 @@ def signature(*paths: Path) -> tuple[tuple[int, int] | None, ...]:
         except OSError:
             result.append(None)
     return tuple(result)
+
+
+def is_settled(signed: Signature) -> bool:
+    """Return whether the signature changes with its files: a file can be written twice without a change of its time."""
+    newest = max((part[0] for part in signed if part is not None), default=0)
+    return time.time_ns() - newest > _TICK
 
 
 class Cache:
@@ -50,7 +58,7 @@ class Cache:
         self._guard = threading.Lock()
         self._kept: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
-    def get(self, key: Hashable, signed: tuple[tuple[int, int] | None, ...], make: Callable[[], T]) -> T:
+    def get(self, key: Hashable, signed: Signature, make: Callable[[], T]) -> T:
         """Return a cached value, or compute it if files have changed.
 
         Args:
@@ -65,9 +73,7 @@ class Cache:
                 value: T = cached[1]
                 return value
         value = make()
-        newest = max((part[0] for part in signed if part is not None), default=0)
-        # A file that has just been written may be written again without a change of its time.
-        if time.time_ns() - newest > _TICK:
+        if is_settled(signed):
             with self._guard:
                 self._kept[key] = (signed, value)
                 self._kept.move_to_end(key)
@@ -178,6 +184,11 @@ class Store:
             return result
 
         return self.summaries.get(key, signature(*run.files), read)
+
+    def is_late(self, run: Found) -> bool:
+        """Return whether `metrics` may be earlier than the files of the run."""
+        late = self._late.get(("metrics", run.id, "", None))
+        return late is not None and time.monotonic() < late[0]
 
     def overview(self, run: Found) -> Overview:
         """Return the overview of a run. If its process is killed, the status changes without a change of its files."""

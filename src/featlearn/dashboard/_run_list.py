@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -9,9 +10,11 @@ from collections import Counter
 from typing import Any
 
 from featlearn._utils.json import encode_utf8
-from featlearn.dashboard._run_index import Found, Store, signature
+from featlearn.dashboard._row_cache import RowCache
+from featlearn.dashboard._run_index import Found, Signature, Store, is_settled, signature
 from featlearn.errors import FeatlearnError
 from featlearn.runs.database import DATABASE_FILE
+from featlearn.runs.lock import being_written
 from featlearn.runs.overview import natural_order, quantities
 
 BUDGET = 0.2
@@ -34,6 +37,10 @@ class RunList:
         self._removed = 0  # the last turn in which a run was gone
         self._guard = threading.Lock()
         self._rows: dict[str, tuple[dict[str, Any], int]] = {}
+        self._cache = RowCache(store.root)
+        self._stored: dict[str, Signature] = {}  # of the rows that were in the file
+        self._valid: dict[str, Signature] = {}  # of the rows that can be stored
+        self._unsaved = False
 
     def rows(self, after: str = "", seconds: float | None = BUDGET) -> dict[str, Any]:
         """Return rows of the list, the newest run first.
@@ -107,6 +114,8 @@ class RunList:
     def _forget(self, alive: set[str]) -> None:
         for identifier in set(self._rows) - alive:
             del self._rows[identifier]
+            self._valid.pop(identifier, None)
+            self._stored.pop(identifier, None)
             self._removed = self._turn
 
     def _read(self, runs: list[Found], seconds: float | None) -> int:
@@ -120,9 +129,30 @@ class RunList:
             if run.id not in self._rows or self._rows[run.id][0] != row:
                 self._rows[run.id] = (row, self._turn)
             late = end is not None and time.monotonic() > end
-        return sum(run.id not in self._rows for run in runs)
+        loading = sum(run.id not in self._rows for run in runs)
+        if self._unsaved and not loading:
+            self._unsaved = not self._cache.save(
+                {key: (self._rows[key][0], signed) for key, signed in self._valid.items()}
+            )
+        return loading
 
     def _row(self, run: Found) -> dict[str, Any]:
+        signed = signature(*run.files)
+        row = self._cache.get(run.id, signed) if run.id not in self._rows else None
+        if row is None and self._stored.get(run.id) == signed:
+            row = self._rows[run.id][0]
+        if row is not None and not being_written(run.path):
+            self._stored[run.id] = self._valid[run.id] = signed
+            return row
+        row = self._read_row(run)
+        if row["status"] in ("running", "unreadable") or not is_settled(signed) or self._store.is_late(run):
+            self._valid.pop(run.id, None)
+        elif self._valid.get(run.id) != signed:
+            self._valid[run.id] = signed
+            self._unsaved = True
+        return row
+
+    def _read_row(self, run: Found) -> dict[str, Any]:
         row = self._store.summary(run)
         readings = row.pop("readings", {})
         row["readings"] = dict(Counter(readings.values()))  # names of fifty layers would be most of the answer
@@ -134,9 +164,10 @@ class RunList:
         return row
 
 
-def run_quantities(store: Store, run: Found) -> dict[str | None, list[str]]:
+def run_quantities(store: Store, run: Found, segment: int | None = None) -> dict[str | None, list[str]]:
     """Return the names of the metrics of each layer of a run, as in `featlearn.runs.overview.quantities`."""
-    return store.cache.get(("quantities", run.id), signature(*run.files), lambda: quantities(store.checked(run)))
+    key = ("quantities", run.id, segment)
+    return store.cache.get(key, signature(*run.files), lambda: quantities(store.checked(run), segment))
 
 
 def _newest_first(runs: list[Found]) -> list[Found]:
@@ -145,5 +176,7 @@ def _newest_first(runs: list[Found]) -> list[Found]:
     return sorted(runs, key=lambda run: (-times[run.id], run.where))
 
 
-def _plain(summary: tuple[float, float, float]) -> list[float]:
-    return [float(f"{value:.6g}") for value in summary]
+def _plain(summary: tuple[float, float, float]) -> list[float | None]:
+    return [
+        float(f"{value:.6g}") if math.isfinite(value) else None for value in summary
+    ]  # NaN would differ from itself

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from featlearn._utils.folders import cache_folder
 from featlearn._utils.validation import check_int
 from featlearn.errors import DataNotPresent, InputError
 
@@ -126,7 +126,7 @@ def data_folder(name: str, folder: str | os.PathLike[str] | None = None) -> Path
         return Path(folder).expanduser()
     if data := os.environ.get("FEATLEARN_DATA"):
         return Path(data).expanduser() / name
-    return _cache() / "featlearn" / name
+    return cache_folder() / "featlearn" / name
 
 
 def not_present(name: str, folder: Path, files: Sequence[str], hint: str = "") -> DataNotPresent:
@@ -144,12 +144,3 @@ def not_present(name: str, folder: Path, files: Sequence[str], hint: str = "") -
         f"there is no {what} in {str(folder)!r}: put {them} there, pass the folder that holds {them}, "
         f"or set FEATLEARN_DATA to the folder above {name}" + (f"; {hint}" if hint else "")
     )
-
-
-def _cache() -> Path:
-    """Return the cache folder of the operating system."""
-    home = Path.home()
-    if sys.platform == "darwin":
-        return home / "Library" / "Caches"
-    variable, usual = ("LOCALAPPDATA", "AppData/Local") if os.name == "nt" else ("XDG_CACHE_HOME", ".cache")
-    return Path(os.environ.get(variable) or home / usual)

@@ -85,16 +85,22 @@ def overview(folder: Path) -> Overview:
     return Overview(name, status, message, began, seconds, last, config, environment, loss, readings, segments)
 
 
-def quantities(folder: Path) -> dict[str | None, list[str]]:
+def quantities(folder: Path, segment: int | None = None) -> dict[str | None, list[str]]:
     """Return the names of the metrics of each layer, and of the run itself under None.
 
     In a large database, the names of layers are those of a sample of the steps at which layers were measured; the names
-    of the run itself are complete.
+    of the run itself are complete. Both are then those of the latest segment.
+
+    Args:
+        folder: Folder of the run.
+        segment: Number of the segment, from 1. None is the latest one.
     """
     path = folder / DATABASE_FILE
     with read_database(path) as connection:
         if path.stat().st_size <= _SMALL:
-            pairs = set(connection.execute("SELECT DISTINCT layer, name FROM metrics").fetchall())
+            pairs = set(
+                connection.execute(f"SELECT DISTINCT layer, name FROM {source(connection, 'metrics', segment)}")
+            )
         else:
             pairs = _sampled_names(connection)
         result: dict[str | None, list[str]] = {}

@@ -1,7 +1,7 @@
 // What accompanies each chart: a text for screen readers, and downloads as CSV, PNG and SVG.
 
 import { el, fill, freshId } from "./dom.js";
-import { layerTitle, short } from "./format.js";
+import { short } from "./format.js";
 
 const MOST_TOLD = 20;
 
@@ -77,10 +77,4 @@ function cellText(value) {
   if (typeof value === "number") return String(value);
   const text = /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-// Name of a layer with its type and shape, if the run has them.
-export function layerLabel(run, layer) {
-  const kind = run.layer_kinds && Object.hasOwn(run.layer_kinds, layer ?? "") ? ` (${run.layer_kinds[layer]})` : "";
-  return `${layerTitle(layer)}${kind}`;
 }

@@ -1,5 +1,6 @@
 // Charts by plotly, in the colors of the page.
 
+import { logTicks } from "./axes.js";
 import { accompany } from "./chart_text.js";
 import { el } from "./dom.js";
 import { cut, inert, short } from "./format.js";
@@ -184,7 +185,7 @@ export function spectrumChart(node, label, found) {
     return {
       data,
       layout: {
-        xaxis: { title: { text: "eigenvalue", standoff: 4 }, type: log ? "log" : "linear", exponentformat: "power" },
+        xaxis: { title: { text: "eigenvalue", standoff: 4 }, ...(log ? logTicks(edges) : { type: "linear" }), exponentformat: "power" },
         yaxis: { title: { text: "share", standoff: 4 }, range: [0, top] },
       },
     };

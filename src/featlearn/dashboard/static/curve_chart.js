@@ -1,11 +1,13 @@
 // Charts of curves, and of means with bands.
 
+import { constantRange, logTicks, stepAxis } from "./axes.js";
 import { chart, color, depthColor } from "./charts.js";
 import { el, fill } from "./dom.js";
 import { cut, inert } from "./format.js";
 
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const COLORS = 7;
+export const LABEL = 36; // characters in a legend
 const MANY = 8; // for more curves, colors follow their order, and the legend is outside the chart
 
 // Exponential moving average without a bias to the first values; a missing value stays one.
@@ -32,7 +34,7 @@ export function curveChart(node, label, curves, options = {}) {
       const tint = many ? depthColor(place, curves.length) : color(place);
       const places = curve.x ?? (options.log ? curve.steps.map((step) => Math.max(step, 0.5)) : curve.steps);
       const trace = {
-        type: "scatter", mode: many || curve.steps.length > 60 ? "lines" : "lines+markers", name: inert(cut(curve.label, 36)), meta: curve.label,
+        type: "scatter", mode: many || curve.steps.length > 60 ? "lines" : "lines+markers", name: inert(curve.brief ?? cut(curve.label, LABEL)), meta: curve.label,
         x: places, y: smooth ? smoothed(curve.values, smooth) : curve.values, customdata: curve.steps, connectgaps: false, marker: { size: 4 },
         line: { color: tint, width: many ? 1.3 : 1.8, dash: many ? "solid" : DASHES[Math.floor(place / COLORS) % DASHES.length] },
         hovertemplate: "%{y:.4g} at step %{customdata}",
@@ -41,7 +43,7 @@ export function curveChart(node, label, curves, options = {}) {
       data.push(smooth ? { ...trace, mode: "lines" } : trace);
     });
     const layout = { ...stepLayout(curves, options), showlegend: !many && (curves.length > 1 || Boolean(curves[0]?.named)) };
-    layout.yaxis = { exponentformat: "power", fixedrange: true, rangemode: options.zero ? "tozero" : "normal", ...(options.logValues ? logTicks(curves.flatMap((curve) => curve.values)) : {}) };
+    layout.yaxis = { exponentformat: "power", fixedrange: true, rangemode: options.zero ? "tozero" : "normal", ...(options.logValues ? logTicks(curves.flatMap((curve) => curve.values)) : constantRange(curves.flatMap((curve) => curve.values))) };
     if (options.bounded && !options.logValues) layout.yaxis.range = boundedRange(curves);
     return { data, layout };
   }).then(() => listenZoom(node, options));
@@ -62,7 +64,7 @@ export function bandChart(node, label, bands, options = {}) {
         opacity: 0.18, line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: String(place), meta: `${band.label} (band)`,
       });
       data.push({
-        type: "scatter", mode: places.length > 60 ? "lines" : "lines+markers", x: places, y: band.mean, customdata: band.counts, name: inert(cut(band.label, 36)), meta: band.label,
+        type: "scatter", mode: places.length > 60 ? "lines" : "lines+markers", x: places, y: band.mean, customdata: band.counts, name: inert(cut(band.label, LABEL)), meta: band.label,
         legendgroup: String(place), line: { color: tint, width: 2 }, marker: { size: 4 }, hovertemplate: "%{y:.4g}, mean of %{customdata}",
       });
     });
@@ -76,17 +78,22 @@ export function bandChart(node, label, bands, options = {}) {
 function stepLayout(curves, options) {
   const largest = Math.max(1, ...curves.map((curve) => curve.steps.at(-1) ?? 1));
   const other = curves.some((curve) => curve.x);
-  const ticks = options.log && !other ? stepTicks(largest) : {};
+  const ticks = other ? {} : stepAxis(largest, options.log);
   const xaxis = { title: { text: options.along ?? "step", standoff: 4 }, type: options.log ? "log" : "linear", exponentformat: "power", ...ticks };
-  if (options.range) xaxis.range = options.log ? options.range.map((place) => Math.log10(Math.max(place, 0.45))) : options.range;
+  if (options.range) xaxis.range = axisRange(options.range, options.log);
   else if (options.log && !other) xaxis.range = [Math.log10(0.45), Math.log10(largest * 1.1)];
   const shapes = Number.isFinite(options.marker) ? [{ type: "line", xref: "x", yref: "paper", x0: options.marker, x1: options.marker, y0: 0, y1: 1, line: { color: color(1), width: 1.5, dash: "dot" } }] : [];
   return { xaxis, shapes, uirevision: JSON.stringify([options.range ?? null, options.log, options.along]) };
 }
 
+export function axisRange(range, log) {
+  return log ? range.map((place) => Math.log10(Math.max(place, 0.45))) : range;
+}
+
 const reactions = new WeakMap();
 
-function listenZoom(node, options) {
+// Calls options.zoomed with the range that was dragged, or null for all.
+export function listenZoom(node, options) {
   const known = reactions.has(node);
   reactions.set(node, options);
   if (known || !node.on) return;
@@ -99,32 +106,17 @@ function listenZoom(node, options) {
   });
 }
 
-// A logarithmic axis has no step 0: it is drawn at the left end, with a label.
-function stepTicks(largest) {
-  const values = [0.5];
-  const texts = ["0"];
-  for (let power = 1; power <= largest * 1.01; power *= 10) {
-    values.push(power);
-    texts.push(power >= 1e4 ? `${power / 1000}k` : String(power));
-  }
-  return { tickmode: "array", tickvals: values, ticktext: texts };
-}
-
-// Ticks of a logarithmic axis, fewer if it spans more decades.
-export function logTicks(all) {
-  const values = all.filter((value) => value > 0 && Number.isFinite(value));
-  const decades = values.length ? Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b))) : 0;
-  // Without a format, ticks between powers of ten show their first digit alone.
-  const ticks = decades > 1.3 ? { dtick: decades > 8 ? 2 : 1 } : { dtick: decades > 0.7 ? "D2" : "D1", tickformat: "~g" };
-  return { type: "log", ...ticks };
-}
-
+// The legend of many curves: their colors from the first to the last, and a list that can be opened.
 function fillKey(place, curves) {
-  fill(place, curves.map((curve, index) => {
-    const dot = el("i", { class: "dot" });
-    dot.style.background = depthColor(index, curves.length);
-    return el("span", {}, dot, cut(curve.label, 48));
-  }));
+  if (!curves.length) return fill(place);
+  const swatch = (index) => el("i", { class: "dot", style: `background: ${depthColor(index, curves.length)}` });
+  const ramp = el("i", { class: "ramp", style: `background: linear-gradient(to right, ${[0, 1, 2, 3, 4].map((part) => depthColor(part, 5)).join(", ")})` });
+  const open = place.querySelector("details")?.open ?? false;
+  const focused = place.contains(document.activeElement);
+  const summary = el("summary", {}, `${curves.length} curves: `, cut(curves[0].label, 48), " ", ramp, " ", cut(curves.at(-1).label, 48));
+  fill(place, el("details", { open }, summary, el("div", { class: "key-list" }, curves.map((curve, index) => el("span", {}, swatch(index), cut(curve.label, 48))))));
+  if (focused) summary.focus();
+  return place;
 }
 
 function boundedRange(curves) {

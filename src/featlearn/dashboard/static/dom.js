@@ -54,20 +54,28 @@ export function tick(label, checked, react) {
   return el("span", { class: "control tick" }, box, el("label", { for: id }, label));
 }
 
+// The element has `adjust(count, place)`, which keeps the focus.
 export function slider(label, count, place, tell, react) {
   const id = freshId("slider");
-  const told = el("output", { for: id }, tell(place));
-  const range = el("input", {
-    type: "range", id, min: 0, max: Math.max(count - 1, 0), step: 1, disabled: count < 2, "aria-valuetext": tell(place),
-  });
-  range.value = place;
-  range.addEventListener("input", () => {
-    const now = Number(range.value);
+  const told = el("output", { for: id });
+  const range = el("input", { type: "range", id, min: 0, step: 1 });
+  const show = (now) => {
     told.textContent = tell(now);
     range.setAttribute("aria-valuetext", tell(now));
-    react(now);
+  };
+  range.addEventListener("input", () => {
+    show(Number(range.value));
+    react(Number(range.value));
   });
-  return el("span", { class: "control slide" }, el("label", { for: id }, label), range, told);
+  const node = el("span", { class: "control slide" }, el("label", { for: id }, label), range, told);
+  node.adjust = (length, now) => {
+    range.max = Math.max(length - 1, 0);
+    range.disabled = length < 2;
+    range.value = now;
+    show(now);
+  };
+  node.adjust(count, place);
+  return node;
 }
 
 export function note(text, kind = "soft") {

@@ -6,7 +6,7 @@ export function short(value, digits = 3) {
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e6) return String(value);
   if (size >= 1e-3 && size < 1e5) return size < 10 ** digits ? String(Number(value.toPrecision(digits))) : value.toFixed(0);
-  return value.toExponential(1);
+  return value.toExponential(1).replace(".0e", "e");
 }
 
 export function duration(seconds) {
@@ -47,7 +47,7 @@ export function inert(text) {
 
 export function plainValue(value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "number") return String(Number(value.toPrecision(6)));
+  if (typeof value === "number") return String(Number.isInteger(value) ? value : Number(value.toPrecision(6)));
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 

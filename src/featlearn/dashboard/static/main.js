@@ -12,6 +12,8 @@ import { get, isFile, isSingle } from "./source.js";
 import { isDark, onTheme, startTheme, toggleTheme } from "./theme.js";
 
 const PAGES = { runs: runsPage, run: runPage, sweeps: sweepsPage, compare: comparePage, ledger: ledgerPage };
+const RETRY = 3000; // milliseconds
+const TITLES_OF_PAGES = { runs: "Runs", run: "Run", sweeps: "Sweeps", compare: "Compare runs", ledger: "Ledger of claims" };
 let turn = 0;
 
 const mainPlace = el("main", { id: "main", tabindex: "-1" });
@@ -37,7 +39,7 @@ async function show() {
     if (key === name || (key === "runs" && name === "run")) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  document.title = "featlearn";
+  document.title = `${TITLES_OF_PAGES[name]}: featlearn`;
   if (!mainPlace.childElementCount) fill(mainPlace, note("Loading …"));
   try {
     const live = await PAGES[name](mainPlace, alive, rest, query);
@@ -45,8 +47,19 @@ async function show() {
     mainPlace.dataset.turn = String(mine);
     if (live && alive()) keepLooking(live, alive);
   } catch (error) {
-    if (alive()) fill(mainPlace, el("h1", {}, "Error"), note(error.message, "trouble"), el("p", {}, el("a", { href: "#/runs" }, "All runs")));
+    if (alive()) showError(error.message, alive);
   }
+}
+
+// The page is tried again, since a server may be started again and a run may be moved back.
+function showError(message, alive) {
+  if (mainPlace.querySelector(".page-error")?.textContent !== message) fill(mainPlace, el("h1", {}, "Error"), note(message, "trouble page-error"), el("p", {}, el("a", { href: "#/runs" }, "All runs")));
+  const again = () => {
+    if (!alive()) return;
+    if (document.hidden) setTimeout(again, RETRY);
+    else show();
+  };
+  if (!isFile) setTimeout(again, RETRY);
 }
 
 // Polls while the page is open; the interval grows with the response time.

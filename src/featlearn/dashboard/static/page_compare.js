@@ -90,8 +90,10 @@ export async function comparePage(main, alive, _parts, query) {
   };
   const drawPicks = () => {
     const all = readable();
-    const shown = all.filter(parseFilter(view.text("filter"), all, searchText).matches);
-    fill(picks, shown.slice(0, MOST_PICKS).map((run) => tick(cut(run.name, 40), chosen.includes(run.id), (on) => pick(run.id, on))), shown.length > MOST_PICKS ? note(`${shown.length - MOST_PICKS} more: filter them, or select them in the list of runs.`) : null);
+    const matching = all.filter(parseFilter(view.text("filter"), all, searchText).matches);
+    const shown = [...matching.filter((run) => chosen.includes(run.id)), ...matching.filter((run) => !chosen.includes(run.id))];
+    const labels = labelsOf(all);
+    fill(picks, shown.slice(0, MOST_PICKS).map((run) => tick(cut(labels.get(run.id), 60), chosen.includes(run.id), (on) => pick(run.id, on))), shown.length > MOST_PICKS ? note(`${shown.length - MOST_PICKS} more: filter them, or select them in the list of runs.`) : null);
   };
   fill(
     main, el("h1", {}, "Compare runs ", el("span", { class: "soft" }, chosen.length > 2 ? `${chosen.length} runs` : "")), place, card("Settings that differ", table),
@@ -102,7 +104,9 @@ export async function comparePage(main, alive, _parts, query) {
   return isFile ? null : { every: 3000, refresh: async () => {
     const before = JSON.stringify(chosen.map((id) => runs.get(id)));
     if (!(await readPart()) || !alive()) return;
+    runs.clear(); // a run may have been removed
     for (const run of readable()) runs.set(run.id, run);
+    chosen = chosen.filter((id) => runs.has(id));
     if (before !== JSON.stringify(chosen.map((id) => runs.get(id)))) await draw();
   } };
 }
@@ -130,10 +134,11 @@ export function labelsOf(runs) {
 }
 
 async function differences(runs) {
+  if (runs.length < 2) return note(`Select ${runs.length ? "a second run" : "two runs"} to compare settings.`);
   const some = runs.slice(0, MOST_COLUMNS);
   const rows = (await getDifferences(some.map((run) => run.id))) ?? settingNames(some).map((setting) => ({ setting, values: Object.fromEntries(some.map((run) => [run.id, settingOf(run, setting)])) }));
   const differing = rows.filter(({ values }) => new Set(some.map((run) => JSON.stringify(values[run.id] ?? null))).size > 1);
-  if (!differing.length) return note(some.length > 1 ? "The settings of these runs are equal." : "Select a second run.");
+  if (!differing.length) return note("The settings of these runs are equal.");
   const labels = labelsOf(some);
   return [
     el("div", { class: "wide" }, el(

@@ -1,13 +1,13 @@
 // Claims of the papers, and their reproductions.
 
-import { choice, el, fill, note } from "./dom.js";
+import { openView } from "./address.js";
+import { choice, el, fill, note, refill } from "./dom.js";
 import { short } from "./format.js";
 import { get } from "./source.js";
 import { replaceTable, sortable } from "./tables.js";
 
-const ledgerState = { sort: null, down: false, verdict: "", paper: "" };
-
-export async function ledgerPage(main, alive) {
+export async function ledgerPage(main, alive, _parts, query) {
+  const view = openView("ledger", query);
   const list = await get("runs");
   const found = list.ledger ? await get("ledger") : { claims: [], troubles: [] };
   if (!alive()) return null;
@@ -31,16 +31,19 @@ export async function ledgerPage(main, alive) {
     { key: "verdict", title: "Verdict", value: (claim) => claim.verdict, cell: (claim) => el("span", { class: `verdict v-${claim.verdict.split(" ")[0].replace(/[^a-z]/g, "")}` }, claim.verdict) },
   ];
   const draw = () => {
-    const shown = found.claims.filter((claim) => (!ledgerState.verdict || claim.verdict === ledgerState.verdict) && (!ledgerState.paper || claim.paper === ledgerState.paper));
-    const agree = shown.filter((claim) => claim.verdict === "reproduced").length;
     const every = (key) => [...new Set(found.claims.map((claim) => claim[key]))];
-    fill(
+    const chosen = Object.fromEntries(["verdict", "paper"].map((key) => [key, view.one(key, every(key), "")]));
+    const order = { sort: view.text("sort"), down: view.flag("down") };
+    const set = (change) => { view.set(change); draw(); };
+    const shown = found.claims.filter((claim) => (!chosen.verdict || claim.verdict === chosen.verdict) && (!chosen.paper || claim.paper === chosen.paper));
+    const agree = shown.filter((claim) => claim.verdict === "reproduced").length;
+    refill(
       head,
-      choice("Verdict", [["", "all"], ...every("verdict").map((one) => [one, one])], ledgerState.verdict, (value) => { ledgerState.verdict = value; draw(); }),
-      choice("Paper", [["", "all"], ...every("paper").map((one) => [one, one])], ledgerState.paper, (value) => { ledgerState.paper = value; draw(); }),
+      choice("Verdict", [["", "all"], ...every("verdict").map((one) => [one, one])], chosen.verdict, (verdict) => set({ verdict })),
+      choice("Paper", [["", "all"], ...every("paper").map((one) => [one, one])], chosen.paper, (paper) => set({ paper })),
       el("span", { class: "soft", role: "status" }, `${shown.length} claims, ${agree} reproduced`),
     );
-    replaceTable(place, shown.length ? sortable(columns, shown, ledgerState, draw) : note("No claim matches."));
+    replaceTable(place, shown.length ? sortable(columns, shown, order, () => set({ sort: order.sort, down: order.down })) : note("No claim matches."));
   };
   fill(main, el("h1", {}, "Ledger of claims"), note("Published values and values measured here.", "lead"), found.troubles.map((trouble) => note(trouble, "trouble")), head, place);
   draw();

@@ -26,6 +26,7 @@ function tabsOf(run) {
 export async function runPage(main, alive, [id, wanted], query) {
   let run = await get(`runs/${id}`);
   if (!alive()) return null;
+  document.title = `${run.name}: featlearn`;
   if (run.status === "unreadable") {
     fill(main, el("h1", {}, run.name), card("This run cannot be read", note(run.message, "trouble"), note("Other runs are unaffected. If it is being copied, wait until the copy is complete.")));
     return isFile ? null : { every: 4000, refresh: async () => { if ((await get(`runs/${id}`)).status !== "unreadable" && alive()) window.dispatchEvent(new HashChangeEvent("hashchange")); } };
@@ -33,9 +34,10 @@ export async function runPage(main, alive, [id, wanted], query) {
   const names = tabsOf(run);
   const tab = names.includes(wanted) ? wanted : names[0];
   const view = openView(`run/${id}/${tab}`, query);
-  const segments = run.segment_list ?? [];
+  const all = run.segment_list ?? [];
+  const segments = all.slice(-(run.file_segments ?? all.length));
   const asked = view.number("segment");
-  const segment = segments.some((one) => one.segment === asked) && asked !== segments.length && !isFile ? asked : null;
+  const segment = segments.some((one) => one.segment === asked) && asked !== all.length ? asked : null;
   if (segment) run = await get(`runs/${id}?segment=${segment}`);
   if (!alive()) return null;
   const facts = el("p", { class: "facts soft", role: "status" });
@@ -47,10 +49,11 @@ export async function runPage(main, alive, [id, wanted], query) {
     );
   const body = el("div", { class: "tab-body" });
   tell();
-  document.title = `${run.name}: featlearn`;
+  document.title = `${TABS[tab][0]} of ${run.name}: featlearn`;
   fill(
     main, el("h1", {}, run.name), facts, run.message ? note(run.message, "trouble") : null, run.trouble ? note(run.trouble, "trouble") : null,
-    segments.length > 1 ? segmentChoice(segments, segment, view) : null,
+    segments.length > 1 ? segmentChoice(segments, segment, view, all.length) : null,
+    segments.length < all.length ? note(`This file contains the latest ${segments.length} of ${all.length} segments.`) : null,
     el("nav", { class: "tabs", "aria-label": "Views of the run" }, names.map((name) =>
       el("a", { href: view.link(`run/${id}/${name}`, { segment }), "aria-current": name === tab ? "page" : null }, TABS[name][0]))),
     body,
@@ -72,14 +75,13 @@ export async function runPage(main, alive, [id, wanted], query) {
 }
 
 // Segments begin where the steps of a training go back; the latest one is shown first.
-function segmentChoice(segments, segment, view) {
-  if (isFile) return note(`This file contains the latest of ${segments.length} segments.`);
-  const options = segments.map((one) => [String(one.segment), `${one.segment}: steps ${one.first} to ${one.last ?? "–"}${one.segment === segments.length ? " (latest)" : ""}`]);
+function segmentChoice(segments, segment, view, latest) {
+  const options = segments.map((one) => [String(one.segment), `${one.segment}: steps ${one.first} to ${one.last ?? "–"}${one.segment === latest ? " (latest)" : ""}`]);
   const select = (value) => {
-    view.set({ segment: Number(value) === segments.length ? null : value });
+    view.set({ segment: Number(value) === latest ? null : value });
     window.dispatchEvent(new HashChangeEvent("hashchange"));
   };
-  return el("div", { class: "controls" }, choice("Segment", options.reverse(), String(segment ?? segments.length), select));
+  return el("div", { class: "controls" }, choice("Segment", options.reverse(), String(segment ?? latest), select));
 }
 
 async function settingsTab(body, run) {

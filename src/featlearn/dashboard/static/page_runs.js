@@ -35,7 +35,7 @@ export async function runsPage(main, alive, _parts, query) {
     const shown = runs.filter(filter.matches);
     const order = { sort: view.text("sort", "started"), down: view.flag("down", !view.has("sort")) };
     const redraw = () => { view.set({ sort: order.sort, down: order.down ? "1" : "0", page: null }); draw(); };
-    const columns = columnsOf(fields(), {
+    const columns = columnsOf(fields(), shown, {
       chosen, toggle: (run, on) => { chosen[on ? "add" : "delete"](run.id); keepChosen(); },
       remove: (key) => { view.set({ column: view.list("column").filter((one) => one !== key) }); draw(); drawTools(); },
     });

@@ -13,6 +13,7 @@ import { getLayers, getManyCurves, getValues, isFile } from "./source.js";
 import { parallelChart, scatterChart } from "./sweep_charts.js";
 
 const MOST_AXES = 8;
+const AXIS_WIDTH = 70; // pixels
 const MOST_GROUPS = 12;
 const PREFERRED = ["test_loss", "val_loss", "loss", "train_loss", "score"];
 
@@ -31,6 +32,8 @@ export async function sweepsPage(main, alive, _parts, query) {
   const metric = () => readField(view.text("y"), ofLayer) ?? readField(metricField(PREFERRED.find((name) => metrics().includes(name)) ?? metrics()[0] ?? "loss", statistic()), ofLayer);
   const settings = () => settingNames(shown());
   const differing = () => settings().filter((name) => new Set(shown().map((run) => plainValue(readField(settingField(name)).value(run)))).size > 1);
+  // Settings with several values among the runs that have them, which are most of the runs.
+  const varied = () => differing().filter((name) => 2 * held(name) >= shown().length && new Set(shown().map((run) => readField(settingField(name)).value(run)).filter((value) => value !== null).map(plainValue)).size > 1);
   const numeric = (name) => shown().some((run) => typeof readField(settingField(name)).value(run) === "number");
   // First a number that many runs have and that is not a seed.
   const held = (name) => shown().filter((run) => readField(settingField(name)).value(run) !== null).length;
@@ -39,7 +42,7 @@ export async function sweepsPage(main, alive, _parts, query) {
   const group = () => view.one("group", ["", ...settings()], across());
   const axes = () => {
     const listed = view.list("axis").filter((name) => settings().includes(name));
-    return (listed.length ? listed : differing()).slice(0, MOST_AXES);
+    return (listed.length ? listed : varied()).slice(0, MOST_AXES);
   };
 
   const head = el("div", { class: "controls" });
@@ -49,6 +52,7 @@ export async function sweepsPage(main, alive, _parts, query) {
   const scatter = el("div", { class: "figure tall" });
   const parallel = el("div", { class: "figure tall" });
   const bands = el("div", { class: "figure tall" });
+  const parallelWords = el("p", { class: "soft small", role: "status" });
   const bandWords = el("p", { class: "soft small", role: "status" });
   const scatterHead = el("div", { class: "controls" });
   const axesHead = el("div", { class: "controls" });
@@ -110,7 +114,9 @@ export async function sweepsPage(main, alive, _parts, query) {
     const colored = view.one("color", settings(), "");
     await scatterChart(scatter, `${field.title} against ${across()}`, runs, { x: readField(settingField(across())), y: field, color: colored ? readField(settingField(colored)) : null, logX: logX(), logY: logY() });
     if (!current()) return;
-    await parallelChart(parallel, `Settings and ${field.title}`, runs, axes().map((name) => readField(settingField(name))), field);
+    const room = Math.max(1, Math.floor((parallel.clientWidth || 600) / AXIS_WIDTH) - 1);
+    parallelWords.textContent = !axes().length ? "These runs do not differ in their settings." : axes().length > room ? `The first ${room} of ${axes().length} selected settings fit on this screen.` : "";
+    await parallelChart(parallel, `Settings and ${field.title}`, runs, axes().slice(0, room).map((name) => readField(settingField(name))), field);
     if (current()) await drawBands(runs, field, current);
   };
   // The curves of many runs are read in parts, and drawn after each.
@@ -142,7 +148,7 @@ export async function sweepsPage(main, alive, _parts, query) {
 
   fill(
     main, el("h1", {}, "Sweeps"), el("div", { class: "controls" }, el("span", { class: "control grow" }, el("label", { for: "sweep-filter" }, "Filter"), search), tally), wrong, head,
-    el("div", { class: "grid" }, card("Metric against a setting", scatterHead, scatter), card("Groups over the steps", bandHead, bands, bandWords)), card("Parallel coordinates", axesHead, parallel),
+    el("div", { class: "grid" }, card("Metric against a setting", scatterHead, scatter), card("Groups over the steps", bandHead, bands, bandWords)), card("Parallel coordinates", axesHead, parallel, parallelWords),
   );
   if (!runsNow().length && !listFacts().loading) {
     fill(main, el("h1", {}, "Sweeps"), note("There are no runs yet."));

@@ -33,9 +33,9 @@ export async function panelGrid(view, source, alive) {
   const axis = () => view.one("axis", source.axes(), "step");
   let guess = false; // whether the steps are spaced like powers
   const log = () => view.flag("logx", guess && axis() === "step");
-  const range = () => (view.has("from") && view.has("to") && view.number("to") > view.number("from") ? [view.number("from"), view.number("to")] : null);
+  const range = () => shownRange(view);
   const zoomed = (ends) => {
-    view.replace({ from: ends ? tidyEnd(ends[0], ends) : null, to: ends ? tidyEnd(ends[1], ends) : null });
+    view.replace(tidyRange(ends));
     drawTools();
     drawAll();
   };
@@ -67,7 +67,7 @@ export async function panelGrid(view, source, alive) {
     let layer = "";
     const figure = el("div", { class: "figure" });
     const words = el("p", { class: "soft small", role: "status" });
-    const key = el("div", { class: "key scroll" });
+    const key = el("div", { class: "key" });
     const rest = el("span", { class: "controls inner" });
     const keepPair = () => { const pairs = chosen(); pairs[place] = [name, layer]; keep(pairs); };
     const remove = () => { const pairs = chosen(); pairs.splice(place, 1); keep(pairs.length ? pairs : [["", ""]]); rebuild(); };
@@ -140,12 +140,20 @@ function markerPlace(curves, step) {
   return null;
 }
 
-function tidyEnd(end, [from, to]) {
-  const digits = Math.max(0, Math.ceil(3 - Math.log10(Math.max(to - from, 1e-12))));
-  return Number(end.toFixed(Math.min(digits, 12)));
+// The range in the address, or null for all.
+export function shownRange(view) {
+  return view.has("from") && view.has("to") && view.number("to") > view.number("from") ? [view.number("from"), view.number("to")] : null;
 }
 
-function rangeInputs(range, zoomed) {
+// A range as values of the address, without digits that are not seen.
+export function tidyRange(ends) {
+  if (!ends) return { from: null, to: null };
+  const digits = Math.min(Math.max(0, Math.ceil(3 - Math.log10(Math.max(ends[1] - ends[0], 1e-12)))), 12);
+  const [from, to] = ends.map((end) => Number(end.toFixed(digits)));
+  return { from, to };
+}
+
+export function rangeInputs(range, zoomed) {
   const ids = [freshId("from"), freshId("to")];
   const inputs = ids.map((id, place) => el("input", { type: "number", id, step: "any", value: range ? String(range[place]) : "", placeholder: place ? "end" : "start", "data-key": place ? "range-to" : "range-from" }));
   const apply = () => {

@@ -26,7 +26,8 @@ function folderOf(run) {
 }
 
 // `picks` has the chosen runs, and the functions toggle(run, on) and remove(column).
-export function columnsOf(fields, picks) {
+export function columnsOf(fields, runs, picks) {
+  const isNumeric = (field) => runs.every((run) => (field.value(run) ?? null) === null || typeof field.value(run) === "number");
   const box = (run) => {
     const node = el("input", {
       type: "checkbox", checked: picks.chosen.has(run.id), disabled: run.status === "unreadable", "data-key": `pick-${run.id}`,
@@ -35,7 +36,7 @@ export function columnsOf(fields, picks) {
     return node;
   };
   const own = fields.map((field) => ({
-    key: field.key, title: field.title, number: field.kind !== "s", value: field.value, spread: field.value,
+    key: field.key, title: field.title, number: field.kind !== "s" || isNumeric(field), plain: field.kind === "s", value: field.value, spread: field.value,
     cell: (run) => (field.kind === "s" ? cut(plainValue(field.value(run)), 40) : short(field.value(run), 4)),
     extra: el("button", { type: "button", class: "remove", "data-key": `remove-${field.key}`, "aria-label": `remove the column ${field.title}`, on: { click: () => picks.remove(field.key) } }, "×"),
   }));
@@ -81,6 +82,7 @@ export function groupRow(columns, field, group, open, toggle) {
     const spread = column.spread ? spreadOf(group.runs.map(column.spread)) : null;
     if (spread) {
       means.set(column.key, spread.mean);
+      if (column.plain && spread.low === spread.high) return plainValue(spread.low);
       return spread.deviation === null || spread.low === spread.high ? short(spread.mean, 4) : [short(spread.mean), el("span", { class: "soft" }, ` ± ${short(spread.deviation, 2)}`)];
     }
     const texts = column.spread || column.key === "status" ? [...new Set(group.runs.map((run) => plainValue(column.value(run))))] : [];

@@ -39,7 +39,7 @@ export async function get(address) {
 // Options: layer, layers (patterns), width, from, to, log, mean, axis, segment.
 export async function getSeries(id, name, { layer, layers = "", width = 800, from, to, log, mean, axis = "step", segment } = {}) {
   if (isFile) {
-    const found = seriesInFile(id, name, { axis, mean, needed: true });
+    const found = seriesInFile(id, name, { axis, mean, segment, needed: true });
     return { ...found, curves: found.curves.filter((curve) => (layer === undefined || (curve.layer ?? "") === layer) && matchesLayers(layers, curve.layer ?? "")) };
   }
   let query = `name=${quoted(name)}&width=${Math.round(Math.min(Math.max(width, 100), 4000))}&axis=${axis}`;
@@ -60,13 +60,13 @@ export function segmentQuery(segment) {
 }
 
 // A file has every metric once, and the means of those that are reduced; other axes as positions of some steps.
-function seriesInFile(id, name, { axis, mean, needed = false }) {
-  const address = `runs/${id}/series?name=${quoted(name)}`;
+function seriesInFile(id, name, { axis, mean, segment, needed = false }) {
+  const address = `runs/${id}/series?name=${quoted(name)}${segmentQuery(segment)}`;
   const chosen = mean && Object.hasOwn(held.answers, `${address}&mean=1`) ? `${address}&mean=1` : address;
   if (!needed && !Object.hasOwn(held.answers, chosen)) return { curves: [] };
   const found = fromFile(chosen);
   if (axis === "step") return found;
-  const known = held.answers[`runs/${id}/axis?name=${axis}`];
+  const known = held.answers[`runs/${id}/axis?name=${axis}${segmentQuery(segment)}`];
   return { ...found, curves: found.curves.map((curve) => ({ ...curve, x: curve.steps.map((step) => (known ? valueAt(known.steps, known.x, step) : null)) })) };
 }
 

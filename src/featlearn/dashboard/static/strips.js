@@ -1,7 +1,7 @@
 // Diagnoses or phases over the training, as one strip of colored intervals per layer.
 
 import { el } from "./dom.js";
-import { layerTitle, short, tail } from "./format.js";
+import { layerTitle, short } from "./format.js";
 
 // One class per diagnosis or phase; the colors are in style.css, and the text is always shown too.
 const CLASSES = {
@@ -18,12 +18,17 @@ export function chip(word, meaning = "") {
   return el("span", { class: `chip ${wordClass(word)}`, title: meaning }, word);
 }
 
+// A name that does not fit is cut at its beginning, since its end is more specific.
+export function stripName(layer) {
+  return el("span", { class: "strip-name from-end", title: layer ?? "" }, el("bdi", {}, layerTitle(layer)));
+}
+
 // Lines are {layer, stretches: [[first, last, word], ...]}; steps run on a logarithmic axis if it is `wide`.
 export function strips(lines, name, wide) {
   const last = Math.max(1, ...lines.flatMap((line) => line.stretches.map((part) => part[1])));
   const place = (step) => stripPlace(step, last, wide);
   const rows = lines.map((line) => {
-    const bar = el("div", { class: "strip" });
+    const bar = el("div", { class: "strip", role: "img", "aria-label": line.stretches.map(([first, end, word]) => `${word}, steps ${first} to ${end}`).join("; ") });
     line.stretches.forEach(([first, end, word], index) => {
       const next = line.stretches[index + 1];
       const from = place(first);
@@ -34,7 +39,7 @@ export function strips(lines, name, wide) {
       bar.append(part);
     });
     const now = line.stretches.at(-1)[2];
-    return el("div", { class: "strip-row" }, el("span", { class: "strip-name", title: line.layer ?? "" }, tail(layerTitle(line.layer))), bar, chip(now));
+    return el("div", { class: "strip-row" }, stripName(line.layer), bar, chip(now));
   });
   const words = [...new Set(lines.flatMap((line) => line.stretches.map((part) => part[2])))];
   return el(

@@ -1,7 +1,7 @@
 // Charts of many runs: a metric against a setting, and parallel coordinates.
 
-import { chart, color, depthColor } from "./charts.js";
-import { logTicks } from "./curve_chart.js";
+import { logTicks } from "./axes.js";
+import { chart, color, depthColor, ink } from "./charts.js";
 import { cut, inert, plainValue, short } from "./format.js";
 import { groupRuns, spreadOf } from "./groups.js";
 
@@ -66,15 +66,18 @@ export function parallelChart(node, label, runs, settings, metric) {
         line: { color: depthColor(shade, SHADES), width: 1 }, opacity: usable.length > 200 ? 0.35 : 0.7, hoverinfo: "skip", meta: some.length ? `${metric.title} from ${short(metric.value(some[0]))} to ${short(metric.value(some.at(-1)))}` : "no runs",
       };
     }).filter((trace) => trace.x.length);
-    const ticks = scales.flatMap((scale, axis) => scale.ticks.map(([at, text]) => ({ x: axis, y: at, text: inert(text), showarrow: false, xanchor: axis === fields.length - 1 ? "right" : "left", xshift: axis === fields.length - 1 ? -4 : 4, font: { size: 10 }, bgcolor: "rgba(128,128,128,0.18)" })));
+    const room = Math.max(8, Math.floor((node.clientWidth || 600) / fields.length / 7));
+    const { card } = ink();
+    const ticks = scales.flatMap((scale, axis) => scale.ticks.map(([at, text]) => ({ x: axis, y: at, text: inert(text), showarrow: false, xanchor: axis === fields.length - 1 ? "right" : "left", xshift: axis === fields.length - 1 ? -4 : 4, font: { size: 10 }, bgcolor: card, borderpad: 1 })));
+    const side = (axis) => (axis === 0 ? "left" : axis === fields.length - 1 ? "right" : "center");
+    const titles = fields.map((field, axis) => ({ x: axis, y: -0.06, yanchor: "top", text: inert(cut(field.title, room)), showarrow: false, xanchor: side(axis), font: { size: 11 } }));
     const lines = fields.map((_, axis) => ({ type: "line", x0: axis, x1: axis, y0: 0, y1: 1, line: { width: 1, color: "#888" } }));
-    const room = Math.max(8, Math.floor((node.clientWidth || 600) / fields.length / 8));
     return {
       data,
       layout: {
-        showlegend: false, annotations: ticks, shapes: lines, margin: { l: 20, r: 20, t: 10, b: 40 },
-        xaxis: { tickmode: "array", tickvals: [...fields.keys()], ticktext: fields.map((field) => inert(cut(field.title, room))), range: [-0.1, fields.length - 0.9], showgrid: false, zeroline: false, fixedrange: true, tickangle: 0 },
-        yaxis: { range: [-0.04, 1.04], showticklabels: false, ticks: "", showgrid: false, zeroline: false, fixedrange: true },
+        showlegend: false, annotations: [...ticks, ...titles], shapes: lines, margin: { l: 20, r: 20, t: 10, b: 10 },
+        xaxis: { range: [-0.1, fields.length - 0.9], showticklabels: false, ticks: "", showline: false, showgrid: false, zeroline: false, fixedrange: true },
+        yaxis: { range: [-0.16, 1.04], showline: false, showticklabels: false, ticks: "", showgrid: false, zeroline: false, fixedrange: true },
       },
     };
   });

@@ -1,8 +1,9 @@
 // Metrics over the steps, of the training and of the layers.
 
-import { layerLabel } from "./chart_text.js";
+import { LABEL } from "./curve_chart.js";
 import { el, fill, freshId, note } from "./dom.js";
 import { titleOf } from "./format.js";
+import { inModelOrder, layerLabel } from "./layer_names.js";
 import { panelGrid } from "./panels.js";
 import { getSeries } from "./source.js";
 
@@ -25,7 +26,7 @@ function firstChoices(names) {
 // A field for patterns of layers, kept in the address; `react` is called after a change.
 export function layerFilter(view, react) {
   const id = freshId("layers");
-  const input = el("input", { type: "search", id, placeholder: "all, or blocks.*.attn.*", value: view.text("layers"), spellcheck: "false" });
+  const input = el("input", { type: "search", id, placeholder: "all, or blocks.*.attn.*", maxlength: 500, value: view.text("layers"), spellcheck: "false" });
   let timer = 0;
   input.addEventListener("input", () => {
     clearTimeout(timer);
@@ -52,7 +53,7 @@ export async function curvesTab(body, first, alive, view, segment) {
       const ofRun = (run.quantities ?? []).includes(name) && !Object.values(run.layers ?? {}).some((names) => names.includes(name));
       const found = await getSeries(run.id, name, { ...options, segment, layers: ofRun ? "" : view.text("layers") });
       const message = found.left_out ? `${found.left_out} more layers are not shown: select some by a pattern.` : found.curves.length ? "" : "No layer matches.";
-      return { curves: found.curves.map((curve) => ({ ...curve, label: layerLabel(run, curve.layer), named: curve.layer !== null })), message };
+      return { curves: inModelOrder(run, found.curves).map((curve) => ({ ...curve, label: layerLabel(run, curve.layer), brief: layerLabel(run, curve.layer, LABEL), named: curve.layer !== null })), message };
     },
   };
   const panels = await panelGrid(view, source, alive);
@@ -61,7 +62,9 @@ export async function curvesTab(body, first, alive, view, segment) {
   fill(body, el("div", { class: "controls" }, filter), panels.tools, panels.grid);
   await panels.begin();
   return async (now) => {
+    const isNew = allNames(now).length !== allNames(run).length;
     run = now;
+    if (isNew) panels.drawTools();
     await panels.drawAll();
   };
 }

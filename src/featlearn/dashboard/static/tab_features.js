@@ -16,7 +16,6 @@ export async function featuresTab(body, run, alive) {
   const heat = el("div", { class: "figure square tall" });
   const words = el("p", { class: "soft small" });
   const bars = el("div", { class: "figure bars" });
-  const head = el("div", { class: "controls" });
   const history = el("div", { class: "grid three" });
   const constants = el("div");
   const task = run.settings?.task ? `${run.settings.task} of ${run.settings.target ?? "the target"} from ${run.features.length} features` : `${run.features.length} features`;
@@ -57,11 +56,10 @@ export async function featuresTab(body, run, alive) {
       await curveChart(figure, `${name} over the iterations`, curves.map((curve) => ({ ...curve, label: name })), { along: "iteration" });
     }
   };
-  const top = () => fill(head, steps.length < 2 ? note(`Iteration ${steps[0] ?? "–"}`) : slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); }));
-  top();
+  const steering = slider("Iteration", steps.length, Math.max(place, 0), (at) => String(steps[at] ?? "–"), (at) => { place = at; drawMatrix(); });
   fill(
     body, note(task, "lead"),
-    el("div", { class: "grid" }, card("Feature matrix", head, heat, words), card("Feature importances", bars)),
+    el("div", { class: "grid" }, card("Feature matrix", el("div", { class: "controls" }, steering), heat, words), card("Feature importances", bars)),
     card("Over the iterations", history, constants),
   );
   await Promise.all([drawMatrix(), drawBars()]);
@@ -70,7 +68,7 @@ export async function featuresTab(body, run, alive) {
     const atEnd = place === steps.length - 1;
     steps = now.matrix_steps;
     if (atEnd) place = steps.length - 1;
-    top();
+    steering.adjust(steps.length, Math.max(place, 0));
     await Promise.all([drawMatrix(), drawBars()]);
     await drawHistory(now);
   };

@@ -1,11 +1,11 @@
 // Findings of a run, as a timeline of each layer and as a table; each leads to its curve and step.
 
 import { linkTo } from "./address.js";
-import { layerLabel } from "./chart_text.js";
 import { card, el, fill, note } from "./dom.js";
-import { layerTitle, sentence, short, tail } from "./format.js";
+import { layerTitle, sentence, short } from "./format.js";
+import { inModelOrder, layerLabel } from "./layer_names.js";
 import { getTexts } from "./source.js";
-import { timeMarks } from "./strips.js";
+import { stripName, timeMarks } from "./strips.js";
 import { allNames } from "./tab_curves.js";
 import { replaceTable, sortable } from "./tables.js";
 
@@ -31,21 +31,22 @@ function literally(layer) {
 
 export async function findingsTab(body, first, alive, _view, segment) {
   const order = { sort: null, down: false };
+  const [lead, lines, place] = [note("", "lead"), el("div"), el("div")];
   const draw = async (run) => {
-    const found = await getTexts(run.id, "findings", segment);
+    const answer = await getTexts(run.id, "findings", segment);
     if (!alive()) return;
+    const found = { ...answer, findings: inModelOrder(run, answer.findings) };
     const damaged = found.damaged ? note(`${found.damaged} stored findings cannot be read.`, "trouble") : null;
     if (!found.findings.length) {
       fill(body, note(run.status === "running" ? "No findings so far." : "No findings: no fault was detected in this run, or it was not monitored."), damaged);
       return;
     }
     const open = found.findings.filter((finding) => finding.open).length;
-    const place = el("div");
     const table = () => replaceTable(place, sortable(findingColumns(run, segment), found.findings, order, table));
-    fill(
-      body, damaged, note(`${found.findings.length} findings, ${open} of which still hold.${found.left_out ? ` ${found.left_out} more are not shown.` : ""}`, "lead"),
-      card("Over the training", timeline(run, found, segment)), card("All findings", place),
-    );
+    lead.textContent = `${found.findings.length} findings, ${open} of which still hold.${found.left_out ? ` ${found.left_out} more are not shown.` : ""}`;
+    if (!place.isConnected) fill(body, el("div", {}, damaged), lead, card("Over the training", lines), card("All findings", place));
+    else fill(body.firstElementChild, damaged);
+    replaceTable(lines, timeline(run, found, segment));
     table();
   };
   await draw(first);
@@ -56,12 +57,16 @@ function findingColumns(run, segment) {
   const rank = { problem: 0, warning: 1, note: 2 };
   return [
     { key: "layer", title: "Layer", value: (one) => one.layer ?? "", cell: (one) => layerLabel(run, one.layer) },
-    { key: "fault", title: "Finding", value: (one) => one.fault, cell: (one) => [el("a", { href: curveLink(run, one, segment) }, one.fault), el("div", {}, severityMark(one))] },
+    { key: "fault", title: "Finding", value: (one) => one.fault, cell: (one) => [el("a", { href: curveLink(run, one, segment), "data-key": `fault-${keyOf(one)}` }, one.fault), el("div", {}, severityMark(one))] },
     { key: "severity", title: "Severity", value: (one) => rank[one.severity], cell: (one) => one.severity },
     { key: "steps", title: "Steps", number: true, value: (one) => one.first, cell: (one) => `${short(one.first)} – ${one.open ? "now" : short(one.last)}` },
     { key: "confidence", title: "Confidence", number: true, value: (one) => one.confidence, cell: (one) => (one.confidence === null ? "–" : `${Math.round(100 * one.confidence)}%`) },
     { key: "evidence", title: "Evidence and advice", wide: true, cell: (one) => [sentence(one.evidence), el("div", { class: "soft" }, sentence(one.advice))] },
   ];
+}
+
+function keyOf(finding) {
+  return JSON.stringify([finding.layer, finding.fault, finding.first]);
 }
 
 function severityMark(one) {
@@ -81,14 +86,14 @@ function timeline(run, found, segment) {
     const [{ layer, fault }] = some;
     const bar = el("div", { class: "strip" }, some.map((finding) => {
       const part = el("a", {
-        class: `f-${finding.severity}`, href: curveLink(run, finding, segment), title: `${fault}, steps ${finding.first} to ${finding.last}: ${finding.evidence}`,
+        class: `f-${finding.severity}`, href: curveLink(run, finding, segment), "data-key": `bar-${keyOf(finding)}`, title: `${fault}, steps ${finding.first} to ${finding.last}: ${finding.evidence}`,
         "aria-label": `${layerTitle(layer)}, ${fault}, ${finding.severity}, steps ${finding.first} to ${finding.last}: show the curve`,
       });
       part.style.left = `${(100 * finding.first) / last}%`;
       part.style.width = `${Math.max((100 * (finding.last - finding.first)) / last, 0.8)}%`;
       return part;
     }));
-    return el("div", { class: "strip-row finding-row" }, el("span", { class: "strip-name", title: layer ?? "" }, tail(layerTitle(layer), window.innerWidth < 500 ? 10 : 26)), el("span", { class: "strip-name soft", title: fault }, fault), bar);
+    return el("div", { class: "strip-row finding-row" }, stripName(layer), el("span", { class: "strip-name soft", title: fault }, fault), bar);
   });
   return el(
     "div", { class: "strips", role: "group", "aria-label": "Findings over the steps" }, lines,

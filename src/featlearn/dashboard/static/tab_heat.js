@@ -1,10 +1,12 @@
 // One metric of all layers over the steps, as a heat map of layers and steps.
 
-import { chart, heatScale } from "./charts.js";
-import { layerLabel } from "./chart_text.js";
+import { powerTicks, stepAxis } from "./axes.js";
+import { chart, heatScale, ink } from "./charts.js";
+import { axisRange, listenZoom } from "./curve_chart.js";
 import { choice, el, fill, note, refill, tick } from "./dom.js";
-import { cut, familyOptions, inert, layerTitle, looksLogarithmic, tail, titleOf } from "./format.js";
-import { isLogarithmic } from "./panels.js";
+import { cut, familyOptions, inert, looksLogarithmic, titleOf } from "./format.js";
+import { inModelOrder, layerLabel } from "./layer_names.js";
+import { isLogarithmic, rangeInputs, shownRange, tidyRange } from "./panels.js";
 import { getSeries } from "./source.js";
 import { layerFilter } from "./tab_curves.js";
 
@@ -31,24 +33,26 @@ export async function heatTab(body, first, alive, view, segment) {
     try {
       const found = await getSeries(run.id, name(), { width: 300, mean: true, layers: view.text("layers"), segment });
       if (!alive() || mine !== turn) return;
-      const curves = found.curves.filter((curve) => curve.layer !== null);
+      const curves = inModelOrder(run, found.curves.filter((curve) => curve.layer !== null));
       words.textContent = [
         curves.length ? "" : "No layer matches.", curves.some((curve) => curve.reduced) ? "Each cell is the mean of several steps." : "",
+        hasHoles(curves) ? "Gray cells have no value." : "",
         found.left_out ? `${found.left_out} more layers are not shown: select some by a pattern.` : "",
       ].join(" ").trim();
       if (curves.length && looksLogarithmic(curves[0].steps) !== guess) {
         guess = !guess;
         top();
       }
-      if (curves.length) await layerMap(figure, `${titleOf(name())} by layer and step`, run, curves, { logColors: logColors(), logSteps: logSteps() });
+      if (curves.length) await layerMap(figure, `${titleOf(name())} by layer and step`, run, curves, { logColors: logColors(), logSteps: logSteps(), range: shownRange(view), zoomed });
     } catch (error) {
       if (alive()) words.textContent = error.message;
     }
   };
+  const zoomed = (ends) => { view.replace(tidyRange(ends)); top(); draw(); };
   const top = () => refill(
     head, choice("Metric", familyOptions(names()), name(), (one) => { view.set({ metric: one, logcolor: null }); top(); draw(); }), layerFilter(view, draw),
     tick("logarithmic colors", logColors(), (on) => { view.set({ logcolor: on ? "1" : "0" }); draw(); }),
-    tick("logarithmic steps", logSteps(), (on) => { view.set({ logx: on ? "1" : "0" }); draw(); }),
+    tick("logarithmic steps", logSteps(), (on) => { view.set({ logx: on ? "1" : "0" }); draw(); }), rangeInputs(shownRange(view), zoomed),
   );
   top();
   fill(body, head, el("section", { class: "card" }, figure, words));
@@ -59,7 +63,21 @@ export async function heatTab(body, first, alive, view, segment) {
   };
 }
 
-function layerMap(node, label, run, curves, { logColors, logSteps }) {
+// Cells reach half a gap beyond the first and the last step, which between few steps would be far below 0.
+function rangeOfCells(steps, range, log) {
+  if (range) return { range: axisRange(range, log) };
+  if (log || steps.length < 2) return {};
+  const [first, last] = [steps[0], steps.at(-1)];
+  const most = 0.03 * (last - first);
+  return { range: [first - Math.min((steps[1] - first) / 2, most), last + Math.min((last - steps.at(-2)) / 2, most)] };
+}
+
+function hasHoles(curves) {
+  const steps = new Set(curves.flatMap((curve) => curve.steps));
+  return curves.some((curve) => curve.steps.length < steps.size || curve.values.includes(null));
+}
+
+function layerMap(node, label, run, curves, { logColors, logSteps, range, zoomed }) {
   node.style.height = `${Math.max(180, curves.length * ROW + 70)}px`;
   return chart(node, label, () => {
     const steps = [...new Set(curves.flatMap((curve) => curve.steps))].sort((a, b) => a - b);
@@ -74,8 +92,7 @@ function layerMap(node, label, run, curves, { logColors, logSteps }) {
     const [low, high] = numbers.length ? [numbers.reduce((a, b) => Math.min(a, b)), numbers.reduce((a, b) => Math.max(a, b))] : [0, 1];
     const signed = !logColors && low < -0.005 * Math.max(Math.abs(high), 1e-300);
     const size = Math.max(Math.abs(low), Math.abs(high)) || 1;
-    const narrow = node.clientWidth < 500;
-    const labels = curves.map((curve) => rowLabel(run, curve.layer, narrow ? 14 : 44));
+    const labels = curves.map((curve) => layerLabel(run, curve.layer, node.clientWidth < 500 ? 14 : 56));
     const data = [{
       type: "heatmap", z: shown, x: logSteps ? steps.map((step) => Math.max(step, 0.5)) : steps, y: curves.map((_, index) => index),
       text: rows.map((row, index) => row.map((value, column) => `${inert(cut(curves[index].layer, 60))}, step ${steps[column]}: ${value === null ? "no value" : value.toPrecision(4)}`)),
@@ -85,23 +102,10 @@ function layerMap(node, label, run, curves, { logColors, logSteps }) {
     // Names of the rows instead of their numbers, in downloads too.
     const layout = {
       margin: { l: 10, r: 6, t: 6, b: 40 },
-      xaxis: { title: { text: "step", standoff: 4 }, type: logSteps ? "log" : "linear", showgrid: false, zeroline: false },
+      xaxis: { title: { text: "step", standoff: 4 }, type: logSteps ? "log" : "linear", ...stepAxis(steps.at(-1) ?? 1, logSteps), ...rangeOfCells(steps, range, logSteps), showgrid: false, zeroline: false },
       yaxis: { autorange: "reversed", tickmode: "array", tickvals: curves.map((_, index) => index), ticktext: labels.map(inert), tickfont: { size: 10 }, showgrid: false, zeroline: false, fixedrange: true },
-      uirevision: label,
+      plot_bgcolor: ink().line, uirevision: JSON.stringify([label, range, logSteps]), // cells without a value are gray
     };
     return { data, layout };
-  });
-}
-
-// Type and shape are left out where they do not fit.
-function rowLabel(run, layer, most) {
-  const label = layerLabel(run, layer);
-  return label.length <= most ? label : tail(layerTitle(layer), most);
-}
-
-// Ticks of colors that stand for powers of ten.
-function powerTicks(low, high) {
-  const every = Math.max(1, Math.ceil((high - low) / 6));
-  const powers = Array.from({ length: Math.max(Math.floor(high) - Math.ceil(low) + 1, 0) }, (_, index) => Math.ceil(low) + index).filter((_, index) => index % every === 0);
-  return powers.length > 1 ? { tickmode: "array", tickvals: powers, ticktext: powers.map((power) => `10<sup>${power}</sup>`) } : { tickmode: "array", tickvals: [low, high], ticktext: [low, high].map((power) => (10 ** power).toPrecision(2)) };
+  }).then(() => listenZoom(node, { zoomed, log: logSteps }));
 }

@@ -14,16 +14,14 @@ export async function matricesTab(body, run, alive, view, segment) {
     return async (now) => { if (Object.keys(now.matrices ?? {}).length && alive()) await matricesTab(body, now, alive, view, segment); };
   }
   const first = names.find((name) => name.endsWith("/nfm")) ?? names[0];
-  const second = names.find((name) => name.endsWith("/agop")) ?? names.find((name) => name !== first);
+  const second = names.find((name) => name !== first && name.endsWith("/agop")) ?? names.find((name) => name !== first);
   const listed = view.list("matrix").filter((name) => names.includes(name)).slice(0, 2);
   const shown = { place: placeOf(steps, view), names: listed.length ? listed : second ? [first, second] : [first] };
-  const head = el("div", { class: "controls" });
   const panels = shown.names.map((_, place) => matrixPanel(run, { names: () => names, steps: () => steps, place, alive, shown: shown, view, segment }));
   const all = () => Promise.all(panels.map((one) => one.draw()));
-  const top = () => fill(head, slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); all(); }));
-  top();
+  const steering = slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); all(); });
   fill(
-    body, head, el("div", { class: "grid" }, panels.map((one) => one.node)),
+    body, el("div", { class: "controls" }, steering), el("div", { class: "grid" }, panels.map((one) => one.node)),
     run.all_matrix_steps > steps.length ? note(`This file contains ${steps.length} of ${run.all_matrix_steps} steps.`) : null,
   );
   await all();
@@ -32,8 +30,7 @@ export async function matricesTab(body, run, alive, view, segment) {
     steps = now.matrix_steps;
     names = Object.keys(now.matrices);
     if (atEnd) shown.place = steps.length - 1;
-    // The slider is not replaced while it has the focus.
-    if (!head.contains(document.activeElement) || atEnd) top();
+    steering.adjust(steps.length, shown.place);
     if (atEnd) await all();
   };
 }

@@ -4,6 +4,7 @@ import { spectrumChart } from "./charts.js";
 import { keepPlace, placeOf } from "./address.js";
 import { card, choice, definitions, el, fill, note, slider } from "./dom.js";
 import { kindTitle, layerTitle, looksLogarithmic, sentence, short } from "./format.js";
+import { inModelOrder } from "./layer_names.js";
 import { chip, strips } from "./strips.js";
 import { getSpectrum, getTexts } from "./source.js";
 
@@ -45,22 +46,19 @@ export async function spectraTab(body, run, alive, view, segment) {
   };
   const kinds = [...new Set(names.map((name) => apart(name)[1]))];
   const options = kinds.map((kind) => ({ group: kindTitle(kind), options: names.filter((name) => apart(name)[1] === kind).map((name) => [name, label(name)]) }));
-  const top = () =>
-    fill(
-      head, choice("Spectrum of", options, shown.name, (value) => { shown.name = value; view.set({ spectrum: value }); draw(); }),
-      slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); draw(); }),
-    );
-  top();
+  const steering = slider("Step", steps.length, shown.place, (place) => String(steps[place]), (place) => { shown.place = place; keepPlace(view, steps, place); draw(); });
+  fill(
+    head, choice("Spectrum of", options, shown.name, (value) => { shown.name = value; view.set({ spectrum: value }); draw(); }),
+    steering,
+  );
   fill(body, el("section", { class: "card" }, head, el("div", { class: "beside" }, el("div", {}, figure), facts)), phases);
   await Promise.all([draw(), drawPhases(phases, run, alive, segment)]);
   return async (now) => {
     const atEnd = shown.place === steps.length - 1;
     steps = now.matrix_steps;
-    if (atEnd) {
-      shown.place = steps.length - 1;
-      top();
-      await draw();
-    }
+    if (atEnd) shown.place = steps.length - 1;
+    steering.adjust(steps.length, shown.place);
+    if (atEnd) await draw();
     await drawPhases(phases, now, alive, segment);
   };
 }
@@ -99,7 +97,7 @@ async function drawPhases(place, run, alive, segment) {
   if (!alive()) return;
   const parts = [];
   for (const kind of ["w", "ck", "ntk"]) {
-    const lines = found.words.filter((line) => line.name === `${kind}.phase`);
+    const lines = inModelOrder(run, found.words.filter((line) => line.name === `${kind}.phase`));
     if (lines.length) parts.push(el("h3", {}, `Spectrum of the ${kindTitle(kind)}`), strips(lines, `Phases of the ${kindTitle(kind)}`, looksLogarithmic(run.matrix_steps ?? [])));
   }
   fill(place, parts.length ? card("Phases over the training", ...parts) : null);

@@ -41,7 +41,7 @@ export function tableOf(columns, body, state, redraw) {
   return el("div", { class: "wide" }, el("table", { class: "cards" }, el("thead", {}, el("tr", {}, columns.map(header))), el("tbody", {}, body)));
 }
 
-// Replaces a table, and restores the focus on the control that was used.
+// Replaces a table or another element, and restores the focus on the control that was used.
 export function replaceTable(place, table) {
   const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   fill(place, table);
