@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from selenium import webdriver
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache folder of the tests: servers keep the rows of many runs in that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def driver() -> Iterator[webdriver.Chrome]:
     from selenium import webdriver
