@@ -91,11 +91,11 @@ def run_code(
         return Done(child.exitcode, (folder / "stdout").read_text(), (folder / "stderr").read_text())
 
 
-def run_ranks(worker: Callable[..., None], *arguments: Any, timeout: float = 180) -> None:
-    """Run ``worker(rank, *arguments)`` in two processes of one gloo group, and raise what they raise."""
+def run_ranks(worker: Callable[..., None], *arguments: Any, timeout: float = 180, ranks: int = 2) -> None:
+    """Run ``worker(rank, *arguments)`` in processes of one gloo group, and raise what they raise."""
     with tempfile.TemporaryDirectory() as folder:
         context = torch.multiprocessing.start_processes(
-            _rank, (worker, folder, arguments), nprocs=2, join=False, start_method="forkserver"
+            _rank, (worker, folder, arguments, ranks), nprocs=ranks, join=False, start_method="forkserver"
         )
         for _ in range(int(timeout)):
             if context.join(timeout=1):
@@ -105,10 +105,10 @@ def run_ranks(worker: Callable[..., None], *arguments: Any, timeout: float = 180
     raise AssertionError("a process was left waiting for the other")
 
 
-def _rank(rank: int, worker: Callable[..., None], folder: str, arguments: tuple[Any, ...]) -> None:
+def _rank(rank: int, worker: Callable[..., None], folder: str, arguments: tuple[Any, ...], ranks: int) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
     )
     # The reducer of DistributedDataParallel must not hold the last reference to its group: that of gloo, destroyed by
     # it, waits for a thread that waits for the interpreter.

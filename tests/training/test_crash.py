@@ -19,4 +19,6 @@ def test_killed_at_random_instants(kills: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     reported = json.loads(done.stdout.splitlines()[-1])
     assert reported["kills"] == kills
-    assert reported["in_training"] >= kills // 3  # or the kills fell before there was anything to lose
+    assert reported["in_training"] >= kills // 4  # or the kills fell before there was anything to lose
+    if kills >= 50:
+        assert all(reported["phases"].values()), reported["phases"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,33 @@ def test_arguments_are_recorded_and_compared(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run").last_step == 8
     with pytest.raises(InputError, match=r"arguments\.learning_rate was 0\.01 and is 0\.02"):
         trainer(max_steps=9, learning_rate=2e-2).train(resume_from_checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("best", ["first", "last"])
+def test_the_best_model_is_loaded_at_the_end_and_the_last_one_is_continued(tmp_path: Path, best: str) -> None:
+    """The weights that the Trainer loads at the end are not those of the last step, and no alarm for a resume."""
+
+    def trainer(steps: int, resume: bool) -> Trainer:
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+            save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True,
+            metric_for_best_model="rank", greater_is_better=best == "last", disable_tqdm=True, seed=0,
+            learning_rate=1e-2, lr_scheduler_type="constant",
+        )  # fmt: skip
+        callback = MonitorCallback(run=tmp_path / "run", every=2, budget=None, measure="weights", resume=resume)
+        made = Trainer(
+            model=NEW().float(), args=arguments, train_dataset=Texts(), eval_dataset=Texts(), callbacks=[callback],
+            compute_metrics=lambda _: {"rank": float(made.state.global_step)},
+        )  # fmt: skip
+        return made
+
+    first = trainer(6, resume=False)
+    first.train()
+    assert first.state.best_global_step == (2 if best == "first" else 6)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(run|weights).*")
+        trainer(8, resume=True).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+    assert len(Run.open(tmp_path / "run").segments()) == 1
+    with pytest.warns(UserWarning, match="Step 2 goes back"):
+        trainer(10, resume=True).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert len(Run.open(tmp_path / "run").segments()) == 2

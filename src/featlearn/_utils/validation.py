@@ -213,8 +213,8 @@ def stored_moment(text: str) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted names.
+def flat_settings(settings: Mapping[str, Any], prefix: str = "", separator: str = ".") -> dict[str, Any]:
+    """Flatten nested settings to dotted names, or names with another separator.
 
     >>> flat_settings({"lr": 0.1, "net": {"width": 8}})
     {'lr': 0.1, 'net.width': 8}
@@ -222,7 +222,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, An
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
-            flat |= flat_settings(value, f"{prefix}{key}.")
+            flat |= flat_settings(value, f"{prefix}{key}{separator}", separator)
         else:
             flat[f"{prefix}{key}"] = value
     return flat

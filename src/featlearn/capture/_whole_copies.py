@@ -56,6 +56,9 @@ class WholeCopy:
                 for name, tensor in _tensors(self.module):
                     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
                     tensor.copy_(_whole(source[name]))
+                if self._shards is None:
+                    for name, parameter in self.module.named_parameters():
+                        parameter.requires_grad_(source[name].requires_grad)  # some may be frozen later
             yield self.module
         finally:
             self._free()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.data import DataLoader, SequentialSampler
 
-from featlearn.capture import map_tensors, sliceable
+from featlearn.capture import map_tensors, preserved_rng, sliceable
 from featlearn.errors import FeatlearnError
 from featlearn.runs import Run
 from featlearn.training._probe_data import ProbeRows
@@ -27,6 +27,7 @@ _PROJECTIONS = 8
 _NEW = 1.2  # distance from the initial weights over their norm, above which they are those of another model
 _LEAST_TOLERANCE = 1e-5  # relative; sums of other devices differ by less
 _SAMPLED = 4096  # entries of each tensor of a batch that are hashed
+_LOOKS = 8  # at a row: a random flip is missed once in 128 times
 _NOTED, _SHOWN = "weights", 3
 
 
@@ -72,14 +73,16 @@ def _signs(device: torch.device) -> Tensor:
 
 
 def rows_mark(data: Any, rows: ProbeRows) -> str | None:
-    """Return a hash of the rows that a monitor measures on; None if their order is random.
+    """Return a hash of the rows that a monitor measures on; None if they are random.
 
     Args:
-        data: Data of the monitor. The rows of a loader that shuffles differ at each launch.
+        data: Data of the monitor. The rows of a loader that shuffles, or augments at random, differ at each launch.
         rows: Rows that were kept of it.
     """
     fixed = sliceable(data) or isinstance(data, list | tuple | Mapping)
     if not fixed and not (isinstance(data, DataLoader) and isinstance(data.sampler, SequentialSampler)):
+        return None
+    if isinstance(data, DataLoader) and _is_random(data):
         return None
     digest = hashlib.blake2b(digest_size=8)
 
@@ -92,6 +95,22 @@ def rows_mark(data: Any, rows: ProbeRows) -> str | None:
     for raw in rows.batches:
         map_tensors(raw, add)
     return f"{rows.samples} rows, {digest.hexdigest()}"
+
+
+def _is_random(loader: DataLoader[Any]) -> bool:
+    """Return whether the first row of a loader is another one each time, as with random augmentation."""
+    looks: list[list[Tensor]] = []
+    with preserved_rng():
+        for _ in range(_LOOKS):
+            looks.append([])
+            try:
+                map_tensors(loader.dataset[0], looks[-1].append)
+            except Exception:  # a data set can raise anything, and may have no rows by number
+                return False
+    return any(
+        len(look) != len(looks[0]) or not all(torch.equal(a, b) for a, b in zip(look, looks[0], strict=True))
+        for look in looks[1:]
+    )
 
 
 def note_weights(run: Run, model: nn.Module, *, closed: bool) -> None:
@@ -138,7 +157,8 @@ class Continuation:
         self._rows = ""
         if before is not None and mark is not None and before != mark:
             self._rows = f"the measured rows differ ({before} before, {mark} now)"
-        self._agreed = not self._differing(self._last + 1)
+        self._created = weights_record(dict(model.named_parameters()))
+        self._agreed = not self._differing(self._last + 1, self._created)
 
     def message(self, step: int) -> str:
         """Return a sentence that says what differs, or an empty string.
@@ -148,7 +168,10 @@ class Continuation:
         Args:
             step: First step that is recorded.
         """
-        weights = "" if self._agreed and not self._is_initial() else self._differing(step)
+        weights = self._differing(step, weights_record(dict(self._model.named_parameters())))
+        if not self._is_initial():
+            agreed = self._agreed if step >= self._last else not self._differing(step, self._created)
+            weights = "" if agreed else weights
         reasons = "; ".join(reason for reason in (weights, self._rows) if reason)
         if not reasons:
             return ""
@@ -157,8 +180,7 @@ class Continuation:
             f"{reasons} (load the weights of the run before training, or omit resume=True to start a new run)"
         )
 
-    def _differing(self, step: int) -> str:
-        now = weights_record(dict(self._model.named_parameters()))
+    def _differing(self, step: int, now: Weights) -> str:
         if self._is_initial():
             moved = [ref for *_, ref in self._references if _differing(ref, self._initial, 1e-12)]
             # A restart at step 0 begins a segment, which is reported.

@@ -37,6 +37,7 @@ from featlearn.training._probe_data import take_rows
 from featlearn.training._rank_means import EVERY, RankMeans
 from featlearn.training._recorder import Recorder, open_run, stored_start
 from featlearn.training._schedule import Every, Schedule
+from featlearn.training._sharded_signals import Shards
 from featlearn.training._watch import Watch
 from featlearn.training.diagnosis import Diagnosis, Findings
 from featlearn.training.trackers import Tracker
@@ -63,7 +64,7 @@ class Monitor:
     shard of the rows; feature sums are reduced over all processes, and process 0 measures kernels and writes the run,
     with the means of the scalars over the processes (every tenth step and at measurements). If weights are sharded
     (FSDP2), a process keeps its shards of the initial weights, and weights are gathered for each measurement only: it
-    takes the memory of two whole models.
+    takes the memory of two whole models. Signals are taken at the steps that process 0 chooses, of its own rows.
 
     Args:
         model: Any module. Compiled and DistributedDataParallel modules are unwrapped, those of FSDP2 gathered.
@@ -214,9 +215,10 @@ class Monitor:
         self._scalars = RankMeans()
         self._numbers: dict[str, dict[str, float]] = {}  # last ones of each layer
         self._readings: dict[str, Diagnosis] = {}
+        shards = Shards(unwrap(original), copies[0].gathered, self._gathered) if copies else None
         self._watch = Watch(
-            model, self._measured, self._recorder, forward, self._schedule.due, self._writes and not copies, in_budget
-        )  # not for sharded models, whose passes need all processes
+            model, self._measured, self._recorder, forward, self._schedule.due, self._writes, in_budget, shards
+        )
         self._calls = 0
         self._noting = 0.0
         self._prepared, self._preparing = not in_budget, 0.0
@@ -286,11 +288,12 @@ class Monitor:
         self._next = number + 1
         self.record(number, scalars)
         asked = number != self._last and (last or self._schedule.asks(number))
-        if in_processes() and (asked or last or number % EVERY == 0):
+        together = in_processes() and (asked or last or number % EVERY == 0)
+        if together:
             self._write_scalars(together=True)
         plan = self._plan(last) if asked else None
         wanted = plan is not None or self._schedule.due(number)
-        self._watch.step(number, wanted=wanted, last=last, measured=self.budget.spent)
+        self._watch.step(number, wanted=wanted, last=last, measured=self.budget.spent, together=together)
         snapshot = None
         if plan is not None:
             snapshot = self._measure(number, plan if isinstance(plan, MeasurementPlan) else None)

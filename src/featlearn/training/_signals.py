@@ -32,7 +32,8 @@ _ENTRIES = 1 << 20  # of the inputs of one forward pass
 _FAILURES = 3  # forward passes that may fail
 _FREE = 2  # looks before the cost is known
 _USUAL = 5  # looks whose median is the cost of the next one
-_SOON = 4  # calls after which a look is repeated
+SOON = 4
+"""Calls after which a look is repeated."""
 
 Layers = Callable[[], tuple[dict[str, Layer], dict[str, Layer]]]
 """Function that returns the layers of the model and of the initial model, by name."""
@@ -144,7 +145,9 @@ class Signals:
         self._parameters: list[Tensor] = []
         self._failures = 0
 
-    def step(self, step: int, *, wanted: bool = False, last: bool = False, measured: float = 0.0) -> Look | None:
+    def step(
+        self, step: int, *, wanted: bool = False, last: bool = False, measured: float = 0.0, together: bool = True
+    ) -> Look | None:
         """Look at the model if the step is due and the time allows, or prepare a look at the next steps.
 
         Args:
@@ -152,6 +155,7 @@ class Signals:
             wanted: Whether to look at this step if the time allows, as at the steps of the schedule.
             last: Whether training has ended, so that there is no other chance.
             measured: Time of all measurements so far, in seconds, which is not training time.
+            together: Whether the processes of a sharded model decide at this step.
 
         Returns:
             The signals, or None.
@@ -168,7 +172,7 @@ class Signals:
         usual = statistics.median(self._costs) if self._costs else 0.0
         alone = SHARE * trained >= self._alone + usual
         scheduled = max(SHARE, _SCHEDULED) * trained + self._free_seconds >= self._charged + usual
-        wanted = wanted or self._due(step)
+        alone, scheduled, wanted = self._agreed(alone, scheduled, wanted or self._due(step), together)
         self._affordable = scheduled
         free = self._looks < _FREE
         if self._planned is None and (alone or free):
@@ -192,10 +196,14 @@ class Signals:
             self._preparing = 0.0
         return look
 
+    def _agreed(self, alone: bool, scheduled: bool, wanted: bool, together: bool) -> tuple[bool, bool, bool]:
+        """Return the decisions of this process, or those of the first one."""
+        return alone, scheduled, wanted
+
     def look_soon(self) -> None:
         """Plan another look within a few steps, if the time allows."""
         if self._planned is None and self._affordable:
-            self._planned = self._call + _SOON
+            self._planned = self._call + SOON
 
     @contextmanager
     def paying(self) -> Iterator[None]:
@@ -251,8 +259,6 @@ class Signals:
 
     def _look_at_activations(self, weights: WeightSignals) -> ActivationLook | None:
         model = unwrap(self._model)
-        if any(hasattr(p, "to_local") for p in weights.parameters):  # a pass needs the other processes
-            return None
         try:
             if self._few is None:
                 self._few = _few(self._rows)
@@ -276,8 +282,11 @@ class Signals:
         if self._weights is None or not same or any(a is not b for a, b in zip(parameters, self._parameters)):  # noqa: B905
             self.close()
             self._parameters, self._session = parameters, None
-            self._weights = WeightSignals(*self._find(), unwrap(self._model))
+            self._weights = self._new_weights()
         return self._weights
+
+    def _new_weights(self) -> WeightSignals:
+        return WeightSignals(*self._find(), unwrap(self._model))
 
 
 def _few(rows: ProbeRows) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 from sklearn.model_selection import ParameterGrid, ParameterSampler
@@ -25,6 +25,7 @@ from featlearn._utils.progress import progress_bar
 from featlearn._utils.validation import as_folder, as_number, as_settings, check_int, check_option, flat_settings
 from featlearn.errors import FeatlearnError, InputError, RunLockedError
 from featlearn.runs import Run
+from featlearn.training._search import Search, Searcher
 
 Train = Callable[[dict[str, Any], Run], Any]
 """Function that trains with some settings, writes to a run, and returns metrics."""
@@ -33,16 +34,6 @@ _PATIENCE = 60.0  # seconds to wait for a process that a cluster is about to end
 _PAUSE = 0.5
 _FOLDER = "trial-{:04d}"
 _RESULT = "sweep"  # name of the note of a run with the result of its trial
-
-
-class Searcher(Protocol):
-    """Search of settings by the results of earlier ones, such as a `ray.tune.search.Searcher`."""
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
-        """Return the settings of a new trial; None ends the search."""
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Take note of the metrics of a trial, or of its failure."""
 
 
 def sweep(
@@ -82,7 +73,9 @@ def sweep(
         backend: ``"joblib"`` (processes on this machine) or ``"ray"`` (the cluster that Ray is connected to, that of
             ``RAY_ADDRESS``, or a local one). If a node dies, its trials continue on another one.
         searcher: Search of settings by earlier results, such as ``ray.tune.search.optuna.OptunaSearch``, with its
-            metric, mode and space already set.
+            metric, mode and space already set. Its suggestions and results are kept in ``search.jsonl`` of the folder,
+            and repeated when the sweep is resumed. Create it with a seed: one that makes other suggestions then can
+            continue only if it has the method ``add_evaluated_point``. Trials with a NaN count as failed for it.
         seed: Seed of random samples.
         on_error: ``"warn"`` records a trial that raises an error as failed and goes on; ``"raise"`` raises the error.
         progress: Whether to show a progress bar on a terminal.
@@ -113,9 +106,9 @@ def sweep(
     check_parallel(n_jobs, engine)
     root = as_folder(folder).absolute()
     source = _Source(root, space, trials, searcher, seed)
-    tasks = ((function, trial, on_error == "raise") for trial in source.trials())
+    tasks = (None if trial is None else (function, trial, on_error == "raise") for trial in source.trials())
     with progress_bar(source.number, "trials", progress) as advance:
-        for outcome in run_tasks(_train, tasks, n_jobs, engine):
+        for outcome in run_tasks(_train, tasks, n_jobs, engine, in_turn=searcher is not None):
             source.done(outcome)
             advance()
     failed = [outcome for outcome in source.outcomes.values() if outcome.status == "failed"]
@@ -182,43 +175,39 @@ class _Source:
             raise InputError("Pass either space (values of each setting) or searcher, whose space is already set.")
         if searcher is not None and trials is None:
             raise InputError("searcher requires trials: the number of settings to try. Pass trials=20, for instance.")
-        self._root, self._searcher, self._most = root, searcher, trials
+        self._root, self._search = root, None if searcher is None else Search(searcher, root, _FOLDER)
         self._settings = [] if searcher is not None else _combinations(space, trials, seed)
         self.number = len(self._settings) if trials is None else trials
         self._old = _runs_in(root)
         self.outcomes: dict[Path, Outcome] = {}
         self._guard = threading.Lock()  # joblib draws trials in a thread of its own
 
-    def trials(self) -> Iterator[Trial]:
-        """Yield the trials that are not finished."""
+    def trials(self) -> Iterator[Trial | None]:
+        """Yield the trials that are not finished; None if a search has none before another result."""
+        for wanted in self._by_search() if self._search is not None else self._by_settings():
+            if wanted is not None and (outcome := _stored(wanted.path)) is not None:
+                self.done(outcome)
+            else:
+                yield wanted
+
+    def _by_settings(self) -> Iterator[Trial]:
         numbers = itertools.count()
         free = (self._root / _FOLDER.format(n) for n in numbers)
         free = (path for path in free if path not in self._old.values())
-        for settings in self._wanted():
-            path = self._old.get(_key(settings)) or next(free)
-            if (outcome := _stored(path)) is not None:
-                self.done(outcome)
-                continue
-            yield Trial(path, settings)
+        for settings in self._settings:
+            yield Trial(self._old.get(_key(settings)) or next(free), settings)
 
-    def _wanted(self) -> Iterator[dict[str, Any]]:
-        if self._searcher is None:
-            yield from self._settings
-            return
-        for number in range(self._most or 0):
-            with self._guard:
-                settings = self._searcher.suggest(_FOLDER.format(number))
-            if settings is None:
-                return
-            yield as_settings(settings)
+    def _by_search(self) -> Iterator[Trial | None]:
+        assert self._search is not None
+        for suggestion in self._search.trials(self.number):
+            yield None if suggestion is None else Trial(self._root / suggestion[0], suggestion[1])
 
     def done(self, outcome: Outcome) -> None:
         """Take note of the outcome of a trial."""
         with self._guard:
             self.outcomes[outcome.path] = outcome
-            if self._searcher is not None:
-                failed = outcome.status != "finished"
-                self._searcher.on_trial_complete(outcome.path.name, None if failed else dict(outcome.metrics), failed)
+        if self._search is not None:
+            self._search.done(outcome.path.name, outcome.metrics if outcome.status == "finished" else None)
 
 
 def _combinations(space: Any, trials: int | None, seed: int) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from featlearn.training._loss_history import REVISED_EVERY, LossHistory
 from featlearn.training._measured_model import MeasuredModel
 from featlearn.training._measurement import Observed, Snapshot
 from featlearn.training._recorder import Recorder
+from featlearn.training._sharded_signals import ShardedSignals, Shards
 from featlearn.training._signals import FREE_SECONDS, Look, Signals
 from featlearn.training._training_rules import has_diverged
 from featlearn.training.diagnosis import Finding, Findings
@@ -39,6 +41,8 @@ class Watch:
         due: Function that returns whether a step is to be measured.
         active: Whether this process takes signals.
         limited: Whether the time of signals at the steps of the schedule is limited.
+        shards: Sharded model that ``model`` is a plain copy of; its processes take signals together. None if it is not
+            sharded.
     """
 
     def __init__(
@@ -50,10 +54,12 @@ class Watch:
         due: Callable[[int], bool],
         active: bool,
         limited: bool = True,
+        shards: Shards | None = None,
     ) -> None:
         free = FREE_SECONDS if limited else math.inf
         on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-        self.signals = Signals(
+        make = Signals if shards is None else partial(ShardedSignals, shards)
+        self.signals = make(
             model,
             measured.layers_of_both,
             measured.rows,
@@ -69,6 +75,8 @@ class Watch:
         self._latest: Look | None = None
         self._stored = self._before = Findings()
         self._recorder, self._active = recorder, active
+        self._sharded = shards is not None
+        self._looks = active or self._sharded
         self._loss_name: str | None = None
         self._jumped = self._revised = False
         self._learned = False  # whether the loss has fallen far
@@ -89,7 +97,7 @@ class Watch:
             self._recorder.numbers(step, {"signal.loss_spike": 1.0})
         self._revised |= self.losses.count % REVISED_EVERY == 0
 
-    def step(self, step: int, *, wanted: bool, last: bool, measured: float) -> None:
+    def step(self, step: int, *, wanted: bool, last: bool, measured: float, together: bool = True) -> None:
         """Take and record signals if the step is due, see `Signals.step`.
 
         Args:
@@ -97,18 +105,20 @@ class Watch:
             wanted: Whether to look at this step if the time allows.
             last: Whether training has ended.
             measured: Time of all measurements so far, in seconds.
+            together: Whether the processes of a sharded model decide at this step.
         """
-        if not self._active:
+        if not self._looks:
             return
         learned = self.losses.level() < LEARNED * self.losses.start
         wanted |= self._jumped or (learned and not self._learned)  # events after which a fault may show
         self._jumped, self._learned = False, self._learned or learned
         try:
-            look = self.signals.step(step, wanted=wanted, last=last, measured=measured)
+            look = self.signals.step(step, wanted=wanted, last=last, measured=measured, together=together)
         except Exception as error:  # a model can raise anything
+            self._looks = False
             self._stop(step, error)
             return
-        if look is not None:
+        if look is not None and self._active:
             self._latest = self._pending = look
             with self.signals.paying():
                 self._recorder.table(step, look.table())
@@ -190,15 +200,25 @@ class Watch:
         )
         floats = [x.flatten(1) for x in inputs if x.is_floating_point()]
         samples = [torch.cat(floats)] if floats and len(floats) == len(inputs) else []
-        with suppress(Exception):  # a model can raise anything; the inputs are left
-            session = ModelSession(self._measured.initial, forward=self._forward, train_mode="eval", operations=True)
-            features = look_at_activations(session, self._measured.layers_of_both()[1], rows.kernel_batches).features
-            samples += [] if features is None else [features]
+        if not self._sharded:  # a pass needs the other processes
+            with suppress(Exception):  # a model can raise anything; the inputs are left
+                session = ModelSession(
+                    self._measured.initial, forward=self._forward, train_mode="eval", operations=True
+                )
+                layers = self._measured.layers_of_both()[1]
+                features = look_at_activations(session, layers, rows.kernel_batches).features
+                samples += [] if features is None else [features]
         values = [label_p_value(x, rows.kernel_targets) for x in samples]
         known = [p for p in values if p is not None]
         return min(1.0, len(known) * min(known)) if known else None  # Bonferroni
 
     def _stop(self, step: int, error: Exception) -> None:
+        if isinstance(self.signals, ShardedSignals):
+            self.signals.end()  # the other processes still wait for this one
+        else:
+            self._looks = False
+        if not self._active:  # the first process warns
+            return
         self._active = False
         self.close()
         message = f"Signals are not taken from step {step} on; training continues: {error}"

@@ -137,7 +137,7 @@ class WeightSignals:
 
     def has_gradients(self) -> bool:
         """Return whether the parameters hold gradients that are not all zero."""
-        return any(bool(_dense(p.grad).any()) for p in self.parameters if p.grad is not None)
+        return any(bool(dense(p.grad).any()) for p in self.parameters if p.grad is not None)
 
     def arm(self) -> None:
         """Record the norms of the gradients of the next backward pass, by hooks that `disarm` removes."""
@@ -162,7 +162,7 @@ class WeightSignals:
         for name, layer in self.layers.items():
             own = [p for p in self._tensors[name] if p.grad is not None] if held else []
             if held and len(own) == 1 and layer.part is not None:  # one of several matrices in a tensor
-                rows.append(_norm(layer.matrix(_dense(own[0].grad))))
+                rows.append(norm_of(layer.matrix(dense(own[0].grad))))
             elif (norm := _norms_of(self._tensors[name], None if held else self._armed)) is not None:
                 rows.append(norm)
             else:
@@ -178,7 +178,7 @@ class WeightSignals:
 def _note_norm(norms: dict[int, Tensor], parameter: Tensor) -> None:
     with torch.no_grad():
         if parameter.grad is not None:
-            norms[id(parameter)] = _norm(_dense(parameter.grad))
+            norms[id(parameter)] = norm_of(dense(parameter.grad))
 
 
 def _remove_all(handles: list[RemovableHandle]) -> None:
@@ -189,20 +189,21 @@ def _remove_all(handles: list[RemovableHandle]) -> None:
 def _norms_of(parameters: Iterable[Tensor], noted: Mapping[int, Tensor] | None) -> Tensor | None:
     """Return the joint norm of the gradients of some parameters, held by them or noted by hooks; None without any."""
     if noted is None:
-        norms = [_norm(_dense(p.grad)) for p in parameters if p.grad is not None]
+        norms = [norm_of(dense(p.grad)) for p in parameters if p.grad is not None]
     else:
         norms = [noted[id(p)] for p in parameters if id(p) in noted]
     return torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms])) if norms else None
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def norm_of(gradient: Tensor) -> Tensor:
+    """Return the norm of a gradient, summed with at least 32 bits."""
     gradient = torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
     precision = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=precision)
     return norm.float()
 
 
-def _dense(tensor: Tensor | None) -> Tensor:
+def dense(tensor: Tensor | None) -> Tensor:
     """Return the entries of a gradient in this process."""
     assert tensor is not None
     tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -214,7 +215,7 @@ def _sample(layer: Layer) -> Tensor:
     tensors = tensors_behind(layer)
     parts = []
     for tensor in tensors:
-        held = _dense(tensor.detach())
+        held = dense(tensor.detach())
         if layer.part is not None and len(tensors) == 1:  # one of several matrices in a tensor
             held = layer.matrix(held)
         held = torch.view_as_real(held.resolve_conj()) if held.is_complex() else held
@@ -231,7 +232,7 @@ def _singular_values(layer: Layer) -> Tensor | None:
     tensors = tensors_behind(layer)
     if len(tensors) != 1 or tensors[0] is not layer.module._parameters.get(layer.parameter) or layer.is_complex:
         return None
-    matrix = layer.matrix(_dense(tensors[0].detach()))
+    matrix = layer.matrix(dense(tensors[0].detach()))
     if matrix.ndim != 3 or min(matrix.shape[1:]) < _LEAST_SIDE:
         return None
     rows, columns = (max(1, size // _SIDE) for size in matrix.shape[1:])

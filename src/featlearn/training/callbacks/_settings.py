@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,10 @@ _SECRET_NAME = re.compile(r"token$|secret|passw|api_?key|credential|private_key"
 _SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_)[A-Za-z0-9]{16,}")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _GROUP = ("lr", "initial_lr", "weight_decay", "betas", "momentum", "eps", "nesterov")
+_SCHEDULE = (
+    "gamma", "step_size", "milestones", "power", "eta_min", "T_0", "T_mult", "factor", "patience", "start_factor",
+    "end_factor",
+)  # fmt: skip
 _DEEPEST = 20
 
 
@@ -31,7 +36,8 @@ def with_config(
             config, and nothing is added.
         collected: Settings by section and name.
         free: Function that returns whether a setting, by its dotted name, may change when a run is continued. The run
-            keeps its own value then. Versions and learning rates of the optimizer may always change.
+            keeps its own value then. Versions may always change; another learning rate of the optimizer gives a
+            warning, as the training may have changed it itself.
 
     Returns:
         The options.
@@ -49,6 +55,12 @@ def with_config(
         kept = {name for name in {**flat_settings(config), **flat_settings(before)} if _may_change(name) or free(name)}
         if given is None:  # settings of the user are compared only if they are passed again
             kept |= flat_settings(before).keys() - flat_settings(config).keys()
+        rates = {
+            name: tuple(flat_settings(part).get(name) for part in (before, config)) for name in kept if _is_rate(name)
+        }
+        told = [f"{name} was {was} and is {now}" for name, (was, now) in rates.items() if was != now and not free(name)]
+        if told:
+            warnings.warn(f"This training continues the run in {str(old.path)!r}, but {'; '.join(told)}.", stacklevel=3)
         for name in kept:
             _keep(config, before, name.split("."))
     return {**options, "config": _merged(config, given) if given is None or isinstance(given, Mapping) else given}
@@ -67,6 +79,16 @@ def describe_optimizers(optimizers: Iterable[Any]) -> dict[str, Any]:
         several = {f"group_{number}": group for number, group in enumerate(distinct)}
         described.append({"class": type(inner).__name__} | (distinct[0] if len(distinct) == 1 else several))
     return described[0] if len(described) == 1 else {f"optimizer_{n}": one for n, one in enumerate(described)}
+
+
+def describe_schedules(schedules: Iterable[Any]) -> dict[str, Any]:
+    """Return the class and the settings of schedules, without those that depend on the number of steps."""
+    described = [
+        {"class": type(schedule).__name__}
+        | {name: getattr(schedule, name) for name in _SCHEDULE if hasattr(schedule, name)}
+        for schedule in schedules
+    ]
+    return described[0] if len(described) == 1 else {f"schedule_{n}": one for n, one in enumerate(described)}
 
 
 def versions_of(*packages: str) -> dict[str, str]:
@@ -111,7 +133,11 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> dict[str
 
 
 def _may_change(name: str) -> bool:
-    return name.startswith("versions.") or (name.startswith("optimizer.") and name.endswith(".lr"))
+    return name.startswith("versions.") or _is_rate(name)
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith("optimizer.") and name.endswith(".lr")
 
 
 def _keep(config: dict[str, Any], old: Mapping[str, Any], path: list[str]) -> None:

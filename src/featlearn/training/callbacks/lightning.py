@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from featlearn.errors import InputError
 from featlearn.training._monitor import Monitor
-from featlearn.training.callbacks._settings import describe_optimizers, versions_of, with_config
+from featlearn.training.callbacks._settings import describe_optimizers, describe_schedules, versions_of, with_config
 from featlearn.training.trackers import needed
 
 _Callback: Any = needed("lightning.pytorch", "lightning").Callback
@@ -25,8 +26,9 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
     loss, and the metrics of each validation. Steps are Lightning's ``global_step``.
 
     The config of the run gets the hyperparameters of ``save_hyperparameters``, the settings of the trainer, the
-    optimizer and versions, under the names ``hparams``, ``trainer``, ``optimizer`` and ``versions``. A ``config`` that
-    is passed takes precedence. Tokens, passwords and the path of the home folder are not stored.
+    optimizer, its schedule and versions, under the names ``hparams``, ``trainer``, ``optimizer``, ``schedule`` and
+    ``versions``. A ``config`` that is passed takes precedence. Tokens, passwords and the path of the home folder are
+    not stored.
 
     Args:
         data: Rows to measure on. None uses the first rows of the training loader.
@@ -67,7 +69,15 @@ class MonitorCallback(_Callback):  # type: ignore[misc]
             "optimizer": describe_optimizers(trainer.optimizers),
             "versions": versions_of("torch", "lightning", "featlearn"),
         }
-        self.monitor = Monitor(model, data, **with_config(self._options, collected, _FREE.__contains__))
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        if schedules:
+            collected["schedule"] = describe_schedules(schedules)
+        reduced = any(isinstance(schedule, ReduceLROnPlateau) for schedule in schedules)
+
+        def free(name: str) -> bool:
+            return name in _FREE or (reduced and name.startswith("optimizer.") and name.endswith(".lr"))
+
+        self.monitor = Monitor(model, data, **with_config(self._options, collected, free))
         self.monitor.step(trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
