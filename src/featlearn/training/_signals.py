@@ -227,7 +227,7 @@ class Signals:
         return now, now if self._work is None else self._work()
 
     def _charge(self, before: tuple[float, float], *, alone: bool) -> float:
-        """Charge the looks for what was done since a reading, and return the charge in seconds."""
+        """Add what was done since a reading to the cost of looks, and return that cost in seconds."""
         seconds, charge = (b - a for a, b in zip(before, self._read(), strict=True))
         charge = min(seconds, charge)  # threads work longer than they take
         self.spent += seconds
