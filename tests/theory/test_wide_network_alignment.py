@@ -7,14 +7,8 @@ import torch
 
 from featlearn.errors import InputError
 from featlearn.linalg.activations import _NAMED, activation_module
-from featlearn.theory._wide_network_alignment import (
-    ACTIVATIONS,
-    as_activation,
-    derivative_correlation,
-    pair_mean,
-    predict_depth,
-    sphere_alignment,
-)
+from featlearn.theory._dual_kernels import ACTIVATIONS, as_activation, pair_mean
+from featlearn.theory._wide_network_alignment import derivative_correlation, predict_depth, sphere_alignment
 
 
 def normal_integral(x: torch.Tensor) -> torch.Tensor:

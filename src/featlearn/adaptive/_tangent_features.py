@@ -17,6 +17,7 @@ from featlearn.kernels import ntk
 from featlearn.kernels.contractions import Gradients, Share, bytes_of, contract, pairs_are_cheaper, share_of
 from featlearn.kernels.parameter_owners import owned
 from featlearn.layers import Layer
+from featlearn.linalg.matrices import kernel_matrix
 
 _LOOKED_AT = 64
 _COPIES_OF_KERNEL, _COPIES_OF_NETWORK, _COPIES_OF_PROBE = 5, 6, 3
@@ -231,7 +232,7 @@ class NetworkFeatures:
         total: Tensor | None = None
         for part in kernels.values():
             total = part if total is None else total.add_(part)
-        return None if total is None else _as_matrix(total)
+        return None if total is None else kernel_matrix(total)
 
     def _features(self, batch: Batch) -> dict[str, Share]:
         subject = self._space.subject
@@ -309,7 +310,7 @@ def adapted_kernel(
             rows = slice(a[0].start * c, a[0].stop * c)
             columns = slice(b[0].start * d, b[0].stop * d)
             for name, share in a[1].items():
-                kernel[rows, columns] += _as_matrix(contract(share, b[1][name], full=True).double())
+                kernel[rows, columns] += kernel_matrix(contract(share, b[1][name], full=True).double())
             if right is None and j > i:
                 kernel[columns, rows] = kernel[rows, columns].mT
     return kernel
@@ -337,9 +338,3 @@ def derivatives(features: TangentFeatures, matrices: Mapping[str, Tensor]) -> Te
 
 def _applied(transforms: Mapping[str, Transform], block: Block) -> Block:
     return block[0], {name: transforms[name].apply(share) for name, share in block[1].items()}
-
-
-def _as_matrix(kernel: Tensor) -> Tensor:
-    """Reshape a kernel from ``(n, m, c, d)`` to ``(n c, m d)``."""
-    n, m, c, d = kernel.shape
-    return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

@@ -26,6 +26,7 @@ from featlearn._utils.validation import check_number
 from featlearn.capture import ModelSession, batches
 from featlearn.errors import InputError
 from featlearn.kernels._ntk import ntk
+from featlearn.linalg.matrices import kernel_matrix
 
 Array = NDArray[np.float64]
 Factory = Callable[[int, int, torch.Generator], nn.Module]
@@ -131,7 +132,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.X_fit_ = self._points(X)
         start = self._start(self.X_fit_, labels.shape[1])
         residual = torch.tensor(labels, device=start.device) - start
-        self._solve(_as_matrix(self._kernel(self.X_fit_, None)), residual)
+        self._solve(kernel_matrix(self._kernel(self.X_fit_, None)), residual)
         return self
 
     def predict(self, X: Any, return_error: bool = False) -> Any:
@@ -161,7 +162,7 @@ class LazyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # sci
     def _predicted(self, X: Array, c: int) -> tuple[Array, Array]:
         """Return predictions and their errors, shape (n, c)."""
         points = self._points(X)
-        cross = _as_matrix(self._kernel(points, self.X_fit_))
+        cross = kernel_matrix(self._kernel(points, self.X_fit_))
         flat = torch.as_tensor(self.dual_coef_, device=cross.device).reshape(-1)
         values = (self._start(points, c) + (cross @ flat).reshape(-1, c)).cpu().numpy()
         sizes = ((cross @ self._vectors) * self._inverse).norm(dim=1).reshape(-1, c)
@@ -277,9 +278,3 @@ def _hidden_layer(features: int, outputs: int, generator: torch.Generator) -> nn
             layer.weight.copy_(draw * math.sqrt(gain / layer.in_features))
             layer.bias.zero_()
     return nn.Sequential(layers[0], nn.ReLU(), layers[1])
-
-
-def _as_matrix(kernel: Tensor) -> Tensor:
-    """Reshape (n, m, c, d) to (n c, m d)."""
-    n, m, c, d = kernel.shape
-    return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

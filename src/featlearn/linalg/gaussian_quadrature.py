@@ -55,6 +55,20 @@ def gaussian_mean(function: Function, kinks: Sequence[float] = ()) -> float:
     return total
 
 
+def gaussian_means(function: Function, deviations: Tensor) -> Tensor:
+    """Compute ``E[f(s z)]`` for standard normal z and several standard deviations s, as `gaussian_mean` does.
+
+    Args:
+        function: Function that maps a float64 tensor elementwise, with kinks at 0 at most.
+        deviations: Standard deviations, of any shape.
+
+    Returns:
+        The expectations, of the same shape.
+    """
+    z, weights = _rule(())
+    return function(deviations.unsqueeze(-1) * z).to(torch.float64) @ weights
+
+
 def hermite(z: Tensor, degree: int) -> Tensor:
     """Compute normalized probabilists' Hermite polynomials, orthonormal under N(0, 1).
 

@@ -215,3 +215,16 @@ def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     rotated: Tensor = (q * values.unsqueeze(-2)) @ q.mT
     return (rotated + rotated.mT) / 2
+
+
+def kernel_matrix(kernel: Tensor) -> Tensor:
+    """Return a kernel of all outputs as a matrix, with the outputs of a sample side by side.
+
+    Args:
+        kernel: Kernel of shape (n, m, c, d).
+
+    Returns:
+        Matrix of shape (n c, m d).
+    """
+    n, m, c, d = kernel.shape
+    return kernel.permute(0, 2, 1, 3).reshape(n * c, m * d)

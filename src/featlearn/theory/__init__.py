@@ -14,6 +14,7 @@ from featlearn.theory._deep_linear import LinearAlignment, balance, balanced_lay
 from featlearn.theory._early_alignment import EarlyAlignment, LayerStart, early_alignment, flow_nfc
 from featlearn.theory._finite_size_traces import expected_trace
 from featlearn.theory._free_probability import alternating_trace, matrix_moments
+from featlearn.theory._infinite_networks import InfiniteKernels, infinite_kernels
 from featlearn.theory._invariance_bounds import (
     ConvergencePath,
     EigenvalueBounds,
@@ -23,6 +24,7 @@ from featlearn.theory._invariance_bounds import (
     eigenvalue_bounds,
     invariance_bounds,
 )
+from featlearn.theory._kernel_dynamics import KernelDynamics, kernel_dynamics
 from featlearn.theory._quadratic_alignment import (
     NumeratorTerms,
     QuadraticPrediction,
@@ -55,7 +57,9 @@ __all__ = [
     "EarlyPhase",
     "EigenvalueBounds",
     "GlobalConvergence",
+    "InfiniteKernels",
     "InvarianceBounds",
+    "KernelDynamics",
     "LayerStart",
     "LinearAlignment",
     "NTKFloor",
@@ -78,8 +82,10 @@ __all__ = [
     "expected_trace",
     "flow_nfc",
     "global_convergence",
+    "infinite_kernels",
     "invariance_bounds",
     "isotropic_numerator",
+    "kernel_dynamics",
     "least_norm_network",
     "linear_alignment",
     "matrix_moments",
