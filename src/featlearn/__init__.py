@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.kernels import kernel_target_alignment as kernel_target_alignment
     from featlearn.kernels import label_kernel as label_kernel
     from featlearn.kernels import ntk as ntk
+    from featlearn.kernels import ntk_diagonal as ntk_diagonal
     from featlearn.kernels import ntk_operator as ntk_operator
     from featlearn.kernels import ptk as ptk
     from featlearn.linalg import corrupt as corrupt
@@ -82,6 +83,7 @@ _HOMES: dict[str, str | None] = {
     "kernel_target_alignment": "kernels",
     "label_kernel": "kernels",
     "ntk": "kernels",
+    "ntk_diagonal": "kernels",
     "ntk_operator": "kernels",
     "ptk": "kernels",
     # learning with adapted tangent features

@@ -247,8 +247,8 @@ def test_inside_no_grad_and_inference_mode() -> None:
 
 def test_bad_input() -> None:
     model = net()
-    for bad in ("full", -1, True, 1.5):
-        with pytest.raises(fl.InputError, match='outputs must be "trace" or the number'):
+    for bad in ("all", -1, True, 1.5):
+        with pytest.raises(fl.InputError, match='outputs must be "trace", "full" or the number'):
             ntk_operator(model, X, outputs=bad)
     with pytest.raises(fl.InputError, match=r"outputs must be below 3.*got 3"):
         ntk_operator(model, X, outputs=3)

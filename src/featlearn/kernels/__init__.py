@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.kernels._ck_ptk import ck_by_layer as ck_by_layer
     from featlearn.kernels._ck_ptk import ptk as ptk
     from featlearn.kernels._ntk import ntk as ntk
+    from featlearn.kernels._ntk_diagonal import ntk_diagonal as ntk_diagonal
     from featlearn.kernels._ntk_operator import ntk_operator as ntk_operator
     from featlearn.kernels._path_average import AverageKernel as AverageKernel
     from featlearn.kernels._path_average import average_ntk as average_ntk
@@ -30,6 +31,7 @@ _HOMES = {
     "kernel_target_alignment": "alignment",
     "label_kernel": "alignment",
     "ntk": "_ntk",
+    "ntk_diagonal": "_ntk_diagonal",
     "ntk_operator": "_ntk_operator",
     "ptk": "_ck_ptk",
 }

@@ -18,7 +18,7 @@ from featlearn.capture import Forward, ModelSession, Trace, batches, shared_laye
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.features.measurement_plan import Outputs, cotangents
 from featlearn.kernels._layer_features import Features, add_features, as_rows, input_rows, products_of
-from featlearn.kernels._ntk import most_rows
+from featlearn.kernels._ntk import check_outputs, most_rows
 from featlearn.layers import Layer, find_layers, unwrap
 
 
@@ -72,11 +72,14 @@ def ck(
 def ck_by_layer(
     model: nn.Module,
     X: Any,
+    Z: Any = None,
     *,
     layers: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     train_mode: str = "error",
     batch_size: int = 512,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
     """Compute the conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
 
@@ -86,15 +89,18 @@ def ck_by_layer(
     Args:
         model: Module to measure.
         X: Inputs, as in `ck`.
+        Z: Other inputs, for the kernels of X against Z. None is X against itself.
         layers: Glob pattern of layer names, or several. None takes all layers.
         forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
             inputs of the batch.
         train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
             evaluation mode and restores it.
         batch_size: Number of rows per batch, for inputs given as tensors.
+        device: Device to measure on. A device other than the model's measures a copy. None is the model's.
+        dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
 
     Returns:
-        Kernels of shape (n, n) in float64, by layer name.
+        Kernels of shape (n, m) in float64, by layer name.
 
     Example:
         >>> import torch
@@ -106,8 +112,8 @@ def ck_by_layer(
         >>> kernels["0"].tolist()
         [[5.0, 3.0], [3.0, 9.0]]
     """
-    subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode)
-    return _kernels(subject, X, None, input_rows, batch_size, inputs=True, strict=False)
+    subject = ModelSession(model, layers=layers, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
+    return _kernels(subject, X, Z, input_rows, batch_size, inputs=True, strict=False)
 
 
 def ptk(
@@ -116,6 +122,7 @@ def ptk(
     Z: Any = None,
     *,
     layer: str,
+    outputs: str | int = "trace",
     forward: Forward | None = None,
     train_mode: str = "error",
     batch_size: int = 512,
@@ -124,14 +131,15 @@ def ptk(
 ) -> Tensor:
     """Compute the pre-activation tangent kernel ``P_ab = J_a . J_b`` of a layer, with ``J = df/dh``.
 
-    The product is summed over outputs, and over the positions of the layer. Time: one backward pass per output and
-    ``c n m k`` products; memory ``(n + m) c k``.
+    The product is summed over the positions of the layer, and over outputs unless they are kept apart. Time: one
+    backward pass per output and ``c n m k`` products, or ``c^2 n m k``; memory ``(n + m) c k``.
 
     Args:
         model: Module to measure.
         X: Inputs, as in `ck`.
         Z: Other inputs, for the kernel of X against Z. None is X against itself.
         layer: Name of the layer.
+        outputs: ``"trace"`` sums over outputs, ``"full"`` keeps them apart, an integer selects that output.
         forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
             inputs of the batch.
         train_mode: ``"error"`` refuses BatchNorm or dropout in training mode; ``"eval"`` switches the model to
@@ -141,7 +149,7 @@ def ptk(
         dtype: Precision to measure in. A dtype other than the model's measures a copy. None is the model's.
 
     Returns:
-        Kernel of shape (n, m) in float64.
+        Kernel of shape (n, m), or (n, m, c, c) with all outputs, in float64.
 
     Raises:
         InputError: The layer does not exist or is not called, or its rows are not samples.
@@ -155,12 +163,20 @@ def ptk(
         >>> fl.ptk(model, torch.tensor([[1.0, 1.0], [1.0, -1.0]]), layer="0").tolist()  # two active units, then one
         [[8.0, 4.0], [4.0, 4.0]]
     """
+    check_outputs(outputs)
+    count = 1
 
     def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
+        nonlocal count
         n = trace.output.shape[0]
+        count = trace.output.numel() // n
+        if isinstance(outputs, int) and outputs >= count:
+            raise InputError(f"outputs must be below {count}, the number of outputs, got {outputs}.")
         plan = Outputs(trace.output.numel() // n)
         # Each output is differentiated, so the generator is not used.
-        for _, v in cotangents(plan, trace.output, torch.Generator()):
+        for c, (_, v) in enumerate(cotangents(plan, trace.output, torch.Generator())):
+            if isinstance(outputs, int) and c != outputs:
+                continue
             if chosen.name in trace.shared:
                 if not trace.alone:
                     raise UnsupportedModelError(
@@ -176,8 +192,14 @@ def ptk(
             yield torch.cat([as_rows(j) for j in rows], dim=1) if rows else trace.output.new_zeros(n, width)
 
     subject = _subject(model, layer, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
-    (kernel,) = _kernels(subject, X, Z, features, batch_size, inputs=False).values()
-    return kernel
+    (pair,) = _features_of_both(subject, X, Z, features, batch_size, inputs=False).values()
+    if outputs != "full":
+        return products_of(*pair)
+    n, m = (len(rows) for rows in pair)
+    what = f"a kernel of {n:,} x {m:,} samples and {count:,} x {count:,} outputs"
+    check_fits(12.0 * n * m * count**2, what, "pass fewer samples")
+    apart = products_of(*(rows.reshape(len(rows) * count, -1) for rows in pair))
+    return apart.reshape(n, count, m, count).transpose(1, 2)
 
 
 def _subject(model: nn.Module, layer: str | None, **options: Any) -> ModelSession:
@@ -197,18 +219,25 @@ def _kernels(
     subject: ModelSession, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
 ) -> dict[str, Tensor]:
     """Compute the kernel of each layer; a layer without rows of samples is left out, or an error if strict."""
+    both = _features_of_both(subject, X, Z, features, batch_size, inputs, strict)
+    return {name: products_of(*pair) for name, pair in both.items()}
+
+
+def _features_of_both(
+    subject: ModelSession, X: Any, Z: Any, features: Features, batch_size: int, inputs: bool, strict: bool = True
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the features of X and of Z by layer."""
     n = most_rows(X, most=None)
     m = n if Z is None else most_rows(Z, most=None)
     check_fits(12.0 * n * m * len(subject.layers), f"kernels of {n:,} x {m:,} samples", "pass fewer samples")
     with subject.open(inputs=inputs):
         left = _stacked(subject, X, features, batch_size, inputs, strict)
         right = left if Z is None else _stacked(subject, Z, features, batch_size, inputs, strict)
-    kernels = {}
-    for name, rows in left.items():
-        if rows.shape[1] != right[name].shape[1]:
-            raise InputError(f"X and Z must have features of one size, got {rows.shape[1]} and {right[name].shape[1]}.")
-        kernels[name] = products_of(rows, right[name])
-    return kernels
+    both = {name: (rows, right[name]) for name, rows in left.items() if name in right}
+    for rows, others in both.values():
+        if rows.shape[1] != others.shape[1]:
+            raise InputError(f"X and Z must have features of one size, got {rows.shape[1]} and {others.shape[1]}.")
+    return both
 
 
 def _stacked(

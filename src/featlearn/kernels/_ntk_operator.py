@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,15 @@ from torch import Tensor, nn
 
 from featlearn._utils.memory import parse_memory
 from featlearn._utils.progress import progress_bar
-from featlearn._utils.validation import is_int
 from featlearn.capture import Batch, Forward, ModelSession, batches, few_rows, sliceable
 from featlearn.capture.parameter_jacobian import differentiable_attention, reverse_products
 from featlearn.errors import InputError, UnsupportedModelError
+from featlearn.kernels._ntk import check_outputs
 from featlearn.kernels.per_sample_gradients import counted_parameters
 
 _NUMBERS = 2**20  # pre-activations per batch: more would exceed the cache of the processor
 _FEWEST, _MOST = 16, 4096
+_ALL = -1  # instead of the number of an output
 
 Array = NDArray[np.float64]
 Pair = tuple[int, int]
@@ -31,6 +34,7 @@ Pair = tuple[int, int]
 def ntk_operator(
     model: nn.Module,
     X: Any,
+    Z: Any = None,
     *,
     outputs: str | int = "trace",
     parameters: str | Iterable[str] | None = None,
@@ -53,15 +57,18 @@ def ntk_operator(
         frobenius_norm(theta, 60).value
 
     Time: for k vectors and c outputs, c k backward passes and c k forward-mode passes over the data; a product with one
-    output takes two to three times as long as a forward and a backward pass. With ``matmat`` the backward passes share
-    one forward pass, and four forward-mode passes share one. Memory: c k times the parameters in float64 (limited to a
-    quarter of the memory of the machine, with more forward passes), the graph of one batch, X and the vectors.
+    output takes two to three times as long as a forward and a backward pass. All outputs together (``"full"``) take one
+    pass each per vector. With ``matmat`` the backward passes share one forward pass, and four forward-mode passes share
+    one. Memory: c k times the parameters in float64 (limited to a quarter of the memory of the machine, with more
+    forward passes), the graph of one batch, X and the vectors.
 
     Args:
         model: Module to measure. Its weights must not change: the operator then raises an error.
         X: Inputs: tensor, array, dict of keyword arguments, or list of batches. They are read at every application, and
             must not change.
-        outputs: ``"trace"`` sums over outputs; an integer selects that output.
+        Z: Other inputs, for the kernel of X against Z. None is X against itself.
+        outputs: ``"trace"`` sums over outputs; an integer selects that output; ``"full"`` keeps them: vectors then have
+            one entry per sample and output, those of a sample one after the other.
         parameters: Glob pattern of parameter names to include, or several. None includes all, also frozen ones.
         forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
             inputs of the batch.
@@ -73,8 +80,8 @@ def ntk_operator(
         progress: Whether to show a progress bar on stderr at each application.
 
     Returns:
-        Symmetric operator of shape (n, n) and dtype float64. Products are computed in the precision of the model, and
-        summed in float64.
+        Operator of shape (n, m), or (n c, m c) with all outputs, and dtype float64; symmetric without Z. Products are
+        computed in the precision of the model, and summed in float64.
 
     Raises:
         InputError: An argument is invalid, or the data cannot be read repeatedly.
@@ -92,18 +99,30 @@ def ntk_operator(
         >>> theta.shape, bool(torch.allclose(top, exact, rtol=1e-3))
         ((50, 50), True)
     """
-    if outputs != "trace" and not is_int(outputs, 0):
-        raise InputError(f'outputs must be "trace" or the number of an output, got {outputs!r}.')
-    if not sliceable(X) and not isinstance(X, list):
-        raise InputError(
-            "X is read again at every application, so it must be a tensor, a tuple, a dict or a list of batches, such "
-            f"as list(loader), got a {type(X).__name__}."
-        )
+    check_outputs(outputs)
+    for name, data in (("X", X), ("Z", Z)):
+        if not sliceable(data) and not isinstance(data, list) and not (name == "Z" and data is None):
+            raise InputError(
+                f"{name} is read again at every application, so it must be a tensor, a tuple, a dict or a list of "
+                f"batches, such as list(loader), got a {type(data).__name__}."
+            )
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     products = _Products(subject, counted_parameters(subject.model, parameters), outputs, progress)
-    products.prepare(X, batch_size, one_row_a_sample=forward is None)
-    functions = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), products.apply)
-    return LinearOperator(shape=(products.n, products.n), dtype=np.float64, **functions)
+    left = products.read(X, batch_size, one_row_a_sample=forward is None)
+    right = left if Z is None else products.read(Z, batch_size, one_row_a_sample=forward is None)
+    products.choose(left)
+    forth, back = partial(products.apply, left, right), partial(products.apply, right, left)
+    functions = dict.fromkeys(("matvec", "matmat"), forth) | dict.fromkeys(("rmatvec", "rmatmat"), back)
+    shape = products.entries(left), products.entries(right)
+    return LinearOperator(shape=shape, dtype=np.float64, **functions)
+
+
+@dataclass
+class _Rows:
+    """Samples of one side of the kernel: their batches as they were passed, with the place of their rows."""
+
+    batches: list[tuple[slice, Any]] = field(default_factory=list)
+    n: int = 0
 
 
 class _Products:
@@ -113,14 +132,17 @@ class _Products:
         self._subject, self._counted, self._outputs, self._progress = subject, counted, outputs, progress
         self._numbers = sum(p.numel() for p in counted.values())
         self._mark = subject.mark()
-        self._raw: list[tuple[slice, Any]] = []
+        self._full = outputs == "full"
         self._count = 0
         self._forward_mode = True
-        self.n = 0
 
-    def prepare(self, data: Any, batch_size: int | None, one_row_a_sample: bool) -> None:
-        """Split the data, count samples and outputs, and choose the mode of differentiation."""
-        subject = self._subject
+    def entries(self, side: _Rows) -> int:
+        """Return the number of entries of a vector."""
+        return side.n * (self._count if self._full else 1)
+
+    def read(self, data: Any, batch_size: int | None, one_row_a_sample: bool) -> _Rows:
+        """Split the data, and count samples and outputs."""
+        subject, side = self._subject, _Rows()
         with torch.inference_mode(False), differentiable_attention():
             with subject.open(weight_gradients=True):
                 if sliceable(data) and batch_size is None:
@@ -128,17 +150,22 @@ class _Products:
                     batch_size = int(min(_MOST, max(_FEWEST, rows)))
                 for raw in batches(data, batch_size if sliceable(data) else None):
                     size = subject.batch(raw).size if one_row_a_sample else None
-                    if size is None or not self._raw:
+                    if size is None or not side.batches:
                         output = subject.trace(subject.batch(raw)).output
                         self._count, size = self._count or output[0].numel(), len(output)
-                    self._raw.append((slice(self.n, self.n + size), raw))
-                    self.n += size
+                    side.batches.append((slice(side.n, side.n + size), raw))
+                    side.n += size
             if isinstance(self._outputs, int) and self._outputs >= self._count:
                 raise InputError(f"outputs must be below {self._count}, the number of outputs, got {self._outputs}.")
-            self._choose(few_rows(subject.batch(self._raw[0][1])))
+        return side
 
-    def apply(self, given: Any) -> Array:
-        """Return ``Theta V`` for a vector or the columns of a matrix."""
+    def choose(self, side: _Rows) -> None:
+        """Choose the mode of differentiation by the first samples."""
+        with torch.inference_mode(False), differentiable_attention():
+            self._choose(few_rows(self._subject.batch(side.batches[0][1])))
+
+    def apply(self, left: _Rows, right: _Rows, given: Any) -> Array:
+        """Return ``J_left J_right^T V`` for a vector or the columns of a matrix."""
         if self._subject.is_outdated() or self._subject.mark() != self._mark:
             raise InputError("the weights of the model have changed since the operator was made. Make a new operator.")
         if np.iscomplexobj(given):
@@ -147,48 +174,59 @@ class _Products:
         if not np.isfinite(V).all():
             raise InputError("vectors must be finite, got NaN or infinite entries.")
         with torch.inference_mode(False), differentiable_attention():
-            vectors = torch.from_numpy(V.reshape(self.n, -1)).to(self._subject.device)
-            return np.asarray(self._product(vectors.mT).mT.cpu().numpy()).reshape(V.shape)
+            vectors = torch.from_numpy(V.reshape(self.entries(right), -1)).to(self._subject.device)
+            product = self._product(left, right, vectors.mT).mT.cpu().numpy()
+            return np.asarray(product).reshape(self.entries(left), *V.shape[1:])
 
-    def _product(self, given: Tensor) -> Tensor:
-        """Return ``Theta v`` for each row v."""
+    def _product(self, left: _Rows, right: _Rows, given: Tensor) -> Tensor:
+        """Return ``J_left J_right^T v`` for each row v."""
         vectors, sizes = _scaled(given)
-        result = torch.zeros_like(vectors)
-        chosen = range(self._count) if isinstance(self._outputs, str) else [self._outputs]
+        result = vectors.new_zeros(len(vectors), self.entries(left))
+        chosen: Iterable[int] = [_ALL] if self._full else range(self._count)
+        chosen = [self._outputs] if isinstance(self._outputs, int) else chosen
         pairs = [(column, c) for column in range(len(vectors)) for c in chosen]
         step = max(1, parse_memory(None) // 2 // (8 * self._numbers))
         groups = [pairs[i : i + step] for i in range(0, len(pairs), step)]
-        total = 2 * len(groups) * len(self._raw)
+        total = len(groups) * (len(left.batches) + len(right.batches))
         with progress_bar(total, "kernel products", self._progress) as advance:
             for group in groups:
-                sums, scale = _scaled(self._pulled(vectors, group, advance))
+                sums, scale = _scaled(self._pulled(right, vectors, group, advance))
                 if not torch.isfinite(scale).all():
                     raise InputError("the gradients in the parameters must be finite, got NaN or infinite ones.")
-                for rows, products in self._pushed(sums, advance):
+                for rows, products in self._pushed(left, sums, advance):
                     for i, (column, c) in enumerate(group):
-                        result[column, rows] += products[i, :, c] * scale[i]
+                        values = products[i].flatten() if c == _ALL else products[i, :, c]
+                        result[column, self._places(rows)] += values * scale[i]
         return result * sizes[:, None]
 
-    def _pulled(self, vectors: Tensor, pairs: Sequence[Pair], advance: Callable[..., None]) -> Tensor:
+    def _places(self, rows: slice) -> slice:
+        """Return the places of some samples in a vector."""
+        return slice(rows.start * self._count, rows.stop * self._count) if self._full else rows
+
+    def _pulled(self, side: _Rows, vectors: Tensor, pairs: Sequence[Pair], advance: Callable[..., None]) -> Tensor:
         """Return ``J_c^T v`` for pairs of a vector and an output, shape (pairs, numbers)."""
         sums = torch.zeros(len(pairs), self._numbers, dtype=torch.float64, device=vectors.device)
         with self._subject.open(weight_gradients=True):
-            for rows, raw in self._raw:
+            for rows, raw in side.batches:
                 output = self._subject.trace(self._subject.batch(raw)).output
                 self._check(output.shape, rows)
                 for total, (column, c) in zip(sums, pairs, strict=True):
                     cotangent = torch.zeros_like(output, memory_format=torch.contiguous_format)
-                    cotangent.view(len(output), -1)[:, c] = vectors[column, rows].to(output.dtype)
+                    part = vectors[column, self._places(rows)].to(output.dtype)
+                    if c == _ALL:
+                        cotangent.view(-1).copy_(part)
+                    else:
+                        cotangent.view(len(output), -1)[:, c] = part
                     self._pull(output, cotangent, total)
                 del output  # frees the graph before the next one
                 advance()
         return sums
 
-    def _pushed(self, directions: Tensor, advance: Callable[..., None]) -> Iterator[tuple[slice, Tensor]]:
+    def _pushed(self, side: _Rows, directions: Tensor, advance: Callable[..., None]) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows of each batch and ``J u`` for directions u, shape (directions, rows, outputs)."""
         by_name = self._by_name(directions)
         with self._opened():
-            for rows, raw in self._raw:
+            for rows, raw in side.batches:
                 products = self._push(self._subject.batch(raw), by_name)
                 self._check(products.shape[1:], rows)
                 yield rows, products.reshape(*products.shape[:2], -1).to(torch.float64)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -51,6 +52,8 @@ def average_ntk(
     rule: Rule = "midpoint",
     *,
     outputs: str | int = "trace",
+    by_layer: bool = False,
+    parameters: str | Iterable[str] | None = None,
     max_memory: int | float | str | None = None,
     forward: Forward | None = None,
     train_mode: str = "error",
@@ -82,6 +85,9 @@ def average_ntk(
         rule: Quadrature rule, "midpoint", "trapezoid" or "gauss-legendre". For smooth activations the error falls like
             1/points^2 for the first two and exponentially for the third; with kinks, as of a ReLU, like 1/points.
         outputs: ``"trace"`` sums over outputs, ``"full"`` keeps them, an integer selects that output.
+        by_layer: Whether to keep the contribution of each layer too.
+        parameters: Glob pattern of parameter names to include, or several. None includes all. The whole network moves
+            along the path in any case.
         max_memory: Limit for the gradients, in bytes or as text such as ``"2 GB"``. None is a quarter of the memory of
             the machine.
         forward: Function ``forward(model, batch)`` that returns the output, samples first. None calls the model on the
@@ -114,12 +120,12 @@ def average_ntk(
     moving = copy.deepcopy(model) if isinstance(model, nn.Module) else model
     subject = ModelSession(moving, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     path = _Path(subject.model, initial_model(initial, subject.model, unwrap(model)))
-    tangents = PerSampleGradients(subject, outputs, materialize=True)
+    tangents = PerSampleGradients(subject, outputs, parameters, materialize=True)
     memory = gradient_memory(max_memory)
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), most_rows(X, Z), memory)
     full = outputs == "full"
-    check_kernel_memory(X, Z, tangents, full, max_memory)
+    check_kernel_memory(X, Z, tangents, full, max_memory, tangents.shares + 1 if by_layer else 1)
     # Fewer rows than for one point, because the averages take memory too.
     entries = tangents.count**2 if full else 1
     rows = rows_at_a_time(1.5 * tangents.numbers_of_the_rest, memory, entries) if batch_size is None else batch_size
@@ -129,7 +135,7 @@ def average_ntk(
     calls = len(left) + (0 if right is left else len(right))  # if all features fit into the memory
 
     linear: Tensor | None = None
-    sums = KernelSums(expected_rows(left), expected_rows(right), by_layer=False)
+    sums = KernelSums(expected_rows(left), expected_rows(right), by_layer)
     with progress_bar(calls * points, "points on the path", progress) as advance:
 
         def features(batch: Batch) -> Features:
@@ -157,9 +163,16 @@ def average_ntk(
     path.go(0.0)
     change = after - _values(subject, left[0], outputs)
     gap = float((linear - change).norm() / change.norm()) if change.any() else float((linear - change).norm())
+    if parameters is not None:
+        gap = math.nan  # a part of the parameters explains a part of the change
     if gap > _CLOSE:
         _log.warning("the average over %d points differs from the change of the network by %.0f%%", points, 100 * gap)
-    return AverageKernel(sums.kernels()[TOTAL], gap, points, rule)
+    kernels = sums.kernels()
+    if not by_layer:
+        return AverageKernel(kernels[TOTAL], gap, points, rule)
+    total = sum(kernels.values())
+    assert isinstance(total, Tensor)
+    return AverageKernel(total, gap, points, rule, kernels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,15 +182,17 @@ class AverageKernel:
     Attributes:
         kernel: Kernel in float64, shape (n, m), or (n, m, c, c) with all outputs.
         completeness_error: Relative error ``|<g, theta - theta_0> - (f_theta - f_theta0)| / |f_theta - f_theta0|`` of
-            the quadrature, on the first block of samples.
+            the quadrature, on the first block of samples; NaN for a part of the parameters.
         points: Number of points on the path.
         rule: Quadrature rule.
+        by_layer: Contribution of each layer by its name, if it was asked for.
     """
 
     kernel: Tensor
     completeness_error: float
     points: int
     rule: Rule
+    by_layer: Mapping[str, Tensor] | None = None
 
     def __repr__(self) -> str:
         return (

@@ -220,6 +220,36 @@ def contract(a: Share, b: Share, full: bool, groups: int = 1) -> Tensor:
     return _by_pairs(a, b, full)
 
 
+def self_products(share: Share, full: bool) -> Tensor:
+    """Return the contribution to the kernel of each sample with itself.
+
+    Args:
+        share: Contribution of a block of samples.
+        full: Whether to keep outputs separate, shape (n, c, c), instead of the trace, shape (n,).
+    """
+    if isinstance(share, Gradients):
+        if full:
+            return _total([part @ part.mT for part in share.parts])
+        return _total([part.square().sum((1, 2)) for part in share.parts])
+    if isinstance(share, Indexed):
+        equal = (share.ids[:, :, None] == share.ids[:, None]) & (share.ids >= 0)[:, :, None]
+        return _of_self(share.j, equal.to(share.j.dtype), full)
+    parts = []
+    for g in range(share.x.shape[2]):
+        x = share.x[:, :, g]
+        parts.append(_of_self(share.j[:, :, :, g], x @ x.mT + float(share.bias), full))
+    return _total(parts)
+
+
+def _of_self(j: Tensor, inputs: Tensor, full: bool) -> Tensor:
+    """Return ``sum_{p,q} (J_ap . J_aq) inputs_apq``, from J of shape (n, c, P, k_out)."""
+    n, c, p, o = j.shape
+    weighted = (inputs @ j.transpose(1, 2).reshape(n, p, c * o)).reshape(n, p, c, o).transpose(1, 2)
+    if full:
+        return j.reshape(n, c, p * o) @ weighted.reshape(n, c, p * o).mT
+    return (j * weighted).sum((1, 2, 3))
+
+
 def _by_groups(share: Share, groups: int) -> list[Share]:
     """Split a contribution by groups of successive outputs."""
     if isinstance(share, Gradients):
