@@ -161,7 +161,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         done, reported = lives(folder / "killed", None if phase else rng.uniform(0.0, 0.6 * length), phase)
         logged |= reported
         # A kill may come after the last write, or before the first one to a run that had ended.
-        may_end = done or before or (phase is not None and phase[0] in ("end", "close"))
+        may_end = done or before or ((folder / "killed" / "final.safetensors").exists() and STEPS - 1 in logged)
         check(folder / "killed", logged, may_end and finished(folder / "killed"))
         made += not done
         in_training += not done and bool(reported)
