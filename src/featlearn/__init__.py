@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn import spectra as spectra
     from featlearn import theory as theory
     from featlearn import training as training
+    from featlearn.adaptive import AdaptiveTangentClassifier as AdaptiveTangentClassifier
     from featlearn.adaptive import AdaptiveTangentRegressor as AdaptiveTangentRegressor
     from featlearn.features import FeatureAccumulator as FeatureAccumulator
     from featlearn.features import LayerFeatures as LayerFeatures
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.features import egop as egop
     from featlearn.features import probe as probe
     from featlearn.kernels import AverageKernel as AverageKernel
+    from featlearn.kernels import LazyClassifier as LazyClassifier
     from featlearn.kernels import LazyRegressor as LazyRegressor
     from featlearn.kernels import average_ntk as average_ntk
     from featlearn.kernels import centered_alignment as centered_alignment
@@ -76,6 +78,7 @@ _HOMES: dict[str, str | None] = {
     "probe": "features",
     # kernels
     "AverageKernel": "kernels",
+    "LazyClassifier": "kernels",
     "LazyRegressor": "kernels",
     "average_ntk": "kernels",
     "centered_alignment": "kernels",
@@ -87,6 +90,7 @@ _HOMES: dict[str, str | None] = {
     "ntk_operator": "kernels",
     "ptk": "kernels",
     # learning with adapted tangent features
+    "AdaptiveTangentClassifier": "adaptive",
     "AdaptiveTangentRegressor": "adaptive",
     # spectra of weights
     "weight_spectra": "spectra",

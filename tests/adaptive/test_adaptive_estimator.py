@@ -77,7 +77,7 @@ CASES = {
 
 def fitted(case: str, **options) -> AdaptiveTangentRegressor:
     make, outputs = CASES[case]
-    defaults = {"scale": 0.05, "ridge": 1e-3}
+    defaults = {"scale": 0.05, "ridge": 1e-3, "adapt_last": True}
     return AdaptiveTangentRegressor(seeded(make), **(defaults | options)).fit(X.numpy(), Y[:, :outputs].numpy())
 
 
@@ -295,7 +295,7 @@ def test_bad_input() -> None:
         ({"penalty": "cube"}, "penalty must be one of .* got 'cube'"),
         ({"n_iter": 0}, "n_iter must be"),
         ({"model": "mlp"}, "model must be a module, a factory"),
-        ({"model": nn.Linear(6, 3)}, "one column per output of the network, 3, got 1"),
+        ({"model": nn.Linear(6, 3)}, "as many outputs as labels, 1, got 3"),
         ({"max_memory": "10 KB", "model": nn.Linear(6, 1)}, "at most 15 samples to fit"),
         ({"max_memory": "10 KB"}, "at most 106 adapted weights"),
     ):

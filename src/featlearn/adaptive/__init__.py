@@ -11,7 +11,7 @@ from featlearn.adaptive._effective_penalty import (
     joint_penalty,
     penalty_curves,
 )
-from featlearn.adaptive._estimator import AdaptiveTangentRegressor
+from featlearn.adaptive._estimator import AdaptiveTangentClassifier, AdaptiveTangentRegressor
 from featlearn.adaptive._from_arrays import adapt
 from featlearn.adaptive._penalties import PENALTIES, Penalty, power
 from featlearn.adaptive._solver import AdaptiveSolution
@@ -19,6 +19,7 @@ from featlearn.adaptive._solver import AdaptiveSolution
 __all__ = [
     "PENALTIES",
     "AdaptiveSolution",
+    "AdaptiveTangentClassifier",
     "AdaptiveTangentRegressor",
     "Penalty",
     "adapt",

@@ -7,15 +7,15 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from featlearn._utils.validation import check_int, check_number, check_option
-from featlearn.adaptive._penalties import as_pair
+from featlearn.adaptive._penalties import penalties_by_name
 from featlearn.adaptive._solver import AdaptiveProblem, AdaptiveSolution, solve
-from featlearn.adaptive._tangent_features import GivenFeatures
+from featlearn.adaptive._tangent_features import GivenFeatures, finite_tensor
+from featlearn.adaptive._whole import solve_whole
 from featlearn.errors import InputError
 
-STRUCTURES = ("layers", "diagonal")
+STRUCTURES = ("layers", "diagonal", "whole")
 
 
 def adapt(
@@ -40,8 +40,10 @@ def adapt(
             ``(n, k_out, k_in)`` or ``(n, c, k_out, k_in)``, each with its own ``M_out`` and ``M_in`` (theorem 2).
         residual: Labels minus initial outputs, shape ``(n,)`` or ``(n, c)``.
         penalty: Penalty w, or a pair for the input and the output side: "square", "absolute", "power:1.5", "indicator",
-            a `Penalty` or a function.
-        structure: "layers", or "diagonal" for an M that multiplies every feature by its own factor.
+            a `Penalty` or a function; or a mapping from glob patterns of names to these. Matrices that no pattern
+            matches are not transformed.
+        structure: "layers" for a transformation of each matrix; "diagonal" for an M that multiplies every feature by
+            its own factor; "whole" for one M of all features together (theorem 1), in closed form.
         scale: Weight mu of the penalties, above 0. The paper uses 1; infinity keeps M = I.
         ridge: Ridge lambda, at least 0. If it is positive, the constraints become the term ``|features M theta -
             residual|^2 / (n ridge)`` of the objective.
@@ -74,36 +76,30 @@ def adapt(
         https://arxiv.org/abs/2308.15478,
         equation 1.
     """
-    penalties = as_pair(penalty, allow_unanchored)
     check_numbers(scale=scale, ridge=ridge, n_iter=n_iter, tolerance=tolerance, restarts=restarts)
     if not isinstance(generator, torch.Generator | None):
         raise InputError(f"generator must be a torch.Generator, got {type(generator).__name__}.")
     check_option("structure", structure, STRUCTURES)
-    target = _finite(residual, "residual")
+    target = finite_tensor(residual, "residual")
     if target.ndim not in (1, 2) or not target.numel():
         raise InputError(f"residual must have shape (n,) or (n, c) and not be empty, got shape {tuple(target.shape)}.")
     target = target.reshape(len(target), -1)
-    n, c = target.shape
-    whole = not isinstance(features, Mapping)
-    given = {"features": features} if whole else dict(features)
-    if not given:
-        raise InputError("features must contain at least one matrix, got none.")
-    gradients = {}
-    for name, values in given.items():
-        a = _finite(values, name)
-        shaped = a[:, None, None] if whole and a.ndim == 2 else a[:, None] if a.ndim == 3 else a
-        if a.ndim not in ((2,) if whole else (3, 4)) or tuple(shaped.shape[:2]) != (n, c) or not a.numel():
-            raise InputError(
-                f"{name!r} must have shape (n, P) for a table with residuals (n,), or (n, k_out, k_in) or "
-                f"(n, c, k_out, k_in) by name; got {tuple(a.shape)} for residuals of shape {(n, c)}."
-            )
-        gradients[name] = shaped
+    given = GivenFeatures.of(features)
+    if tuple(target.shape) != (given.rows, given.outputs):
+        raise InputError(
+            f"residual must have one row per sample and one column per output of the features, "
+            f"{(given.rows, given.outputs)}, got {tuple(target.shape)}."
+        )
+    names = list(given.shapes)
     fixed = frozenset([last] if isinstance(last, str) else last)
-    if unknown := fixed - set(given):
-        raise InputError(f"last must be one of {', '.join(map(repr, given))}, got {', '.join(map(repr, unknown))}.")
-    fixed = frozenset(gradients) if whole else fixed
-    diagonal = structure == "diagonal"
-    problem = AdaptiveProblem(GivenFeatures(gradients), target, penalties, None, ridge, diagonal, fixed)
+    if unknown := fixed - set(names):
+        raise InputError(f"last must be one of {', '.join(map(repr, names))}, got {', '.join(map(repr, unknown))}.")
+    fixed = fixed if isinstance(features, Mapping) else frozenset(names)
+    one_sided = structure != "layers"
+    pairs = penalties_by_name(penalty, names, fixed, allow_unanchored=allow_unanchored, one_sided=one_sided)
+    problem = AdaptiveProblem.of(given, target, pairs, ridge=ridge, diagonal=structure == "diagonal")
+    if structure == "whole":
+        return solve_whole(problem, pairs, scale)
     return solve(problem, scale, n_iter=n_iter, tolerance=tolerance, restarts=restarts, generator=generator)
 
 
@@ -115,13 +111,3 @@ def check_numbers(*, scale: float, ridge: float, n_iter: int, tolerance: float, 
     check_number("tolerance", tolerance, 0, below=1)
     check_int("n_iter", n_iter)
     check_int("restarts", restarts, 0)
-
-
-def _finite(values: Any, name: str) -> Tensor:
-    try:
-        array = torch.as_tensor(values, dtype=torch.float64).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{name!r} must be an array of numbers, got {type(values).__name__} ({error}).") from error
-    if not torch.isfinite(array).all():
-        raise InputError(f"{name!r} must be finite, got NaN or infinite entries.")
-    return array

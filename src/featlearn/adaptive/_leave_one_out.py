@@ -9,18 +9,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from featlearn.adaptive._linear_solvers import System, leave_one_out
-from featlearn.adaptive._solver import AdaptiveProblem, solve_from
+from featlearn.adaptive._linear_solvers import System
+from featlearn.adaptive._solver import AdaptiveProblem, AdaptiveSolution, solve_from
 from featlearn.adaptive._tangent_features import NetworkFeatures
+from featlearn.linalg.leave_one_out import RIDGE_SHIFTS, leave_one_out
 
 FACTORS = (math.inf, 1.0, 0.1, 0.01, 0.001)
-"""Candidate scales, in units of ``|theta|^2`` of lazy training; infinity is lazy training itself."""
-SHIFTS = (0.0, *(10.0**power for power in range(-7, 1)))
-"""Candidate values of ``n ridge``, in units of the mean diagonal of the kernel."""
+"""Candidate scales, in units of the largest squared singular value of the change that lazy training makes to a
+matrix; infinity is lazy training itself."""
 _FEWEST = 10
 _VALIDATED = 1000  # maximum number of samples whose errors are computed
 _FOLDS = 3
+_ROUNDS = 2
 _TOLERANCE = 1e-3  # of solutions that are only validated
+
+Errors = dict[tuple[float, float], Tensor]
+"""Squared error of each sample, by factor and shift."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class RidgeAndScale:
     Attributes:
         ridge: Ridge lambda.
         weight: Weight mu of the penalties.
-        errors: Mean squared leave-one-out error of each factor; empty if the scale was given.
+        errors: Mean squared leave-one-out error of each factor with its best ridge; empty if the scale was given.
         system: Linear system of all samples.
     """
 
@@ -55,64 +59,112 @@ def select_ridge_and_scale(
     few, n, device = problem, len(problem.residual), problem.residual.device
     if n > _VALIDATED and (isinstance(ridge, str) or isinstance(scale, str)):
         few = _part(problem, torch.randperm(n, generator=generator)[:_VALIDATED].to(device))
-    if isinstance(ridge, str):
-        ridge = best_ridge(few.kernel(few.start()), few.residual, few.precision)
-    problem, few = replace(problem, ridge=ridge), replace(few, ridge=ridge)
-    system = problem.system()
+    kernel = few.kernel(few.start()) if isinstance(ridge, str) else None
+    unit = 0.0 if kernel is None else float(kernel.diagonal().mean()) / len(few.residual)
+    ridges = [unit * shift for shift in RIDGE_SHIFTS] if isinstance(ridge, str) else [ridge]
+    if kernel is not None:
+        ridge = _best_ridge(kernel, few, ridges)
+    assert not isinstance(ridge, str)
     if not isinstance(scale, str):
-        return RidgeAndScale(ridge, scale, {}, system)
+        problem = replace(problem, ridge=ridge)
+        return RidgeAndScale(ridge, scale, {}, problem.system())
     factor, errors = math.inf, dict[float, float]()
-    if len(few.residual) >= _FEWEST:
+    if len(few.residual) >= _FEWEST and few.penalties:
         folds = torch.randperm(len(few.residual), generator=generator).to(device) % _FOLDS
         parts = [_part(few, (folds != fold).nonzero().squeeze(1)) for fold in range(_FOLDS)]
-        factor, errors = validate_factors(few, parts, folds, n_iter)
+        factor, ridge, errors = validate(few, parts, folds, ridge, ridges, n_iter)
+    problem = replace(problem, ridge=ridge)
+    system = problem.system()
     lazy = solve_from(problem, math.inf, problem.start(), system, 1, 0.0)
-    return RidgeAndScale(ridge, factor * lazy.objective if lazy.objective > 0 else math.inf, errors, system)
+    return RidgeAndScale(ridge, factor * unit_of_scale(problem, lazy), errors, system)
 
 
-def best_ridge(kernel: Tensor, residual: Tensor, precision: float) -> float:
+def unit_of_scale(problem: AdaptiveProblem, lazy: AdaptiveSolution) -> float:
+    """Return the largest squared singular value of the change that lazy training makes to an adapted matrix."""
+    matrices = lazy.matrices
+    sizes = [
+        float(matrices[name].abs().max() if problem.diagonal else torch.linalg.matrix_norm(matrices[name], 2).max())
+        for name in problem.penalties
+    ]
+    return max(sizes, default=0.0) ** 2 or math.inf
+
+
+def _best_ridge(kernel: Tensor, problem: AdaptiveProblem, ridges: Sequence[float]) -> float:
     """Return the ridge lambda with the least leave-one-out error of lazy training."""
-    unit = float(kernel.diagonal().mean())
-    errors = leave_one_out(kernel, residual, [unit * shift for shift in SHIFTS], precision).square().mean((1, 2))
-    return SHIFTS[int(errors.argmin())] * unit / len(residual)
+    n = len(problem.residual)
+    errors = leave_one_out(kernel, problem.residual, [n * r for r in ridges], problem.precision, problem.intercept)
+    return ridges[int(errors.square().mean((1, 2)).argmin())]
 
 
-def validate_factors(
-    problem: AdaptiveProblem, parts: Sequence[AdaptiveProblem], folds: Tensor, n_iter: int
-) -> tuple[float, dict[float, float]]:
-    """Return the best factor and the mean squared leave-one-out error of each, under an M that has not seen the sample.
+def validate(
+    problem: AdaptiveProblem,
+    parts: Sequence[AdaptiveProblem],
+    folds: Tensor,
+    ridge: float,
+    ridges: Sequence[float],
+    n_iter: int,
+) -> tuple[float, float, dict[float, float]]:
+    """Return the best factor, its ridge, and the mean squared leave-one-out error of each factor with its best ridge.
 
     Leaving a sample out of the solve is not enough, since M depends on its label. So the samples of each fold are left
-    out of the solve one by one, under an M that was learned from the samples outside the fold. Scales are tried from
-    weak to strong adaptation, each starting from the previous solution. Lazy training is kept unless the best factor is
-    better by more than the standard error of the difference.
+    out of the solve one by one, under an M that was learned from the samples outside the fold. Given M, all ridges are
+    tried; if another ridge is better than that under which M was learned, M is learned once more under it.
 
     Args:
         problem: Problem of all samples.
         parts: Problems of the samples outside each fold.
         folds: Fold of each sample, shape ``(n,)``.
+        ridge: Ridge lambda to begin with.
+        ridges: Candidates.
         n_iter: Maximum number of steps per solution.
     """
+    best: Errors = {}
+    learned = ridge
+    for _ in range(_ROUNDS):
+        squares = _squares(problem, parts, folds, learned, ridges, n_iter)
+        for key, values in squares.items():
+            if key not in best or key[1] == learned:
+                best[key] = values
+        factor, chosen = min(best, key=lambda key: (float(best[key].mean()), -key[0]))
+        if chosen == learned or math.isinf(factor):
+            break
+        learned = chosen
+    errors = {f: min(float(values.mean()) for key, values in best.items() if key[0] == f) for f in FACTORS}
+    return factor, chosen, errors
+
+
+def _squares(
+    problem: AdaptiveProblem,
+    parts: Sequence[AdaptiveProblem],
+    folds: Tensor,
+    learned: float,
+    ridges: Sequence[float],
+    n_iter: int,
+) -> Errors:
+    """Return the squared error of each sample for each factor and ridge, with M learned under one ridge."""
     n = len(problem.residual)
-    shift = n * problem.ridge
-    squares = {factor: torch.zeros(n, dtype=torch.float64, device=problem.residual.device) for factor in FACTORS}
+    shifts = [n * ridge for ridge in ridges]
+    squares = {
+        (factor, ridge): torch.zeros(n, dtype=torch.float64, device=folds.device)
+        for factor in FACTORS
+        for ridge in ridges
+    }
     for fold, part in enumerate(parts):
         # The same n ridge: the solve with all samples but one is validated.
-        inside = replace(part, ridge=shift / len(part.residual))
+        inside = replace(part, ridge=n * learned / len(part.residual))
         system = inside.system(warn=False)
         transforms = inside.start()
         lazy = solve_from(inside, math.inf, transforms, system, n_iter, _TOLERANCE)
-        inside_fold = folds == fold
+        unit = unit_of_scale(inside, lazy)
+        outside = folds == fold
         for factor in FACTORS:
-            if math.isfinite(factor) and lazy.objective > 0:
-                solution = solve_from(inside, factor * lazy.objective, transforms, system, n_iter, _TOLERANCE)
-                transforms = solution.transforms
-            residuals = leave_one_out(problem.kernel(transforms), problem.residual, [shift], problem.precision)[0]
-            squares[factor][inside_fold] = residuals[inside_fold].square().mean(1)
-    errors = {factor: float(values.mean()) for factor, values in squares.items()}
-    best = min(errors, key=lambda factor: (errors[factor], -factor))
-    gain = squares[math.inf] - squares[best]
-    return (best if float(gain.mean()) > float(gain.std()) / math.sqrt(n) else math.inf), errors
+            if math.isfinite(factor * unit):
+                transforms = solve_from(inside, factor * unit, transforms, system, n_iter, _TOLERANCE).transforms
+            kernel = problem.kernel(transforms)
+            residuals = leave_one_out(kernel, problem.residual, shifts, problem.precision, problem.intercept)
+            for ridge, errors in zip(ridges, residuals, strict=True):
+                squares[factor, ridge][outside] = errors[outside].square().mean(1)
+    return squares
 
 
 def _part(problem: AdaptiveProblem, rows: Tensor) -> AdaptiveProblem:
@@ -120,5 +172,5 @@ def _part(problem: AdaptiveProblem, rows: Tensor) -> AdaptiveProblem:
     assert isinstance(problem.features, NetworkFeatures)
     c = problem.residual.shape[1]
     places = (rows[:, None] * c + torch.arange(c, device=rows.device)).reshape(-1)
-    plain = None if problem.plain is None else problem.plain[places][:, places]
-    return replace(problem, features=problem.features.part(rows), residual=problem.residual[rows], plain=plain)
+    constant = None if problem.constant is None else problem.constant[places][:, places]
+    return replace(problem, features=problem.features.part(rows), residual=problem.residual[rows], constant=constant)

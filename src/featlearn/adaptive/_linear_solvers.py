@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,37 +82,6 @@ def solved(kernel: Tensor, system: System) -> Tensor:
         kernel = kernel.clone()
         kernel.diagonal().add_(system.shift)
     return _solved(kernel, system.residual)
-
-
-def leave_one_out(kernel: Tensor, residual: Tensor, shifts: Sequence[float], precision: float = _EXACT) -> Tensor:
-    """Compute the exact leave-one-out residuals of each sample, shape ``(shifts, n, c)``.
-
-    ``e_i = [G_ii]^{-1} c_i`` with ``G = (K + shift I)^{-1}`` and its c x c diagonal blocks, one per sample. A shift
-    below rounding stands for the limit of zero.
-    """
-    n, c = residual.shape
-    least = 10 * len(kernel) * precision * float(kernel.diagonal().max())
-    residuals = []
-    if len(shifts) == 1:
-        shifted = kernel.clone()
-        shifted.diagonal().add_(max(shifts[0], least))
-        factor, info = torch.linalg.cholesky_ex(shifted)
-        if not int(info):
-            inverse = torch.cholesky_inverse(factor)
-            samples = torch.arange(n, device=kernel.device)
-            blocks = inverse.reshape(n, c, n, c)[samples, :, samples]
-            solution = (inverse @ residual.reshape(-1)).reshape(n, c, 1)
-            single: Tensor = torch.linalg.solve(blocks, solution)
-            return single.squeeze(2).unsqueeze(0)
-    values, vectors = torch.linalg.eigh(kernel)
-    rotated = vectors.mT @ residual.reshape(-1)
-    by_sample = vectors.reshape(n, c, -1)
-    for shift in shifts:
-        inverse = 1 / (values.clamp_min(0) + max(shift, least))
-        blocks = (by_sample * inverse) @ by_sample.mT
-        solution = (vectors @ (inverse * rotated)).reshape(n, c, 1)
-        residuals.append(torch.linalg.solve(blocks, solution).squeeze(2))
-    return torch.stack(residuals)
 
 
 def _solved(kernel: Tensor, right: Tensor) -> Tensor:

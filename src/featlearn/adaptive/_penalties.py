@@ -8,18 +8,21 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from featlearn._utils.patterns import pick_values
 from featlearn._utils.validation import check_number
 from featlearn.errors import InputError
 
 Array = NDArray[np.float64]
 _CHECKED = np.unique(np.concatenate([np.geomspace(1e-3, 1e6, 400), 1 + np.geomspace(1e-6, 1.0, 40), [1.0]]))
+_LOGARITHMS = np.linspace(0.0, 12.0, 1201)
 _ROUNDING = 1e-9
 NEAR_ZERO = 1e-12
 """Replacement of 0, where a penalty need not be defined."""
@@ -68,15 +71,33 @@ class Penalty:
         """True if w has its minimum at 1, as theorems 1 and 2 require."""
         return self.rest == 1.0
 
+    @property
+    def convex_in_logarithm(self) -> bool:
+        """True if ``w(e^x)`` is convex for ``x >= 0``, as lemma 5 requires for both sides of a matrix."""
+        if self.fixed or not self.anchored:
+            return True
+        if self.exponent is not None:
+            return self.exponent >= 1
+        values = self(np.exp(_LOGARITHMS))
+        with np.errstate(invalid="ignore"):  # infinite at several places
+            bends = np.diff(values, 2)
+        sizes = np.abs(values[1:-1])
+        return bool((~np.isfinite(bends) | (bends >= -_ROUNDING * (1 + sizes))).all())
+
 
 PenaltyLike = str | Penalty | Callable[[Array], Array]
+PenaltyPair = tuple[Penalty, Penalty]
+"""Penalties of the inputs and of the outputs of a matrix."""
+PenaltyByLayer = Mapping[str, PenaltyLike | tuple[PenaltyLike, PenaltyLike]]
+"""Penalties by glob pattern of layer names."""
 
 
 def power(p: float) -> Penalty:
     """Return the penalty ``w(z) = |z - 1|^p``.
 
     Args:
-        p: Exponent, above 0. Below 1, few singular values change, and by much.
+        p: Exponent, above 0. Below 1, few singular values change, and by much; theorem 2 then holds for one side of a
+            matrix only, see `effective_joint_penalty`, and a warning is given.
 
     Returns:
         The penalty.
@@ -90,6 +111,17 @@ def power(p: float) -> Penalty:
         True
     """
     check_number("p", p, above=0)
+    if p < 1:
+        warnings.warn(
+            f"theorem 2 does not hold for |z - 1|^{p:g} on both sides of a matrix, which needs p >= 1. Use it on one "
+            f'side, as penalty=(power({p:g}), "indicator").',
+            UserWarning,
+            stacklevel=2,
+        )
+    return _power(p)
+
+
+def _power(p: float) -> Penalty:
     return Penalty(f"power:{p:g}", _Power(float(p)), float(p))
 
 
@@ -158,13 +190,69 @@ def as_pair(penalty: Any, allow_unanchored: bool = False) -> tuple[Penalty, Pena
     return both, both
 
 
+def penalties_by_name(
+    penalty: Any,
+    names: Sequence[str],
+    last: Collection[str],
+    *,
+    adapt_last: bool | None = True,
+    allow_unanchored: bool = False,
+    one_sided: bool = False,
+) -> dict[str, PenaltyPair]:
+    """Return the pair of penalties of each matrix; "indicator" where a side is not transformed.
+
+    Args:
+        penalty: Penalty or pair for all matrices, or a mapping from glob patterns of names. Matrices without a matching
+            pattern are not transformed.
+        names: Names of all matrices.
+        last: Names of matrices whose outputs are not transformed.
+        adapt_last: Whether the inputs of these are transformed. None does so only for a mapping.
+        allow_unanchored: Whether penalties can have their minimum elsewhere than at 1.
+        one_sided: Whether only one penalty of a pair is used.
+    """
+    by_pattern = isinstance(penalty, Mapping)
+    given = pick_values(penalty, names, "penalty", "layer") if by_pattern else dict.fromkeys(names, penalty)
+    pairs = {name: as_pair(value, allow_unanchored) for name, value in given.items()}
+    fixed = PENALTIES["indicator"]
+    adapted_last = by_pattern if adapt_last is None else adapt_last
+    result = {}
+    for name in names:
+        inputs, outputs = pairs.get(name, (fixed, fixed))
+        result[name] = (inputs if adapted_last else fixed, fixed) if name in last else (inputs, outputs)
+    if not one_sided:
+        for name, pair in result.items():
+            if warn_if_misaligned(*pair, f" of {name!r}"):
+                break
+    return result
+
+
+def warn_if_misaligned(first: Penalty, second: Penalty, where: str = "") -> bool:
+    """Warn, and return True, if lemma 5 does not hold for two penalties of one matrix.
+
+    If two sides of a matrix are transformed, their singular vectors need not be those of the change B, unless
+    ``w(e^x)`` is convex for ``x >= 0``. For ``|z - 1|^p`` this is so for p >= 1.
+    """
+    wrong = [w for w in (first, second) if not w.convex_in_logarithm]
+    if first.fixed or second.fixed or not wrong:
+        return False
+    warnings.warn(
+        f"theorem 2 does not hold for the penalty {wrong[0].name!r} on both sides{where}: w(e^x) must be convex for x "
+        '>= 0. The result is an upper bound. Use the penalty on one side, as penalty=(w, "indicator").',
+        UserWarning,
+        stacklevel=4,
+    )
+    return True
+
+
 def _named(name: str) -> Penalty:
     if name in PENALTIES:
         return PENALTIES[name]
     kind, colon, number = name.partition(":")
     if kind == "power" and colon:
         try:
-            return power(float(number))
+            p = float(number)
+            check_number("p", p, above=0)
+            return _power(p)
         except ValueError as error:
             raise InputError(f'penalty must have the form "power:1.5" for a power, got {name!r}.') from error
     if kind == "power":

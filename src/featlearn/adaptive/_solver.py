@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from featlearn.adaptive._linear_solvers import System, solved
-from featlearn.adaptive._penalties import PENALTIES, Penalty
-from featlearn.adaptive._tangent_features import TangentFeatures, adapted_kernel, sums
+from featlearn.adaptive._penalties import PenaltyPair
+from featlearn.adaptive._tangent_features import GivenFeatures, TangentFeatures, adapted_kernel, derivatives, sums
 from featlearn.adaptive.transforms import Kronecker, Transform, refreshed, untouched
+from featlearn.errors import InputError
 
 _FARTHEST = 30.0  # times the last step
 
@@ -35,42 +37,67 @@ class AdaptiveProblem:
     Attributes:
         features: Gradients A.
         residual: Residual r, shape ``(n, c)``, in float64.
-        penalties: Penalties of the input and the output side of each matrix.
-        plain: Kernel of further features that are not transformed, shape ``(n c, n c)``. None if there are none.
+        penalties: Penalties of the input and the output side of each matrix that is adapted.
+        constant: Kernel of all features that are not transformed, shape ``(n c, n c)``. None if there are none.
         ridge: Ridge lambda; 0 interpolates.
         diagonal: Whether M is diagonal instead of a Kronecker product.
-        last: Names of matrices whose output side is not transformed (model A, item 4).
+        intercept: Whether the residuals are labels minus their mean.
         memory: Memory for transformed gradients in bytes.
         precision: Relative precision of the gradients.
     """
 
     features: TangentFeatures
     residual: Tensor
-    penalties: tuple[Penalty, Penalty]
-    plain: Tensor | None = None
+    penalties: Mapping[str, PenaltyPair]
+    constant: Tensor | None = None
     ridge: float = 0.0
     diagonal: bool = False
-    last: frozenset[str] = frozenset()
+    intercept: bool = False
     memory: float = 2.0**30
     precision: float = torch.finfo(torch.float64).eps
 
-    def penalties_of(self, name: str) -> tuple[Penalty, Penalty]:
-        """Return the penalties of a matrix."""
-        return (self.penalties[0], PENALTIES["indicator"]) if name in self.last else self.penalties
+    @staticmethod
+    def of(
+        features: TangentFeatures,
+        residual: Tensor,
+        penalties: Mapping[str, PenaltyPair],
+        plain: Tensor | None = None,
+        **options: Any,
+    ) -> AdaptiveProblem:
+        """Return a problem in which the kernel of matrices with fixed sides is computed once.
+
+        Args:
+            features: Gradients of all matrices.
+            residual: Residual r.
+            penalties: Penalties of each matrix, adapted or not.
+            plain: Kernel of further features, or None.
+            **options: Other attributes.
+        """
+        adapted = {name: pair for name, pair in penalties.items() if not (pair[0].fixed and pair[1].fixed)}
+        problem = AdaptiveProblem(features, residual, adapted, plain, **options)
+        if len(adapted) < len(features.shapes):
+            problem = replace(problem, constant=problem.kernel(problem.untouched(set(features.shapes) - set(adapted))))
+        return problem
 
     def kernel(self, transforms: Mapping[str, Transform]) -> Tensor:
-        """Return ``K_M`` including the kernel of the plain features."""
+        """Return ``K_M`` including the kernel of the features that are not transformed."""
+        if not transforms and self.constant is not None:
+            return self.constant.clone()
         kernel = adapted_kernel(self.features, None, transforms, self.memory)
-        return kernel if self.plain is None else kernel.add_(self.plain)
+        return kernel if self.constant is None else kernel.add_(self.constant)
 
     def system(self, warn: bool = True) -> System:
         """Return the linear system of the constraints."""
         return System.of(self.kernel(self.start()), self.residual, self.ridge, self.precision, warn)
 
     def start(self) -> dict[str, Transform]:
-        """Return the transformations M = I."""
-        device = self.features.device
-        return {name: untouched(*shape, self.diagonal, device) for name, shape in self.features.shapes.items()}
+        """Return the transformations M = I of the adapted matrices."""
+        return self.untouched(self.penalties)
+
+    def untouched(self, names: Collection[str]) -> dict[str, Transform]:
+        """Return M = I for some matrices."""
+        device, shapes = self.features.device, self.features.shapes
+        return {name: untouched(*shapes[name], self.diagonal, device) for name in shapes if name in names}
 
 
 @dataclass(frozen=True)
@@ -78,13 +105,15 @@ class AdaptiveSolution:
     """Transformations and coefficients at the minimum.
 
     Attributes:
-        transforms: Transformation M of each matrix by name.
+        transforms: Transformation M of each adapted matrix by name.
         coefficients: ``c = (K_M + n ridge I)^{-1} r``, shape ``(n, c)``.
         sums: ``sum_n c_n A_n`` of each matrix: the contribution of the initial kernel.
         objective: Final value of the objective.
         history: Values of the objective at every step, which never increase.
         converged: Whether the last step changed the objective by less than the tolerance.
         weight: Weight mu of the penalties.
+        whole: Factor s of the direction of the change, if M transforms all features together (theorem 1).
+        kernel_scale: ``(s^2 - 1) / |beta|^2`` of theorem 1, by which the kernel of the predicted changes enters.
     """
 
     transforms: dict[str, Transform]
@@ -94,11 +123,14 @@ class AdaptiveSolution:
     history: list[float] = field(repr=False)
     converged: bool = True
     weight: float = 1.0
+    whole: float | None = None
+    kernel_scale: float = 0.0
 
     @property
     def matrices(self) -> dict[str, Tensor]:
         """Change of each weight, ``B_l = M_out^2 (sum_n c_n A_n) M_in^2`` (equation 2)."""
-        return {name: m.matrix(m.matrix(self.sums[name])) for name, m in self.transforms.items()}
+        moved = {name: m.matrix(m.matrix(self.sums[name])) for name, m in self.transforms.items()}
+        return self.sums | moved
 
     def decomposition(self, name: str) -> tuple[Tensor, Tensor]:
         """Return the decomposition ``B = B_LO + B_NTK`` of the change of a weight (section 3.2).
@@ -113,6 +145,59 @@ class AdaptiveSolution:
             The low-rank part and the part of the initial kernel, each of shape ``(groups, k_out, k_in)``.
         """
         return self.matrices[name] - self.sums[name], self.sums[name]
+
+    def predict(self, features: Any) -> Tensor:
+        """Compute the predicted change ``sum_l <A_l, B_l>`` of the outputs.
+
+        Args:
+            features: Gradients of other samples, in the form that `adapt` was called with.
+
+        Returns:
+            Predictions, shape ``(n, c)``.
+        """
+        return derivatives(self._given(features), self.matrices)
+
+    def adapted_kernel(self, features: Any, others: Any = None) -> Tensor:
+        """Compute the adapted kernel ``K(x, z) = A(x) M^2 A(z)^T``.
+
+        Args:
+            features: Gradients of samples, in the form that `adapt` was called with.
+            others: Gradients of other samples, for the kernel of both. None is the kernel of the first ones.
+
+        Returns:
+            Kernel, shape ``(n, m)``, or ``(n, m, c, c)`` for several outputs, in float64.
+
+        Example:
+            >>> import numpy as np
+            >>> from featlearn.adaptive import adapt
+            >>> solution = adapt(np.eye(2), np.array([3.0, 0.0]), structure="diagonal")
+            >>> solution.adapted_kernel(np.eye(2)).round(decimals=2).tolist()  # the feature that labels need grows
+            [[4.24, 0.0], [0.0, 1.0]]
+        """
+        left = self._given(features)
+        right = None if others is None else self._given(others)
+        kernel = self.kernel_of(left, right)
+        if self.whole is not None:
+            parts = (left, left if right is None else right)
+            changes = [derivatives(part, self.matrices).reshape(-1) for part in parts]
+            kernel += self.kernel_scale * torch.outer(changes[0], changes[1])
+        c = left.outputs
+        shaped = kernel.reshape(left.rows, c, -1, c).permute(0, 2, 1, 3)
+        return shaped[..., 0, 0] if c == 1 else shaped
+
+    def kernel_of(self, left: TangentFeatures, right: TangentFeatures | None, memory: float = 2.0**30) -> Tensor:
+        """Return the adapted kernel of some features, shape ``(n c, m d)``, without that of theorem 1's direction."""
+        transforms = {
+            name: self.transforms.get(name) or untouched(*shape, False, left.device)
+            for name, shape in left.shapes.items()
+        }
+        return adapted_kernel(left, right, transforms, memory)
+
+    def _given(self, features: Any) -> GivenFeatures:
+        given = GivenFeatures.of(features)
+        if given.shapes != (expected := {name: tuple(b.shape) for name, b in self.sums.items()}):
+            raise InputError(f"features must have matrices of the shapes {expected}, got {given.shapes}.")
+        return given
 
 
 def solve(
@@ -172,7 +257,7 @@ def solve_from(
     """
     penalty = 0.0
     if math.isfinite(weight):  # otherwise M = I costs nothing, also under a penalty that is not 0 at 1
-        penalty = sum(_penalty(m, problem.penalties_of(name), weight) for name, m in transforms.items())
+        penalty = sum(_penalty(m, problem.penalties[name], weight) for name, m in transforms.items())
     history: list[float] = []
     current = dict(transforms)
     best: AdaptiveSolution | None = None
@@ -192,15 +277,17 @@ def solve_from(
         # A rejected extrapolation does not indicate convergence: the next step is a plain one.
         ahead = 0.0 if not before or fallen <= tolerance * abs(best.objective) else min(_FARTHEST, 1.5 * ahead + 0.5)
         penalty, current = 0.0, {}
-        for name, matrix in best.matrices.items():
+        matrices = best.matrices
+        for name in problem.penalties:
+            matrix = matrices[name]
             further = matrix + ahead * (matrix - before[name]) if ahead else matrix
-            current[name], cost = refreshed(further, problem.penalties_of(name), weight, problem.diagonal)
+            current[name], cost = refreshed(further, problem.penalties[name], weight, problem.diagonal)
             penalty += cost
     assert best is not None
     return replace(best, converged=False)
 
 
-def _penalty(transform: Transform, penalties: tuple[Penalty, Penalty], weight: float) -> float:
+def _penalty(transform: Transform, penalties: PenaltyPair, weight: float) -> float:
     """Return Omega of a transformation times the weight."""
     if not isinstance(transform, Kronecker):
         cost = float(penalties[0](transform.factors.cpu().numpy()).sum())
@@ -225,10 +312,11 @@ def _random_start(
     draw = torch.randn(problem.residual.shape, generator=generator, dtype=torch.float64)
     drawn = sums(problem.features, draw.to(problem.residual.device))
     total = math.sqrt(sum(float(b.square().sum()) for b in drawn.values()))
-    for name, matrix in drawn.items():
+    for name in problem.penalties:
+        matrix = drawn[name]
         # Half of the directions, since all would be transformed alike otherwise.
         u, d, vh = torch.linalg.svd(matrix, full_matrices=False)
         d = d * (torch.rand(d.shape, generator=generator, dtype=torch.float64) < 0.5).to(d.device)
         scaled = (matrix if problem.diagonal else (u * d.unsqueeze(-2)) @ vh) * (2 * size / (total or 1.0))
-        transforms[name], _ = refreshed(scaled, problem.penalties_of(name), weight, problem.diagonal)
+        transforms[name], _ = refreshed(scaled, problem.penalties[name], weight, problem.diagonal)
     return transforms

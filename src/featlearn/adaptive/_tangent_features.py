@@ -166,6 +166,32 @@ class GivenFeatures:
         self.rows, self.outputs = first.shape[:2]
         self.device = first.device
 
+    @staticmethod
+    def of(features: Any) -> GivenFeatures:
+        """Return the features of a table of shape ``(n, P)``, or of gradients by name.
+
+        Args:
+            features: Table, which is one matrix; or gradients of shape ``(n, k_out, k_in)`` or ``(n, c, k_out, k_in)``
+                by name.
+        """
+        table = not isinstance(features, Mapping)
+        given = {"features": features} if table else dict(features)
+        if not given:
+            raise InputError("features must contain at least one matrix, got none.")
+        gradients: dict[str, Tensor] = {}
+        for name, values in given.items():
+            a = finite_tensor(values, name)
+            if a.ndim not in ((2,) if table else (3, 4)) or not a.numel():
+                raise InputError(
+                    f"{name!r} must have shape (n, P) for a table, or (n, k_out, k_in) or (n, c, k_out, k_in) by name; "
+                    f"got {tuple(a.shape)}."
+                )
+            gradients[name] = a[:, None, None] if table else a[:, None] if a.ndim == 3 else a
+        sizes = {tuple(a.shape[:2]) for a in gradients.values()}
+        if len(sizes) > 1:
+            raise InputError(f"all matrices must have as many samples and outputs, got {sorted(sizes)}.")
+        return GivenFeatures(gradients)
+
     def blocks(self) -> Iterator[Block]:
         """Yield the rows of each block, and the gradients of each matrix for them."""
         for start in range(0, self.rows, self._block):
@@ -336,5 +362,16 @@ def derivatives(features: TangentFeatures, matrices: Mapping[str, Tensor]) -> Te
     return values
 
 
+def finite_tensor(values: Any, name: str) -> Tensor:
+    """Return an array of the user as a float64 tensor, after checking that it is finite."""
+    try:
+        array = torch.as_tensor(values, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name!r} must be an array of numbers, got {type(values).__name__} ({error}).") from error
+    if not torch.isfinite(array).all():
+        raise InputError(f"{name!r} must be finite, got NaN or infinite entries.")
+    return array
+
+
 def _applied(transforms: Mapping[str, Transform], block: Block) -> Block:
-    return block[0], {name: transforms[name].apply(share) for name, share in block[1].items()}
+    return block[0], {name: transforms[name].apply(share) for name, share in block[1].items() if name in transforms}

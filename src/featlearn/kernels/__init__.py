@@ -17,11 +17,13 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn.kernels.alignment import centered_kernel as centered_kernel
     from featlearn.kernels.alignment import kernel_target_alignment as kernel_target_alignment
     from featlearn.kernels.alignment import label_kernel as label_kernel
+    from featlearn.kernels.lazy_regressor import LazyClassifier as LazyClassifier
     from featlearn.kernels.lazy_regressor import LazyRegressor as LazyRegressor
 
 # Public names and their modules, imported on first use: a monitor measures kernels without loading scikit-learn.
 _HOMES = {
     "AverageKernel": "_path_average",
+    "LazyClassifier": "lazy_regressor",
     "LazyRegressor": "lazy_regressor",
     "average_ntk": "_path_average",
     "centered_alignment": "alignment",
