@@ -18,7 +18,8 @@ FACTORS = (math.inf, 1.0, 0.1, 0.01, 0.001)
 """Candidate scales, in units of the largest squared singular value of the change that lazy training makes to a
 matrix; infinity is lazy training itself."""
 _FEWEST = 10
-_VALIDATED = 1000  # maximum number of samples whose errors are computed
+_VALIDATED, _ROWS = 1000, 1500  # maximum numbers of samples whose errors are computed, and of rows of their kernel
+_FEWEST_OF_MANY = 100
 _FOLDS = 3
 _ROUNDS = 2
 _TOLERANCE = 1e-3  # of solutions that are only validated
@@ -47,7 +48,7 @@ class RidgeAndScale:
 def select_ridge_and_scale(
     problem: AdaptiveProblem, ridge: float | str, scale: float | str, n_iter: int, generator: torch.Generator
 ) -> RidgeAndScale:
-    """Select ridge and scale where they are ``"loo"``, on at most 1,000 samples.
+    """Select ridge and scale where they are ``"loo"``, on at most 1,000 samples, and on fewer for many outputs.
 
     Args:
         problem: Problem of all samples, with features of a network.
@@ -57,8 +58,9 @@ def select_ridge_and_scale(
         generator: Generator of the validated samples and of the folds.
     """
     few, n, device = problem, len(problem.residual), problem.residual.device
-    if n > _VALIDATED and (isinstance(ridge, str) or isinstance(scale, str)):
-        few = _part(problem, torch.randperm(n, generator=generator)[:_VALIDATED].to(device))
+    most = max(_FEWEST_OF_MANY, min(_VALIDATED, _ROWS // problem.residual.shape[1]))
+    if n > most and (isinstance(ridge, str) or isinstance(scale, str)):
+        few = _part(problem, torch.randperm(n, generator=generator)[:most].to(device))
     kernel = few.kernel(few.start()) if isinstance(ridge, str) else None
     unit = 0.0 if kernel is None else float(kernel.diagonal().mean()) / len(few.residual)
     ridges = [unit * shift for shift in RIDGE_SHIFTS] if isinstance(ridge, str) else [ridge]

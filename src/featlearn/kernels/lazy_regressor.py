@@ -28,11 +28,11 @@ from featlearn.kernels.network_estimator import (
     unchanged_on_error,
 )
 from featlearn.linalg.leave_one_out import RIDGE_SHIFTS, leave_one_out_by_eigenvectors
-from featlearn.linalg.matrices import kernel_matrix
+from featlearn.linalg.matrices import eigh_in_place, kernel_matrix
 
 _DOUBTFUL = 1e-2
 _BLOCK = 2**29  # bytes of the kernel per block of a prediction
-_COPIES = 3  # matrices in memory: the kernel, its eigenvectors, and the workspace of the decomposition
+_COPIES = 3  # matrices in memory: the kernel by pairs of outputs, the kernel as a matrix, and its eigenvectors
 
 
 class _LazyEstimator(NetworkEstimator):
@@ -75,6 +75,7 @@ class _LazyEstimator(NetworkEstimator):
         )
         self.X_fit_ = self._as_points(X)
         residual = self._residual(self.X_fit_, labels)
+        # Not a local variable, so that the kernel is freed as soon as it is decomposed.
         self._solve(kernel_matrix(self._kernel(self.X_fit_, None)), residual)
 
     def _predict_targets(self, X: Any) -> Array:
@@ -107,7 +108,8 @@ class _LazyEstimator(NetworkEstimator):
 
     def _solve(self, kernel: Tensor, residual: Tensor) -> None:
         n = residual.shape[0]
-        eigenvalues, vectors = torch.linalg.eigh(kernel)
+        eigenvalues, vectors = eigh_in_place(kernel)
+        del kernel
         self.eigenvalues_ = eigenvalues.cpu().numpy()
         top = float(eigenvalues[-1])
         if not top > 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import torch
 from torch import Tensor
 
@@ -215,6 +216,25 @@ def corrupt(matrix: Any, generator: Seed = None) -> Tensor:
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     rotated: Tensor = (q * values.unsqueeze(-2)) @ q.mT
     return (rotated + rotated.mT) / 2
+
+
+def eigh_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute eigenvalues and eigenvectors of a symmetric matrix, which is overwritten.
+
+    On the CPU the memory is that of the matrix and of the eigenvectors; `torch.linalg.eigh` takes three more matrices.
+
+    Args:
+        matrix: Symmetric matrix in float64, shape ``(k, k)``.
+
+    Returns:
+        Eigenvalues in ascending order, shape ``(k,)``, and eigenvectors in columns, shape ``(k, k)``.
+    """
+    if matrix.device.type != "cpu":
+        values, vectors = torch.linalg.eigh(matrix)
+        return values, vectors
+    # The transpose of a symmetric matrix is the column-major array that LAPACK takes without a copy.
+    pair = scipy.linalg.eigh(matrix.contiguous().numpy().T, overwrite_a=True, check_finite=False, driver="evr")
+    return torch.from_numpy(pair[0]), torch.from_numpy(pair[1])
 
 
 def kernel_matrix(kernel: Tensor) -> Tensor:

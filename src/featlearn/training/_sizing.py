@@ -86,8 +86,11 @@ class Sizing:
         """
         for limit in (max(_FIRST * self.step, _UNNOTICED), FREE * self.least):
             plan = self.fitted(limit, limit, complete)
-            if plan is not None:
-                return plan
+            if plan is None:
+                continue
+            if limit > _FIRST * self.step and not complete and "features" in plan.parts:
+                return replace(plan, parts=frozenset({"features"}), spectra=frozenset())  # too long already
+            return plan
         return self._full
 
     @property
