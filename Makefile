@@ -15,7 +15,7 @@ STYLED := $(filter-out src/featlearn/__pycache__, $(wildcard src/featlearn/*)) d
 # One thread per process: two test workers on two cores must not compete for them.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-.PHONY: demo test test-slow test-wheel test-oldest lint lint-style reproduce reproduce-full bench bench-rfm bench-spectra bench-faults bench-uci docs clean
+.PHONY: demo test test-slow test-wheel test-oldest lint lint-style reproduce reproduce-full bench bench-rfm bench-spectra bench-tangent bench-faults bench-uci docs clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "featlearn needs Python 3.11 or newer; call make PYTHON=python3.11")'
@@ -96,6 +96,9 @@ bench-spectra: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_verdicts
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_norms
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.spectra_packages
+
+bench-tangent: $(VENV)/test.stamp
+	$(ONE_THREAD) $(BIN)/python -m benchmarks.tangent_quality
 
 bench-faults: $(VENV)/test.stamp
 	$(ONE_THREAD) $(BIN)/python -m benchmarks.faults --report

@@ -27,7 +27,8 @@ BENCHMARKS = {
     "optim_speed": ("optim_rows",),
     "monitor_speed": ("monitor_rows",),
     "monitor_cost": ("monitor_cost_rows",),
-    "adaptive_memory": ("adaptive_rows",),
+    "adaptive_memory": ("adaptive_rows", "lazy_rows"),
+    "tangent_speed": ("tangent_rows", "memory_rows"),
     "dashboard_speed": ("dashboard_rows",),
 }
 

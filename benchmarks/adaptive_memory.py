@@ -31,6 +31,31 @@ _FITS = {
 _END = ".fit(X, X[:, 0] * X[:, 1])\nprint(json.dumps(stop_measuring() | {'size': size}))"
 
 
+def lazy_rows() -> Iterator[Row]:
+    """Peak of lazy regression over the three matrices that it promises, with 100 MB for gradients."""
+    for outputs, ridge in ((1, "1e-3"), (4, '"loo"')):
+        n = 4000 // outputs
+        code = f"""
+import torch
+from featlearn.kernels import LazyRegressor
+from featlearn.models import mlp
+
+def network(features, outputs, generator):
+    return mlp([features, 64, outputs], bias=True, generator=generator)
+
+X, Y = (torch.randn({n}, k, generator=torch.Generator().manual_seed(k), dtype=torch.float64).numpy()
+        for k in (20, {outputs}))
+model = LazyRegressor(network, ridge={ridge}, max_memory="100 MB")
+model.fit(X[:50], Y[:50]).predict(X[:2])
+start_measuring()
+model.fit(X, Y)
+print(json.dumps(stop_measuring()))
+"""
+        allowed = 3 * 8 * 4000**2 + 1e8
+        title = f"lazy regression, {n:,} samples, {outputs} outputs"
+        yield limited(title, "peak memory", run_alone(code)["peak"], "3 matrices, 100 MB", allowed, 1.0, unit="bytes")
+
+
 def adaptive_rows() -> Iterator[Row]:
     """A descent at one scale, and the whole of it with the scale chosen; n times P is 16 GB in float64."""
     lazy = run_alone(_CODE + _FITS["lazy"] + _END)

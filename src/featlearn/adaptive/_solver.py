@@ -186,7 +186,16 @@ class AdaptiveSolution:
         return shaped[..., 0, 0] if c == 1 else shaped
 
     def kernel_of(self, left: TangentFeatures, right: TangentFeatures | None, memory: float = 2.0**30) -> Tensor:
-        """Return the adapted kernel of some features, shape ``(n c, m d)``, without that of theorem 1's direction."""
+        """Return the adapted kernel of some features, without the direction of theorem 1.
+
+        Args:
+            left: Features of the rows.
+            right: Features of the columns. None takes those of the rows.
+            memory: Memory for transformed gradients in bytes.
+
+        Returns:
+            Kernel, shape ``(n c, m d)``, in float64.
+        """
         transforms = {
             name: self.transforms.get(name) or untouched(*shape, False, left.device)
             for name, shape in left.shapes.items()
