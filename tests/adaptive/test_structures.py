@@ -121,9 +121,12 @@ def test_penalties_by_layer() -> None:
     one = factors({"0": "square"})
     assert set(one) == {"0"}
     sides = factors({"0": ("square", "indicator"), "2": ("indicator", "absolute"), "4": "square"})
-    assert (sides["0"][1] == 1).all() and sides["0"][0].max() > 1.05
-    assert (sides["2"][0] == 1).all() and sides["2"][1].max() > 1.05
-    assert (sides["4"][1] == 1).all() and sides["4"][0].max() > 1.05  # the outputs of the last layer stay
+    assert (sides["0"][1] == 1).all()
+    assert sides["0"][0].max() > 1.05
+    assert (sides["2"][0] == 1).all()
+    assert sides["2"][1].max() > 1.05
+    assert (sides["4"][1] == 1).all()
+    assert sides["4"][0].max() > 1.05
     assert set(factors("square")) == {"0", "2"}
     assert set(factors("square", adapt_last=True)) == {"0", "2", "4"}
     assert set(factors({"*": "square"}, adapt_last=False)) == {"0", "2"}
