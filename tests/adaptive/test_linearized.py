@@ -20,6 +20,8 @@ from cases import CASES, Case, call
 from featlearn.adaptive.linearized import LinearizedModel, linearize
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.models import mlp
+from other_device import DEVICE, OtherDevice
+from other_device import moved as on_device
 
 # A frozen layer whose input changes in place cannot be differentiated in its weight, and a checkpointed region calls
 # the model again in the backward pass.
@@ -67,6 +69,8 @@ def test_values_and_gradients_are_those_of_the_explicit_expansion(case: Case, ad
     output = linear(batch)
     expected = expansion(model, lambda m: call(case, m, batch), linear.change())
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():  # where modules choose faster functions
+        assert torch.allclose(linear(batch), output, rtol=1e-10, atol=1e-10)
     v = torch.randn(output.shape, generator=torch.Generator().manual_seed(3), dtype=output.dtype)
     for mine, theirs in zip(
         gradients((output * v).sum(), linear), gradients((expected * v).sum(), linear), strict=True
@@ -367,6 +371,23 @@ def test_predictions_without_gradients(mode: Callable[[], Any], reverse: bool) -
         torch.testing.assert_close(output, expected.detach())
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_fast_path_of_attention_is_not_taken(mode: Callable[[], Any]) -> None:
+    """It has no forward mode, and torch takes it where nothing requires a gradient."""
+
+    def encoder() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 2))
+
+    linear, X = moved(linearize(seeded(encoder))), rows(6, 8).reshape(2, 3, 8)
+    expected = linear(X).detach()
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with mode():
+        torch.testing.assert_close(linear(X), expected)
+    assert linear._reverse is False
+    assert torch.backends.mha.get_fastpath_enabled() is fast_path is True
+
+
 class _Cube(torch.autograd.Function):
     """A function without a forward mode."""
 
@@ -471,6 +492,59 @@ def test_saved_and_loaded(make: Callable[[], nn.Module], adaptive: bool, tmp_pat
     assert not torch.equal(copied(X), expected)
     single = linear.to(torch.float32)(X.float())
     torch.testing.assert_close(single.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_on_another_device(adaptive: bool) -> None:
+    linear, X = moved(linearize(seeded(Normed), adaptive=adaptive)), images()
+    expected = linear(X)
+    here = gradients(expected.square().sum() + linear.penalty(), linear)
+    with OtherDevice():
+        other = linearize(on_device(seeded(Normed)), adaptive=adaptive)
+        other.load_state_dict({name: t.to(DEVICE) for name, t in linear.state_dict().items()})
+        output = other(X.to(DEVICE))
+        elsewhere = gradients(output.square().sum() + other.penalty(), other)
+        assert {t.device for t in (output, *elsewhere)} == {DEVICE}
+        torch.testing.assert_close(output.cpu().detach(), expected.detach())
+        for a, b in zip(elsewhere, here, strict=True):
+            torch.testing.assert_close(a.cpu(), b)
+
+
+class Keeping(nn.Linear):
+    """A module that keeps its activations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = super().forward(x)
+        return self.kept.tanh()
+
+
+@pytest.mark.parametrize("name", ["lstm", "keeping"])
+def test_a_copy_of_a_used_model(name: str) -> None:
+    cases = {case.name: case for case in CASES}
+    model = cases[name].make() if name in cases else seeded(lambda: nn.Sequential(Keeping(4, 5), nn.Linear(5, 2)))
+    X = cases[name].batch()[0] if name in cases else rows()
+    linear = moved(linearize(model, adaptive=True))
+    expected = linear(X)
+    assert torch.equal(copy.deepcopy(linear)(X), expected)
+    for module in linear._network[0].modules():
+        assert "kept" not in vars(module)
+        assert all(t.is_meta for t in vars(module).get("_flat_weights", []))  # no second copy of the weights
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_on_another_device(adaptive: bool) -> None:
+    linear, X = moved(linearize(seeded(Normed), adaptive=adaptive)), images()
+    expected = linear(X)
+    here = gradients(expected.square().sum() + linear.penalty(), linear)
+    with OtherDevice():
+        other = linearize(on_device(seeded(Normed)), adaptive=adaptive)
+        other.load_state_dict({name: t.to(DEVICE) for name, t in linear.state_dict().items()})
+        output = other(X.to(DEVICE))
+        elsewhere = gradients(output.square().sum() + other.penalty(), other)
+        assert {t.device for t in (output, *elsewhere)} == {DEVICE}
+        torch.testing.assert_close(output.cpu().detach(), expected.detach())
+        for a, b in zip(elsewhere, here, strict=True):
+            torch.testing.assert_close(a.cpu(), b)
 
 
 def test_a_copy_of_a_used_recurrent_model() -> None:

@@ -138,6 +138,8 @@ class _Factor:
         layer: Name of the layer.
         parameter: Path of the parameter that holds the matrix.
         matrix: Function that returns the view ``(groups, k_out, k_in)`` of a tensor in the shape of the parameter.
+        shape: Shape of that view.
+        is_last: Whether the layer computes the outputs, so that there is no ``M_out``.
     """
 
     layer: str
