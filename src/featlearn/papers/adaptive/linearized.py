@@ -42,6 +42,7 @@ _RATES = {"fixed": (0.01, 0.03, 0.1), "adaptive": (0.003, 0.01, 0.03), "trained"
 _ONE_RATE: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "schedule": None}
 _BATCH, _VALIDATION, _TEST = 50, 500, 2000
 _ORDER = 10.0  # an order of magnitude
+_TICKS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8), (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8)
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
@@ -216,13 +217,18 @@ def _title(data: str, protocol: str) -> str:
 
 def _figure(config: Config, table: pd.DataFrame) -> Figure:
     curves = _curves(config)
-    fig, (axes,) = panels(2.7 * len(curves) + 0.4, 2.8, 1, len(curves))
+    fig, (axes,) = panels(2.8 * len(curves) + 0.4, 2.8, 1, len(curves))
     for ax, (data, protocol, sizes) in zip(axes, curves, strict=True):
         accuracies = _accuracies(table, data, protocol)
         for method, color in zip(METHODS, PALETTE, strict=False):
             errors = [1 - part[method].to_numpy() for part in accuracies]
             draw_band(ax, sizes, errors, color, label=method, marker="o", markersize=3)
         label(ax, "training images n", title=_title(data, protocol), log="xy")
+        ax.set_xticks(sizes, [f"{n:,}" for n in sizes])
+        low, high = ax.get_ylim()
+        ticks = [t for t in _TICKS[int(high < 2 * low)] if low <= t <= high]
+        ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        ax.minorticks_off()
     axes[0].set_ylabel("test error")
     axes[0].legend(loc="lower left")
     return fig
