@@ -199,13 +199,14 @@ def _conclude(config: Config, outcomes: Outcomes) -> Result:
         f"Networks of the authors' code, with widths and sides of images divided by {config.shrink}. Validated rates: "
         f"Adam, {config.steps} steps of {_BATCH} images, a cosine schedule, and of three rates the one that is best "
         f"on {_VALIDATION} validation images beyond n. One rate: the momentum of .9 and rate of .01 of the authors' "
-        "code, for as many steps (the authors: 1,000 epochs), where fixed features are far from convergence. Factors "
-        "are cut at the ends of the curve of the fixed features. Unlike in the code, biases are not factorized, a "
-        "convolution has two M in place of three, and the last layer has one. The M have no penalty, as there; in "
-        "trial runs on MNIST penalties from 1e-5 to 1e-2 raised the accuracy by at most .004. Trial runs with the sizes "
-        "and epochs of the code (MNIST, one seed): .70 fixed and .60 adaptive at n = 250, .83 and .79 at n = 1,000. On "
-        "CIFAR-10 five times as many steps bring fixed features from .34 to .39 at n = 3,000 and adaptive ones from "
-        ".38 to .41, at the better of two rates: 1,000 steps favor those that train faster.",
+        "code, for as many steps (the authors: 1,000 epochs), where fixed features are far from convergence. "
+        "Factors are cut at the ends of the curve of the fixed features. Unlike in the code, biases are not "
+        "factorized, a convolution has two M in place of three, and the last layer has one. The M have no "
+        "penalty, as there; in trial runs on MNIST penalties from 1e-5 to 1e-2 raised the accuracy by at most "
+        ".004. Trial runs with the sizes and epochs of the code (MNIST, one seed): .70 fixed and .60 adaptive at "
+        "n = 250, .83 and .79 at n = 1,000. On CIFAR-10 five times as many steps bring fixed features from .34 to"
+        " .39 at n = 3,000 and adaptive ones from .38 to .41, at the better of two rates: 1,000 steps favor those"
+        " that train faster.",
     )
 
 
