@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # type checkers do not read the table below; a test compares 
     from featlearn import training as training
     from featlearn.adaptive import AdaptiveTangentClassifier as AdaptiveTangentClassifier
     from featlearn.adaptive import AdaptiveTangentRegressor as AdaptiveTangentRegressor
+    from featlearn.adaptive import linearize as linearize
     from featlearn.features import FeatureAccumulator as FeatureAccumulator
     from featlearn.features import LayerFeatures as LayerFeatures
     from featlearn.features import NotMeasuredError as NotMeasuredError
@@ -92,6 +93,7 @@ _HOMES: dict[str, str | None] = {
     # learning with adapted tangent features
     "AdaptiveTangentClassifier": "adaptive",
     "AdaptiveTangentRegressor": "adaptive",
+    "linearize": "adaptive",
     # spectra of weights
     "weight_spectra": "spectra",
     # train, and watch features being learned

@@ -15,17 +15,20 @@ from featlearn.adaptive._estimator import AdaptiveTangentClassifier, AdaptiveTan
 from featlearn.adaptive._from_arrays import adapt
 from featlearn.adaptive._penalties import PENALTIES, Penalty, power
 from featlearn.adaptive._solver import AdaptiveSolution
+from featlearn.adaptive.linearized import LinearizedModel, linearize
 
 __all__ = [
     "PENALTIES",
     "AdaptiveSolution",
     "AdaptiveTangentClassifier",
     "AdaptiveTangentRegressor",
+    "LinearizedModel",
     "Penalty",
     "adapt",
     "effective_joint_penalty",
     "effective_penalty",
     "joint_penalty",
+    "linearize",
     "penalty_curves",
     "power",
 ]

@@ -78,7 +78,7 @@ def linearize(
 
     Example:
         >>> import torch
-        >>> from featlearn.adaptive.linearized import linearize
+        >>> from featlearn.adaptive import linearize
         >>> network = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
         >>> linear, X = linearize(network, initial_outputs=False), torch.eye(3)
         >>> linear(X).abs().max().item()
