@@ -6,7 +6,7 @@ their indices; and gradients per sample in the parameters. The first two do not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -228,17 +228,26 @@ def self_products(share: Share, full: bool) -> Tensor:
         full: Whether to keep outputs separate, shape (n, c, c), instead of the trace, shape (n,).
     """
     if isinstance(share, Gradients):
-        if full:
-            return _total([part @ part.mT for part in share.parts])
-        return _total([part.square().sum((1, 2)) for part in share.parts])
+        # Products of vectors, which copy no gradients as squares would.
+        rows = share.parts if full else [part.flatten(1).unsqueeze(1) for part in share.parts]
+        products = _total([part @ part.mT for part in rows])
+        return products if full else products[:, 0, 0]
+    n, c, p, o = share.j.shape[0], share.j.shape[1], share.j.shape[2], share.j.shape[-1]
+    step = max(1, _PAIRS // (p * max(p, c * o)))  # so that tables of pairs stay small
+    pieces = [slice(start, start + step) for start in range(0, n, step)]
+    return torch.cat([_total([_of_self(*table, full) for table in _tables_of_self(share, rows)]) for rows in pieces])
+
+
+def _tables_of_self(share: Pairs | Indexed, rows: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each group the gradients of some samples, and ``x_ap . x_aq`` of their positions."""
     if isinstance(share, Indexed):
-        equal = (share.ids[:, :, None] == share.ids[:, None]) & (share.ids >= 0)[:, :, None]
-        return _of_self(share.j, equal.to(share.j.dtype), full)
-    parts = []
+        ids = share.ids[rows]
+        equal = (ids[:, :, None] == ids[:, None]) & (ids >= 0)[:, :, None]
+        yield share.j[rows], equal.to(share.j.dtype)
+        return
     for g in range(share.x.shape[2]):
-        x = share.x[:, :, g]
-        parts.append(_of_self(share.j[:, :, :, g], x @ x.mT + float(share.bias), full))
-    return _total(parts)
+        x = share.x[rows, :, g]
+        yield share.j[rows, :, :, g], x @ x.mT + float(share.bias)
 
 
 def _of_self(j: Tensor, inputs: Tensor, full: bool) -> Tensor:

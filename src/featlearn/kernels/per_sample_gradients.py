@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, fe
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.kernels.parameter_owners import bias_of, owned
+from featlearn.kernels.random_vectors import Sketch, unit_vectors
 from featlearn.layers import stacked
 
 OTHER = "other parameters"
@@ -24,26 +24,6 @@ _FEW = 16
 _PART = 8  # part of the memory for the graph of a block and the gradients that are not reduced yet
 
 Features = dict[str, Share]
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """Random output vectors: signs over ``m^{1/2}``, so that ``E sum_s v_s v_s^T = I``.
-
-    Attributes:
-        vectors: Number m of vectors.
-        seed: Seed of the signs; the same seed gives the same vectors for every batch and every model.
-    """
-
-    vectors: int
-    seed: int = 0
-
-    def draw(self, count: int) -> Iterator[Tensor]:
-        """Yield the vectors, shape (count,), for a number of outputs."""
-        generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(self.vectors):
-            bits = torch.randint(0, 2, (count,), generator=generator)
-            yield (2.0 * bits - 1.0) / math.sqrt(self.vectors)
 
 
 class PerSampleGradients:
@@ -84,7 +64,7 @@ class PerSampleGradients:
         self._pairs: set[str] = set()
         self._called: set[str] = set()
         self._materialize = materialize
-        self._rows_at_a_time = 1
+        self._rows_at_a_time = self._outputs_of_sample = 1
         self.settled = False
         self.count, self.random = 1, False
         self.rest: dict[str, Tensor] = {}
@@ -185,6 +165,11 @@ class PerSampleGradients:
 
     def _features(self, batch: Batch, observe: Callable[[Trace], None] | None) -> Features:
         trace = self._subject.trace(batch)
+        if not isinstance(self._outputs, int) and trace.output[0].numel() != self._outputs_of_sample:
+            raise InputError(
+                f"all samples must have {self._outputs_of_sample} outputs, got {trace.output[0].numel()} for some. "
+                "Pass samples of one length, or outputs= the number of one output."
+            )
         if observe is not None:
             observe(trace)
         if newly := set(trace.calls) - self._called:
@@ -294,17 +279,12 @@ class PerSampleGradients:
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
         """Yield vectors in the outputs, the same for every sample, shaped like the output."""
-        n, count = output.shape[0], output[0].numel()
-        if isinstance(self._outputs, int) and self._outputs >= count:
-            raise InputError(f"outputs must be below {count}, the number of outputs, got {self._outputs}.")
-        if self._sketch is not None and self._sketch.vectors < count:
-            for signs in self._sketch.draw(count):
-                yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
+        count = output[0].numel()
+        if self._sketch is None or self._sketch.vectors >= count:
+            yield from unit_vectors(output, self._outputs)
             return
-        for c in range(count) if isinstance(self._outputs, str) else [self._outputs]:
-            v = torch.zeros_like(output, memory_format=torch.contiguous_format)
-            v.view(n, -1)[:, c] = 1
-            yield v
+        for signs in self._sketch.draw(count):
+            yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
 
     def outputs_of(self, count: int) -> int:
         """Return the number of outputs, or output vectors, that are differentiated.
@@ -319,9 +299,9 @@ class PerSampleGradients:
     def _measure(self, trace: Trace, samples: int, memory: float) -> None:
         """Count the features per sample, and choose the layers that are contracted by pairs of positions."""
         n = trace.output.shape[0]
-        outputs_of_sample = trace.output[0].numel()
-        self.count = c = self.outputs_of(outputs_of_sample)
-        self.random = self._sketch is not None and c < outputs_of_sample
+        self._outputs_of_sample = trace.output[0].numel()
+        self.count = c = self.outputs_of(self._outputs_of_sample)
+        self.random = self._sketch is not None and c < self._outputs_of_sample
         numbers = passed = 0.0
         for layer in self._subject.layers:
             calls = trace.calls.get(layer.name, ())
@@ -352,7 +332,7 @@ class PerSampleGradients:
             for tensor in (layer.weight(), bias_of(layer))
             if id(tensor) in owned_tensors.totals and not owned_tensors.totals[id(tensor)].any()
         }
-        known = owned_tensors.parameters | idle
+        known = owned_tensors.parameters | (idle if self._weights or self._biases else set())
         self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
         return owned_tensors.telling
 
