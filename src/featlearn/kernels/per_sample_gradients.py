@@ -102,20 +102,21 @@ class PerSampleGradients:
 
     def _follow(self, batch: Batch) -> dict[str, Tensor]:
         """Return the parameters of the rest whose uses give the gradients of each sample of a batch."""
-        self._subject.follow(self.rest)
         if not self.rest or not batch.size:
+            self._subject.follow({})
             return {}
+        self._subject.follow(self.rest)
         trace = self._subject.trace(batch)
+        self._subject.follow({})
         known = {use.name for use in trace.uses} - trace.lost
         candidates = {name: p for name, p in self.rest.items() if name in known}
         if not candidates:
-            self._subject.follow({})
             return {}
-        expected, _ = self._one_by_one(batch, list(candidates.values()))
+        # Gradients are linear in the vector, so those of a random one are right only if all are.
+        expected, _ = self._one_by_one(batch, list(candidates.values()), self._test_vectors)
         parts = torch.split(expected, [p.numel() for p in candidates.values()], dim=2)
         truth = dict(zip(candidates, parts, strict=True))
-        vectors = list(self._vectors(trace.output))
-        grads = [trace.gradients_and_uses(v)[1] for v in vectors]
+        grads = [trace.gradients_and_uses(v)[1] for v in self._test_vectors(trace.output)]
         found = {}
         for name, parameter in candidates.items():
             try:
@@ -126,6 +127,14 @@ class PerSampleGradients:
                 found[name] = parameter
         self._subject.follow(found)
         return found
+
+    def _test_vectors(self, output: Tensor) -> Iterator[Tensor]:
+        """Yield one vector in the outputs that are differentiated, the same for every sample."""
+        if isinstance(self._outputs, int):
+            yield from self._vectors(output)
+            return
+        vector = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0))
+        yield vector.to(output).expand_as(output)
 
     def _check_alone(self, trace: Trace, batch: Batch) -> None:
         """Refuse a model whose samples act on each other, so that gradients of single samples are not defined."""
@@ -259,17 +268,21 @@ class PerSampleGradients:
 
         return one_by_one
 
-    def _one_by_one(self, batch: Batch, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _one_by_one(
+        self, batch: Batch, parameters: Sequence[Tensor], vectors: Callable[[Tensor], Iterator[Tensor]] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of each sample in some parameters, shape (n, c, numbers). The session must be open.
 
-        The second result is the directions in the outputs, an argument of `ModelSession.jacobian`.
+        The vectors in the outputs are those that are differentiated, or those that a function returns. The second
+        result is the directions in the outputs, an argument of `ModelSession.jacobian`.
         """
         samples = []
         directions = None
+        vectors = vectors or self._vectors
         for i in range(batch.size or 1):
             trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
             rows = []
-            for v in self._vectors(trace.output):
+            for v in vectors(trace.output):
                 grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
                 rows.append(torch.cat([g.reshape(-1) for g in grads]))
             samples.append(torch.stack(rows).detach())
@@ -344,7 +357,10 @@ def _of_uses(trace: Trace, name: str, grads: Sequence[Sequence[Tensor]]) -> Tens
         for i, use in enumerate(trace.uses)
         if use.name == name
     ]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def with_rest(features: Features, rest: Features) -> Features:
