@@ -317,17 +317,28 @@ def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
 
         return _in_pieces([(a.j, b.j, equal)], full)
     same = a is b
-    tables = [_table(share, used) for share in ((a,) if same else (a, b))]
-    return _gram(tables[0], tables[-1], full, same)
+    _, c, _, k = a.j.shape
+    # Rows of the table, so that it is small or at most as large as the gradients.
+    step = max(1, max(_PAIRS // 2, min(a.j.numel(), b.j.numel())) // (max(n, m) * c * k))
+    total: Tensor | None = None
+    for some in used.split(step):
+        table = _table(a, some)
+        part = _gram(table, table if same else _table(b, some), full)
+        del table  # before the next one is made
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
-def _table(share: Indexed, used: Tensor) -> Tensor:
-    """Return the gradients of each sample in the used rows of the table, shape (n, c, numbers)."""
+def _table(share: Indexed, rows: Tensor) -> Tensor:
+    """Return the gradients of each sample in some rows of the table, shape (n, c, numbers), for sorted indices."""
     n, c, positions, k = share.j.shape
-    place = torch.searchsorted(used, share.ids.contiguous())
-    j = share.j * (share.ids >= 0)[:, None, :, None]
-    table = share.j.new_zeros(n, c, used.numel(), k)
-    table.scatter_add_(2, place[:, None, :, None].expand(n, c, positions, k), j)
+    place = torch.searchsorted(rows, share.ids.contiguous()).clamp_max(len(rows) - 1)
+    # Positions with other indices go to a further row, which is then cleared.
+    place = torch.where((rows[place] == share.ids) & (share.ids >= 0), place, len(rows))
+    table = share.j.new_zeros(n, c, len(rows) + 1, k)
+    table.scatter_add_(2, place[:, None, :, None].expand(n, c, positions, k), share.j)
+    table[:, :, -1] = 0
     return table.flatten(2)
 
 
