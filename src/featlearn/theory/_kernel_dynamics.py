@@ -138,7 +138,7 @@ def kernel_dynamics(
 
 
 def _of_full_rank(values: Tensor) -> Tensor:
-    """Return eigenvalues in which those that rounding cannot tell from zero are zero.
+    """Return eigenvalues in which those that are zero up to rounding are zero.
 
     Repeated samples have such eigenvalues, and the inverse of their rounding errors would count after a long time.
     Negative eigenvalues show the size of rounding errors, as of a kernel in single precision.
