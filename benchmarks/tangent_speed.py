@@ -137,6 +137,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch.func has no batching rule for attention on the CPU
     sizes = tuple(int(argument) for argument in sys.argv[1:] if argument.isdigit())
-    for row in tangent_rows(tuple(a for a in sys.argv[1:] if not a.isdigit()), sizes or (32, 256)):
-        if row.limit:
-            print(f"{row.benchmark:<50} {row.ratio:6.2f} x", flush=True)
+    for name in [a for a in sys.argv[1:] if not a.isdigit()] or MODELS:
+        for n in sizes or (32, 256):
+            for row in tangent_rows((name,), (n,)):
+                if row.limit:
+                    print(f"{row.benchmark:<50} {row.ratio:6.2f} x", flush=True)

@@ -375,6 +375,25 @@ def loss_gradients(case: Case, model: nn.Module) -> tuple[dict[str, list[Tensor]
     return by_output, by_weight
 
 
+# --- gradients in the parameters -------------------------------------------------------------------
+
+
+def parameter_gradients(case: Case, model: nn.Module, keep: Callable[[str], bool] = lambda name: True) -> Tensor:
+    """(n, c, numbers) gradients of each output of each sample in the parameters whose names `keep` accepts."""
+    model = copy.deepcopy(model).requires_grad_(True)
+    parameters = [p for name, p in model.named_parameters() if keep(name)]
+    if case.name == "input-changed-in-place":  # autograd refuses this weight unless its input is a copy
+        model.fc.register_forward_pre_hook(lambda m, a: (a[0].clone(),))
+    rows = []
+    for sample in samples(case.batch()):
+        gradients = []
+        for value in call(case, model, sample).reshape(-1):
+            grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
+            gradients.append(torch.cat([g.reshape(-1) for g in grads]))
+        rows.append(torch.stack(gradients))
+    return torch.stack(rows)
+
+
 # --- algebra on (groups, rows, columns) -----------------------------------------------------------
 
 

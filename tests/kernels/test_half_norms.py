@@ -38,6 +38,20 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "RMS norm with eps": lambda: dense(nn.RMSNorm(8, eps=1e-2)),
     "instance norm": lambda: conv(nn.InstanceNorm1d(4, affine=True), 1),
     "instance norm of an image": lambda: conv(nn.InstanceNorm2d(4, affine=True), 2),
+    "batch norm of an image without gain": lambda: conv(nn.BatchNorm2d(4, affine=False), 2),
+    "batch norm over devices": lambda: dense(nn.SyncBatchNorm(8)),
+    "group norm without gain": lambda: dense(nn.GroupNorm(2, 8, affine=False)),
+    "group norm of an image": lambda: conv(nn.GroupNorm(2, 4), 2),
+    "layer norm without gain": lambda: dense(nn.LayerNorm(8, elementwise_affine=False)),
+    "layer norm without bias": lambda: dense(nn.LayerNorm(8, bias=False)),
+    "RMS norm without gain": lambda: dense(nn.RMSNorm(8, elementwise_affine=False)),
+    "instance norm without gain": lambda: conv(nn.InstanceNorm1d(4), 1),
+    "instance norm of an image with statistics": lambda: conv(
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True), 2
+    ),
+    "instance norm of a volume with statistics": lambda: conv(
+        nn.InstanceNorm3d(4, affine=False, track_running_stats=True), 3
+    ),
     "instance norm with statistics": lambda: conv(nn.InstanceNorm1d(4, affine=True, track_running_stats=True), 1),
 }
 
@@ -82,6 +96,8 @@ def test_the_kernel_is_that_of_the_rounded_weights(name: str, dtype: torch.dtype
     assert parts.keys() == whole.keys()
     for layer, kernel in whole.items():
         assert float((parts[layer].double() - kernel).norm() / kernel.norm()) < 2 * tolerance, layer
+    diagonal = fl.ntk_diagonal(half, x)
+    assert float((diagonal - wanted.diagonal()).norm() / wanted.diagonal().norm()) < tolerance
     full = fl.ntk(half, x, outputs="full").double()
     assert float((full.diagonal(dim1=2, dim2=3).sum(-1) - wanted).norm() / wanted.norm()) < tolerance
     assert all(b.dtype == dtype for b in half.buffers() if b.is_floating_point())  # left as they were

@@ -104,6 +104,19 @@ CASES: dict[str, tuple[dict[str, tuple[int, ...]], Callable[[Model, Tensor], Ten
     "normed weight": ({"gain": (D, 1), "w": (D, D), "bias": (D,)}, normed_weight, FOLLOWED),
     "rows of all samples": ({"w": (D, D)}, flat_rows, FOLLOWED),
     "written in place": ({"places": (T, D), "gain": (D,)}, written_in_place, REST),
+    "scale from the left": ({"gain": (T, 1)}, lambda m, x: m.gain * x, FOLLOWED),
+    "scale of one position": ({"gain": (T, D)}, lambda m, x: x[:, :1] * m.gain, FOLLOWED),
+    "scale cut": ({"gain": (1, 9, 1)}, lambda m, x: torch.mul(x, m.gain[:, :T].tanh()), FOLLOWED),
+    "sum with a factor": ({"places": (T, D)}, lambda m, x: torch.add(x, m.places, alpha=2), FOLLOWED),
+    "sum of functions": ({"shift": (D,)}, lambda m, x: m.shift.exp() + x.add(m.shift), FOLLOWED),
+    "matrix from the left": ({"w": (T, T)}, lambda m, x: m.w @ x, FOLLOWED),
+    "matrix of several heads": (
+        {"w": (2, 3, 3)},
+        lambda m, x: (x.view(-1, T, 2, 1, 3) @ m.w).reshape(x.shape),
+        FOLLOWED,
+    ),
+    "vector": ({"w": (D,)}, lambda m, x: x * (x @ m.w)[..., None], FOLLOWED),
+    "matrix twice": ({"w": (D, D)}, lambda m, x: torch.matmul(x @ m.w, m.w) * m.w[0], FOLLOWED),
     "positions first": ({"steps": (T, 1, 1)}, positions_first, REST),
     "looked up": ({"table": (4, D)}, looked_up, FOLLOWED),
     "learned queries": ({"queries": (3, D)}, learned_queries, FOLLOWED),
@@ -162,6 +175,39 @@ def test_the_average_kernel_has_parameters_of_the_code() -> None:
     model.load_state_dict({name: value + 0.1 for name, value in start.state_dict().items()})
     average = fl.average_ntk(model, start, X, points=12, rule="gauss-legendre")
     assert average.completeness_error < 1e-6
+
+
+def test_sums_and_products_do_not_need_vmap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **options: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "vmap", refused)
+    for name in ("positions", "scale", "matrix", "rows of all samples", "scale from the left"):
+        shapes, code, _ = CASES[name]
+        model, X = Model(shapes, code), samples(4)
+        j = jacobians(model, X)
+        assert torch.allclose(fl.ntk(model, X), torch.einsum("acp,bcp->ab", j, j), rtol=1e-9, atol=1e-12), name
+
+
+def test_data_and_model_carry_nothing_of_the_mode() -> None:
+    shapes, code, _ = CASES["merged weight"]
+    model, X = Model(shapes, code), samples(4)
+    fl.ntk(model, X)
+    assert not X.__dict__
+    assert not any(p.__dict__ for p in model.parameters())
+
+
+def test_a_parameter_that_is_followed_beside_one_that_is_not() -> None:
+    shapes = {"places": (T, D), "gain": (D,)}
+
+    def code(m: Model, x: Tensor) -> Tensor:
+        y = x + m.places
+        y *= m.gain
+        return y
+
+    model, X = Model(shapes, code), samples(7)
+    j = jacobians(model, X)
+    assert torch.allclose(fl.ntk(model, X, batch_size=3), torch.einsum("acp,bcp->ab", j, j), rtol=1e-9, atol=1e-12)
 
 
 def test_a_use_that_some_batches_lack_is_an_error() -> None:

@@ -9,28 +9,17 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from cases import CASES, Case, call, samples
+from cases import CASES, Case
 from featlearn.kernels import ck, ntk
+from oracles import parameter_gradients
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 def reference(case: Case, keep: Callable[[str], bool] = lambda name: True) -> Tensor:
     """(n, n, c, c) from the gradient of each output of each sample in every parameter."""
-    rows = []
-    for sample in samples(case.batch()):
-        model = case.make().requires_grad_(True)
-        parameters = [p for name, p in model.named_parameters() if keep(name)]
-        if case.name == "input-changed-in-place":  # autograd refuses this weight unless its input is a copy
-            model.fc.register_forward_pre_hook(lambda m, a: (a[0].clone(),))
-        output = call(case, model, sample)
-        gradients = []
-        for value in output.reshape(-1):
-            grads = torch.autograd.grad(value, parameters, retain_graph=True, materialize_grads=True)
-            gradients.append(torch.cat([g.reshape(-1) for g in grads]))
-        rows.append(torch.stack(gradients))
-    stacked = torch.stack(rows)
-    return torch.einsum("nck,mdk->nmcd", stacked, stacked)
+    gradients = parameter_gradients(case, case.make(), keep)
+    return torch.einsum("nck,mdk->nmcd", gradients, gradients)
 
 
 def close(value: Tensor, expected: Tensor, tolerance: float = 1e-10) -> bool:

@@ -49,7 +49,7 @@ def test_random_output_vectors_have_the_trace_as_their_mean() -> None:
 
 
 def test_a_sketch_is_the_kernel_of_its_vectors() -> None:
-    from featlearn.kernels.per_sample_gradients import Sketch
+    from featlearn.kernels.random_vectors import Sketch
 
     model, x = seeded()
     z = torch.randn(3, 4, dtype=torch.float64)

@@ -7,6 +7,7 @@ whole model.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +20,38 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from featlearn.capture._data import map_tensors
-
-Chain = Callable[[Tensor], Any]
-"""Function of a parameter that returns what is computed from it alone."""
+from featlearn.capture._use_gradients import Chain, Link, Row, filled, gradients_by_sample, mapped, unchanged
 
 _CONSTANT = frozenset({"detach", "detach_", "requires_grad_"})
+
+# Two of three calls that a mode receives are of functions that return no tensor.
+_ATTRIBUTES = (
+    "shape",
+    "dtype",
+    "device",
+    "requires_grad",
+    "grad_fn",
+    "output_nr",
+    "_version",
+    "is_leaf",
+    "ndim",
+    "layout",
+)
+_WITHOUT_RESULT = frozenset(
+    [getattr(Tensor, name).__get__ for name in _ATTRIBUTES]
+    + [
+        Tensor.is_floating_point,
+        Tensor.is_complex,
+        Tensor._is_view,
+        Tensor.size,
+        Tensor.dim,
+        Tensor.numel,
+        Tensor.stride,
+    ]
+)
+
+_MARK = "_featlearn_data"
+_modes = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -60,13 +88,17 @@ class ParameterUses(TorchFunctionMode):
     def __init__(self, parameters: Mapping[str, Tensor], inputs: Any, samples: int) -> None:
         super().__init__()
         self._samples = samples
-        # What is computed from parameters alone, by the names of those; and all that depends on data.
+        # What is computed from parameters alone, by the names of those. Identities may be those of dead tensors; they
+        # spare most look-ups in the dictionary, which are slow.
         self._chains: MutableMapping[Tensor, dict[str, Chain]] = WeakTensorKeyDictionary()
-        self._data: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self._identities: set[int] = set()
         for name, parameter in parameters.items():
-            self._chains[parameter] = {name: _same}
+            self._add_chains(parameter, {name: unchanged})
         self._parameters = dict(parameters)
-        map_tensors(inputs, self._mark)
+        # What depends on data has a mark of its own; the tensors of the caller are not marked.
+        self._mode = next(_modes)
+        self._inputs: dict[int, Tensor] = {}
+        map_tensors(inputs, lambda t: self._inputs.setdefault(id(t), t))
         self.uses: list[ParameterUse] = []
         self.lost: set[str] = set()
 
@@ -75,10 +107,13 @@ class ParameterUses(TorchFunctionMode):
     ) -> Any:
         """Call a function, and record it if it is a use of a parameter."""
         kwargs = kwargs or {}
+        if func in _WITHOUT_RESULT:
+            return func(*args, **kwargs)
         tensors: list[Tensor] = []
-        map_tensors((args, kwargs), tensors.append)
-        followed = [t for t in tensors if t in self._chains]
-        on_data = any(t in self._data for t in tensors)
+        _collect(args, tensors)
+        _collect(kwargs, tensors)
+        followed = [t for t in tensors if id(t) in self._identities and t in self._chains]
+        on_data = any(self._is_data(t) for t in tensors)
         result = func(*args, **kwargs)
         results = [result] if isinstance(result, Tensor) else result
         if not isinstance(results, list | tuple) or not (followed or on_data):
@@ -98,19 +133,26 @@ class ParameterUses(TorchFunctionMode):
             for index, t in enumerate(results):
                 if isinstance(t, Tensor):
                     at = None if isinstance(result, Tensor) else index
-                    self._chains[t] = {name: self._chain(name, func, args, kwargs, at) for name in names}
+                    self._add_chains(t, {name: self._chain(name, func, args, kwargs, at) for name in names})
         return result
+
+    def _add_chains(self, tensor: Tensor, chains: dict[str, Chain]) -> None:
+        self._identities.add(id(tensor))
+        self._chains[tensor] = chains
 
     def _mark(self, tensor: Any) -> None:
         if isinstance(tensor, Tensor):
-            self._data[tensor] = True
+            tensor.__dict__[_MARK] = self._mode  # of the object itself, which an attribute of a subclass might not be
+
+    def _is_data(self, tensor: Tensor) -> bool:
+        return tensor.__dict__.get(_MARK) == self._mode or id(tensor) in self._inputs
 
     def _chain(self, name: str, func: Any, args: Any, kwargs: Any, at: int | None) -> Chain:
         """Return the function of a parameter that a call of functions of parameters alone computes."""
         taken = self._taken(name, args, kwargs)
 
         def chain(parameter: Tensor) -> Any:
-            given, options = _filled(taken, parameter)
+            given, options = filled(taken, parameter)
             result = func(*given, **options)
             return result if at is None else result[at]
 
@@ -121,9 +163,9 @@ class ParameterUses(TorchFunctionMode):
 
         def replaced(t: Tensor) -> Any:
             chains = self._chains.get(t)
-            return t.detach() if chains is None or name not in chains else _Link(chains[name])
+            return t.detach() if chains is None or name not in chains else Link(chains[name])
 
-        return _mapped((list(args), dict(kwargs)), replaced)
+        return mapped((list(args), dict(kwargs)), replaced)
 
     def _record(self, names: set[str], func: Any, args: Any, kwargs: Any, result: Any) -> None:
         n = self._samples
@@ -135,19 +177,19 @@ class ParameterUses(TorchFunctionMode):
         def taken(name: str, t: Tensor) -> Any:
             chains = self._chains.get(t)
             if chains is not None and name in chains:
-                return _Link(chains[name], self._copies(t, result))
-            if t in self._data and t.ndim and t.shape[0] % n == 0:
+                return Link(chains[name], self._copies(t, result))
+            if self._is_data(t) and t.ndim and t.shape[0] % n == 0:
                 rows.append(by_samples(t.detach(), n))
-                return _Row(len(rows) - 1)
+                return Row(len(rows) - 1)
             if chains is not None and self._copies(t, result):
                 return t.detach()[: t.shape[0] // n]
             return t.detach()
 
         for name in sorted(names):
             rows.clear()
-            given = _mapped((list(args), dict(kwargs)), partial(taken, name))
+            given = mapped((list(args), dict(kwargs)), partial(taken, name))
             parameter = self._parameters[name].detach()
-            gradients = _by_sample(func, given, list(rows), parameter)
+            gradients = gradients_by_sample(func, given, list(rows), parameter)
             self.uses.append(ParameterUse(name, get_gradient_edge(result), result.shape, gradients))
 
     def _copies(self, t: Tensor, result: Tensor) -> int:
@@ -157,21 +199,6 @@ class ParameterUses(TorchFunctionMode):
             return 0
         copies = by_samples(t.detach(), n)
         return copies.shape[1] if bool((copies == copies[:1]).all()) else 0
-
-
-@dataclass(frozen=True)
-class _Link:
-    """Place of what is computed from a parameter, among arguments; of copies for each sample only the first rows."""
-
-    chain: Chain
-    rows: int = 0
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Place of the rows of one sample, among arguments."""
-
-    index: int
 
 
 def by_samples(t: Tensor, samples: int) -> Tensor:
@@ -184,47 +211,10 @@ def by_samples(t: Tensor, samples: int) -> Tensor:
     return t.reshape(samples, t.shape[0] // samples, *t.shape[1:])
 
 
-def _by_sample(func: Any, given: Any, rows: list[Tensor], parameter: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function of gradients at a result, as in `ParameterUse`."""
-
-    def of_one(j: Tensor, *own: Tensor) -> Tensor:
-        def value(p: Tensor) -> Tensor:
-            args, kwargs = _filled(given, p, own)
-            result: Tensor = func(*args, **kwargs)
-            return result
-
-        pull = torch.func.vjp(value, parameter)[1]
-        grads: Tensor = torch.vmap(lambda v: pull(v)[0])(j)
-        return grads.reshape(grads.shape[0], -1)
-
-    return lambda j: torch.vmap(of_one)(j, *rows)
-
-
-def _filled(given: Any, parameter: Tensor, own: Sequence[Tensor] = ()) -> Any:
-    """Return arguments with the parameter, and the rows of one sample, in their places."""
-
-    def fill(place: Any) -> Any:
-        if isinstance(place, _Row):
-            return own[place.index]
-        if isinstance(place, _Link):
-            value = place.chain(parameter)
-            return value[: place.rows] if place.rows else value
-        return place
-
-    return _mapped(given, fill, (_Row, _Link))
-
-
-def _mapped(values: Any, change: Callable[[Any], Any], kinds: Any = Tensor) -> Any:
-    """Return nested lists, tuples and dicts with some of their values changed."""
-    if isinstance(values, kinds):
-        return change(values)
-    if isinstance(values, dict):
-        return {key: _mapped(value, change, kinds) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        parts = [_mapped(value, change, kinds) for value in values]
-        return tuple(parts) if isinstance(values, tuple) else parts
-    return values
-
-
-def _same(parameter: Tensor) -> Tensor:
-    return parameter
+def _collect(values: Any, tensors: list[Tensor]) -> None:
+    """Add the tensors in nested containers to a list."""
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple | dict):
+            _collect(value, tensors)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from featlearn._utils.memory import check_fits
 from featlearn.capture import Forward, ModelSession, Trace, batches, shared_layers, sliceable
 from featlearn.errors import InputError, UnsupportedModelError
-from featlearn.features.measurement_plan import Outputs, cotangents
 from featlearn.kernels._layer_features import Features, add_features, as_rows, input_rows, products_of
 from featlearn.kernels._ntk import check_outputs, most_rows
+from featlearn.kernels.random_vectors import unit_vectors
 from featlearn.layers import Layer, find_layers, unwrap
 
 
@@ -84,7 +84,7 @@ def ck_by_layer(
     """Compute the conjugate kernel `ck` of the inputs of every layer, from one pass over the data.
 
     Layers that the forward pass does not call, or whose rows are not samples, are left out. Time: a forward pass and
-    ``n^2 k`` products per layer; memory ``n k``, for k inputs of all layers per sample.
+    ``n m k`` products per layer; memory ``(n + m) k``, for k inputs of all layers per sample.
 
     Args:
         model: Module to measure.
@@ -164,19 +164,15 @@ def ptk(
         [[8.0, 4.0], [4.0, 4.0]]
     """
     check_outputs(outputs)
-    count = 1
+    count = 0
 
     def features(trace: Trace, chosen: Layer) -> Iterator[Tensor]:
         nonlocal count
         n = trace.output.shape[0]
-        count = trace.output.numel() // n
-        if isinstance(outputs, int) and outputs >= count:
-            raise InputError(f"outputs must be below {count}, the number of outputs, got {outputs}.")
-        plan = Outputs(trace.output.numel() // n)
-        # Each output is differentiated, so the generator is not used.
-        for c, (_, v) in enumerate(cotangents(plan, trace.output, torch.Generator())):
-            if isinstance(outputs, int) and c != outputs:
-                continue
+        if not count and outputs == "full":
+            _check_all_outputs(X, Z, trace.output[0].numel())
+        count = trace.output[0].numel()
+        for v in unit_vectors(trace.output, outputs):
             if chosen.name in trace.shared:
                 if not trace.alone:
                     raise UnsupportedModelError(
@@ -196,10 +192,16 @@ def ptk(
     if outputs != "full":
         return products_of(*pair)
     n, m = (len(rows) for rows in pair)
-    what = f"a kernel of {n:,} x {m:,} samples and {count:,} x {count:,} outputs"
-    check_fits(12.0 * n * m * count**2, what, "pass fewer samples")
     apart = products_of(*(rows.reshape(len(rows) * count, -1) for rows in pair))
     return apart.reshape(n, count, m, count).transpose(1, 2)
+
+
+def _check_all_outputs(X: Any, Z: Any, count: int) -> None:
+    """Refuse a kernel with all outputs that does not fit into memory, before any output is differentiated."""
+    n = most_rows(X, most=None)
+    m = n if Z is None else most_rows(Z, most=None)
+    what = f"a kernel of {n:,} x {m:,} samples and {count:,} x {count:,} outputs"
+    check_fits(12.0 * n * m * count**2, what, "pass fewer samples")
 
 
 def _subject(model: nn.Module, layer: str | None, **options: Any) -> ModelSession:

@@ -9,7 +9,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,16 +119,43 @@ def blocks_of(subject: ModelSession, data: Any, rows: float) -> list[Batch]:
         data: Inputs, as in `ntk`.
         rows: Maximum number of rows.
     """
-    size = max(1, min(_MOST_ROWS, int(rows)))
-    blocks = []
-    for raw in batches(data, size if sliceable(data) else None):
-        batch = subject.batch(raw)
-        n = batch.size or 0
-        if n <= size or few_rows(batch) is batch:
-            blocks.append(batch)
+    size = whole_rows(rows)
+    return smaller_blocks((subject.batch(raw) for raw in batches(data, size if sliceable(data) else None)), size)
+
+
+def smaller_blocks(blocks: Iterable[Batch], rows: float) -> list[Batch]:
+    """Split blocks that have one row per sample to a maximum size.
+
+    Args:
+        blocks: Blocks of samples.
+        rows: Maximum number of rows.
+    """
+    size, result = whole_rows(rows), []
+    for block in blocks:
+        n = block.size or 0
+        if n <= size or few_rows(block) is block:
+            result.append(block)
         else:
-            blocks += [batch.rows(start, min(start + size, n)) for start in range(0, n, size)]
-    return blocks
+            result += [block.rows(start, min(start + size, n)) for start in range(0, n, size)]
+    return result
+
+
+def whole_rows(rows: float) -> int:
+    """Return a number of rows of a block, which is at least one and limited.
+
+    Args:
+        rows: Number of rows that fit into memory.
+    """
+    return max(1, min(_MOST_ROWS, int(rows)))
+
+
+def read_once(data: Any) -> Any:
+    """Return data that can be read more than once: an iterator becomes the list of its batches.
+
+    Args:
+        data: Data in any form, or None.
+    """
+    return list(data) if isinstance(data, Iterator) else data
 
 
 def check_kernel_memory(
@@ -326,6 +353,7 @@ def tangent_kernels(
         InputError: The gradients of two samples or the kernel do not fit into memory, or are not finite.
     """
     memory, subject, full = gradient_memory(max_memory), tangents.session, tangents.full
+    X, Z = read_once(X), read_once(Z)
     observed: set[int] = set()
     with subject.open(inputs=True, weight_gradients=True):
         if not tangents.settled:
@@ -334,12 +362,11 @@ def tangent_kernels(
         check_kernel_memory(X, Z, tangents, full, max_memory, tangents.shares if by_layer else 1, groups)
         entries = tangents.count**2 if full else groups
 
-        def blocks(numbers: float) -> tuple[list[Batch], list[Batch]]:
-            rows = rows_at_a_time(numbers, memory, entries) if batch_size is None else batch_size
-            left = blocks_of(subject, X, rows)
-            return left, left if Z is None else blocks_of(subject, Z, rows)
+        def rows(numbers: float) -> float:
+            return rows_at_a_time(numbers, memory, entries) if batch_size is None else batch_size
 
-        left, right = blocks(tangents.numbers)
+        left = blocks_of(subject, X, rows(tangents.numbers))
+        right = left if Z is None else blocks_of(subject, Z, rows(tangents.numbers))
         of_x = {id(block) for block in left}
 
         def features(block: Batch) -> Features:
@@ -350,7 +377,10 @@ def tangent_kernels(
         sums = KernelSums(expected_rows(left), expected_rows(right), by_layer)
         add_block_kernels(sums, left, right, features, full, memory, groups)
     if tangents.rest:
-        left, right = blocks(tangents.numbers_of_the_rest)
+        # The same blocks again: a loader may return its samples in another order.
+        fewer = rows(tangents.numbers_of_the_rest)
+        left = smaller_blocks(left, fewer)
+        right = left if Z is None else smaller_blocks(right, fewer)
         add_block_kernels(sums, left, right, tangents.rest_features(left[0]), full, memory, groups)
     kernels = sums.kernels()
     # The vectors are scaled for the sum over all of them.

@@ -13,9 +13,18 @@ from featlearn._utils.rng import Seed
 from featlearn.capture import Batch, Forward, ModelSession
 from featlearn.errors import InputError
 from featlearn.kernels._kernel_sums import TOTAL
-from featlearn.kernels._ntk import blocks_of, check_outputs, first_batch, gradient_memory, rows_at_a_time
+from featlearn.kernels._ntk import (
+    blocks_of,
+    check_outputs,
+    first_batch,
+    gradient_memory,
+    most_rows,
+    read_once,
+    rows_at_a_time,
+    smaller_blocks,
+)
 from featlearn.kernels.contractions import self_products
-from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients
+from featlearn.kernels.per_sample_gradients import Features, PerSampleGradients, called_by_some
 from featlearn.kernels.random_vectors import make_sketch
 
 _ONE = 1  # samples that each is contracted with, in the choice of the form
@@ -74,39 +83,59 @@ def ntk_diagonal(
     check_outputs(outputs)
     subject = ModelSession(model, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
     tangents = PerSampleGradients(subject, outputs, parameters, make_sketch(sketches, outputs, generator))
-    memory, full = gradient_memory(max_memory), outputs == "full"
+    memory, full, X = gradient_memory(max_memory), outputs == "full", read_once(X)
 
-    def blocks(numbers: float) -> list[Batch]:
-        rows = rows_at_a_time(numbers, memory) if batch_size is None else batch_size
-        return blocks_of(subject, X, rows)
-
-    def add(features: Callable[[Batch], Features], chosen: list[Batch]) -> dict[str, Tensor]:
-        parts: dict[str, list[Tensor]] = {}
-        for block in chosen:
-            of_block: dict[str, Tensor] = {}
-            for name, share in features(block).items():
-                products = self_products(share, full).to(torch.float64)
-                if not torch.isfinite(products).all():
-                    raise InputError(
-                        f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=."
-                    )
-                key = name if by_layer else TOTAL
-                of_block[key] = of_block[key] + products if key in of_block else products
-            for name, products in of_block.items():
-                parts.setdefault(name, []).append(products)
-        return {name: torch.cat(rows) for name, rows in parts.items()}
+    def rows(numbers: float) -> float:
+        return rows_at_a_time(numbers, memory) if batch_size is None else batch_size
 
     with subject.open(inputs=True, weight_gradients=True):
         tangents.prepare(first_batch(subject, X), _ONE, memory)
-        check_fits(
-            4 * tangents.numbers_of_the_rest,
-            f"the diagonal of a tangent kernel holds the gradients of a sample, which for {tangents.count:,} outputs",
-            "pass sketches=16 for random output vectors, or leave parameters out with parameters=",
-            max_memory,
-        )
-        result = add(tangents.features, blocks(tangents.numbers))
+        _check_memory(X, tangents, max_memory, tangents.shares if by_layer else 1)
+        blocks = blocks_of(subject, X, rows(tangents.numbers))
+        result = _diagonals(tangents.features, blocks, full, by_layer)
     if tangents.rest:
-        chosen = blocks(tangents.numbers_of_the_rest)
-        for name, products in add(tangents.rest_features(chosen[0]), chosen).items():
+        # The same blocks again: a loader may return its samples in another order.
+        blocks = smaller_blocks(blocks, rows(tangents.numbers_of_the_rest))
+        for name, products in _diagonals(tangents.rest_features(blocks[0]), blocks, full, by_layer).items():
             result[name] = result[name] + products if name in result else products
     return result if by_layer else result[TOTAL]
+
+
+def _check_memory(X: Any, tangents: PerSampleGradients, max_memory: Any, diagonals: int) -> None:
+    """Refuse a diagonal that does not fit into memory, before it is computed."""
+    c = tangents.count
+    check_fits(
+        4 * tangents.numbers_of_the_rest,
+        f"the diagonal of a tangent kernel holds the gradients of a sample, which for {c:,} outputs",
+        "pass sketches=16 for random output vectors, or leave parameters out with parameters=",
+        max_memory,
+    )
+    n = most_rows(X, most=None)
+    if tangents.full:
+        what = f"the diagonal of {n:,} samples with {c:,} x {c:,} outputs"
+        check_fits(8.0 * n * c**2 * diagonals, what, "pass fewer samples")
+
+
+def _diagonals(
+    features: Callable[[Batch], Features], blocks: list[Batch], full: bool, by_layer: bool
+) -> dict[str, Tensor]:
+    """Return the diagonal of each layer, or of all under the name `TOTAL`."""
+    parts: dict[str, list[Tensor]] = {}
+    called: set[str] | None = None
+    for block in blocks:
+        of_block: dict[str, Tensor] = {}
+        shares = features(block)
+        if called is not None and (differing := called ^ shares.keys()):
+            raise called_by_some(min(differing))
+        called = set(shares)
+        for name in list(shares):
+            products = self_products(shares.pop(name), full).to(torch.float64)
+            if not torch.isfinite(products).all():
+                raise InputError(
+                    f"the gradients in {name!r} are NaN or infinite. Leave parameters out with parameters=."
+                )
+            key = name if by_layer else TOTAL
+            of_block[key] = of_block[key] + products if key in of_block else products
+        for name, products in of_block.items():
+            parts.setdefault(name, []).append(products)
+    return {name: torch.cat(rows) for name, rows in parts.items()}

@@ -152,7 +152,9 @@ class _Products:
                     size = subject.batch(raw).size if one_row_a_sample else None
                     if size is None or not side.batches:
                         output = subject.trace(subject.batch(raw)).output
-                        self._count, size = self._count or output[0].numel(), len(output)
+                        size = len(output)
+                        self._count = self._count or output[0].numel()
+                        self._check(output.shape, slice(0, size))
                     side.batches.append((slice(side.n, side.n + size), raw))
                     side.n += size
             if isinstance(self._outputs, int) and self._outputs >= self._count:

@@ -31,6 +31,7 @@ from featlearn.kernels._ntk import (
     first_batch,
     gradient_memory,
     most_rows,
+    read_once,
     rows_at_a_time,
 )
 from featlearn.kernels.contractions import average
@@ -116,6 +117,7 @@ def average_ntk(
         (torch.Size([10, 10]), True)
     """
     check_outputs(outputs)
+    X, Z = read_once(X), read_once(Z)
     times, weights = _quadrature(points, rule)
     moving = copy.deepcopy(model) if isinstance(model, nn.Module) else model
     subject = ModelSession(moving, vectors=True, forward=forward, train_mode=train_mode, device=device, dtype=dtype)
@@ -170,8 +172,10 @@ def average_ntk(
     kernels = sums.kernels()
     if not by_layer:
         return AverageKernel(kernels[TOTAL], gap, points, rule)
-    total = sum(kernels.values())
-    assert isinstance(total, Tensor)
+    first, *others = kernels.values()
+    total = first.clone()
+    for kernel in others:
+        total += kernel
     return AverageKernel(total, gap, points, rule, kernels)
 
 

@@ -6,7 +6,7 @@ their indices; and gradients per sample in the parameters. The first two do not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -228,17 +228,26 @@ def self_products(share: Share, full: bool) -> Tensor:
         full: Whether to keep outputs separate, shape (n, c, c), instead of the trace, shape (n,).
     """
     if isinstance(share, Gradients):
-        if full:
-            return _total([part @ part.mT for part in share.parts])
-        return _total([part.square().sum((1, 2)) for part in share.parts])
+        # Products of vectors, which copy no gradients as squares would.
+        rows = share.parts if full else [part.flatten(1).unsqueeze(1) for part in share.parts]
+        products = _total([part @ part.mT for part in rows])
+        return products if full else products[:, 0, 0]
+    n, c, p, o = share.j.shape[0], share.j.shape[1], share.j.shape[2], share.j.shape[-1]
+    step = max(1, _PAIRS // (p * max(p, c * o)))  # so that tables of pairs stay small
+    pieces = [slice(start, start + step) for start in range(0, n, step)]
+    return torch.cat([_total([_of_self(*table, full) for table in _tables_of_self(share, rows)]) for rows in pieces])
+
+
+def _tables_of_self(share: Pairs | Indexed, rows: slice) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each group the gradients of some samples, and ``x_ap . x_aq`` of their positions."""
     if isinstance(share, Indexed):
-        equal = (share.ids[:, :, None] == share.ids[:, None]) & (share.ids >= 0)[:, :, None]
-        return _of_self(share.j, equal.to(share.j.dtype), full)
-    parts = []
+        ids = share.ids[rows]
+        equal = (ids[:, :, None] == ids[:, None]) & (ids >= 0)[:, :, None]
+        yield share.j[rows], equal.to(share.j.dtype)
+        return
     for g in range(share.x.shape[2]):
-        x = share.x[:, :, g]
-        parts.append(_of_self(share.j[:, :, :, g], x @ x.mT + float(share.bias), full))
-    return _total(parts)
+        x = share.x[rows, :, g]
+        yield share.j[rows, :, :, g], x @ x.mT + float(share.bias)
 
 
 def _of_self(j: Tensor, inputs: Tensor, full: bool) -> Tensor:
@@ -308,17 +317,28 @@ def _indexed(a: Indexed, b: Indexed, full: bool) -> Tensor:
 
         return _in_pieces([(a.j, b.j, equal)], full)
     same = a is b
-    tables = [_table(share, used) for share in ((a,) if same else (a, b))]
-    return _gram(tables[0], tables[-1], full, same)
+    _, c, _, k = a.j.shape
+    # Rows of the table, so that it is small or at most as large as the gradients.
+    step = max(1, max(_PAIRS // 2, min(a.j.numel(), b.j.numel())) // (max(n, m) * c * k))
+    total: Tensor | None = None
+    for some in used.split(step):
+        table = _table(a, some)
+        part = _gram(table, table if same else _table(b, some), full)
+        del table  # before the next one is made
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
-def _table(share: Indexed, used: Tensor) -> Tensor:
-    """Return the gradients of each sample in the used rows of the table, shape (n, c, numbers)."""
+def _table(share: Indexed, rows: Tensor) -> Tensor:
+    """Return the gradients of each sample in some rows of the table, shape (n, c, numbers), for sorted indices."""
     n, c, positions, k = share.j.shape
-    place = torch.searchsorted(used, share.ids.contiguous())
-    j = share.j * (share.ids >= 0)[:, None, :, None]
-    table = share.j.new_zeros(n, c, used.numel(), k)
-    table.scatter_add_(2, place[:, None, :, None].expand(n, c, positions, k), j)
+    place = torch.searchsorted(rows, share.ids.contiguous()).clamp_max(len(rows) - 1)
+    # Positions with other indices go to a further row, which is then cleared.
+    place = torch.where((rows[place] == share.ids) & (share.ids >= 0), place, len(rows))
+    table = share.j.new_zeros(n, c, len(rows) + 1, k)
+    table.scatter_add_(2, place[:, None, :, None].expand(n, c, positions, k), share.j)
+    table[:, :, -1] = 0
     return table.flatten(2)
 
 

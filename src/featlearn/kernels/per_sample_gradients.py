@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from featlearn.capture import Batch, ModelSession, Trace, VectorizationError, fe
 from featlearn.errors import InputError, UnsupportedModelError
 from featlearn.kernels.contractions import Gradients, Share, derivative, joined, pairs_are_cheaper, share_of, single
 from featlearn.kernels.parameter_owners import bias_of, owned
+from featlearn.kernels.random_vectors import Sketch, unit_vectors
 from featlearn.layers import stacked
 
 OTHER = "other parameters"
@@ -24,26 +24,6 @@ _FEW = 16
 _PART = 8  # part of the memory for the graph of a block and the gradients that are not reduced yet
 
 Features = dict[str, Share]
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """Random output vectors: signs over ``m^{1/2}``, so that ``E sum_s v_s v_s^T = I``.
-
-    Attributes:
-        vectors: Number m of vectors.
-        seed: Seed of the signs; the same seed gives the same vectors for every batch and every model.
-    """
-
-    vectors: int
-    seed: int = 0
-
-    def draw(self, count: int) -> Iterator[Tensor]:
-        """Yield the vectors, shape (count,), for a number of outputs."""
-        generator = torch.Generator().manual_seed(self.seed)
-        for _ in range(self.vectors):
-            bits = torch.randint(0, 2, (count,), generator=generator)
-            yield (2.0 * bits - 1.0) / math.sqrt(self.vectors)
 
 
 class PerSampleGradients:
@@ -84,7 +64,7 @@ class PerSampleGradients:
         self._pairs: set[str] = set()
         self._called: set[str] = set()
         self._materialize = materialize
-        self._rows_at_a_time = 1
+        self._rows_at_a_time = self._outputs_of_sample = 1
         self.settled = False
         self.count, self.random = 1, False
         self.rest: dict[str, Tensor] = {}
@@ -122,20 +102,21 @@ class PerSampleGradients:
 
     def _follow(self, batch: Batch) -> dict[str, Tensor]:
         """Return the parameters of the rest whose uses give the gradients of each sample of a batch."""
-        self._subject.follow(self.rest)
         if not self.rest or not batch.size:
+            self._subject.follow({})
             return {}
+        self._subject.follow(self.rest)
         trace = self._subject.trace(batch)
+        self._subject.follow({})
         known = {use.name for use in trace.uses} - trace.lost
         candidates = {name: p for name, p in self.rest.items() if name in known}
         if not candidates:
-            self._subject.follow({})
             return {}
-        expected, _ = self._one_by_one(batch, list(candidates.values()))
+        # Gradients are linear in the vector, so those of a random one are right only if all are.
+        expected, _ = self._one_by_one(batch, list(candidates.values()), self._test_vectors)
         parts = torch.split(expected, [p.numel() for p in candidates.values()], dim=2)
         truth = dict(zip(candidates, parts, strict=True))
-        vectors = list(self._vectors(trace.output))
-        grads = [trace.gradients_and_uses(v)[1] for v in vectors]
+        grads = [trace.gradients_and_uses(v)[1] for v in self._test_vectors(trace.output)]
         found = {}
         for name, parameter in candidates.items():
             try:
@@ -146,6 +127,14 @@ class PerSampleGradients:
                 found[name] = parameter
         self._subject.follow(found)
         return found
+
+    def _test_vectors(self, output: Tensor) -> Iterator[Tensor]:
+        """Yield one vector in the outputs that are differentiated, the same for every sample."""
+        if isinstance(self._outputs, int):
+            yield from self._vectors(output)
+            return
+        vector = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0))
+        yield vector.to(output).expand_as(output)
 
     def _check_alone(self, trace: Trace, batch: Batch) -> None:
         """Refuse a model whose samples act on each other, so that gradients of single samples are not defined."""
@@ -185,6 +174,11 @@ class PerSampleGradients:
 
     def _features(self, batch: Batch, observe: Callable[[Trace], None] | None) -> Features:
         trace = self._subject.trace(batch)
+        if not isinstance(self._outputs, int) and trace.output[0].numel() != self._outputs_of_sample:
+            raise InputError(
+                f"all samples must have {self._outputs_of_sample} outputs, got {trace.output[0].numel()} for some. "
+                "Pass samples of one length, or outputs= the number of one output."
+            )
         if observe is not None:
             observe(trace)
         if newly := set(trace.calls) - self._called:
@@ -274,17 +268,21 @@ class PerSampleGradients:
 
         return one_by_one
 
-    def _one_by_one(self, batch: Batch, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _one_by_one(
+        self, batch: Batch, parameters: Sequence[Tensor], vectors: Callable[[Tensor], Iterator[Tensor]] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the gradients of each sample in some parameters, shape (n, c, numbers). The session must be open.
 
-        The second result is the directions in the outputs, an argument of `ModelSession.jacobian`.
+        The vectors in the outputs are those that are differentiated, or those that a function returns. The second
+        result is the directions in the outputs, an argument of `ModelSession.jacobian`.
         """
         samples = []
         directions = None
+        vectors = vectors or self._vectors
         for i in range(batch.size or 1):
             trace = self._subject.trace(batch.rows(i, i + 1) if batch.size else batch)
             rows = []
-            for v in self._vectors(trace.output):
+            for v in vectors(trace.output):
                 grads = torch.autograd.grad(trace.output, parameters, v, retain_graph=True, materialize_grads=True)
                 rows.append(torch.cat([g.reshape(-1) for g in grads]))
             samples.append(torch.stack(rows).detach())
@@ -294,17 +292,12 @@ class PerSampleGradients:
 
     def _vectors(self, output: Tensor) -> Iterator[Tensor]:
         """Yield vectors in the outputs, the same for every sample, shaped like the output."""
-        n, count = output.shape[0], output[0].numel()
-        if isinstance(self._outputs, int) and self._outputs >= count:
-            raise InputError(f"outputs must be below {count}, the number of outputs, got {self._outputs}.")
-        if self._sketch is not None and self._sketch.vectors < count:
-            for signs in self._sketch.draw(count):
-                yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
+        count = output[0].numel()
+        if self._sketch is None or self._sketch.vectors >= count:
+            yield from unit_vectors(output, self._outputs)
             return
-        for c in range(count) if isinstance(self._outputs, str) else [self._outputs]:
-            v = torch.zeros_like(output, memory_format=torch.contiguous_format)
-            v.view(n, -1)[:, c] = 1
-            yield v
+        for signs in self._sketch.draw(count):
+            yield signs.to(output).reshape(1, *output.shape[1:]).expand_as(output)
 
     def outputs_of(self, count: int) -> int:
         """Return the number of outputs, or output vectors, that are differentiated.
@@ -319,9 +312,9 @@ class PerSampleGradients:
     def _measure(self, trace: Trace, samples: int, memory: float) -> None:
         """Count the features per sample, and choose the layers that are contracted by pairs of positions."""
         n = trace.output.shape[0]
-        outputs_of_sample = trace.output[0].numel()
-        self.count = c = self.outputs_of(outputs_of_sample)
-        self.random = self._sketch is not None and c < outputs_of_sample
+        self._outputs_of_sample = trace.output[0].numel()
+        self.count = c = self.outputs_of(self._outputs_of_sample)
+        self.random = self._sketch is not None and c < self._outputs_of_sample
         numbers = passed = 0.0
         for layer in self._subject.layers:
             calls = trace.calls.get(layer.name, ())
@@ -352,7 +345,7 @@ class PerSampleGradients:
             for tensor in (layer.weight(), bias_of(layer))
             if id(tensor) in owned_tensors.totals and not owned_tensors.totals[id(tensor)].any()
         }
-        known = owned_tensors.parameters | idle
+        known = owned_tensors.parameters | (idle if self._weights or self._biases else set())
         self.rest = {name: t for name, t in self._counted.items() if id(t) not in known}
         return owned_tensors.telling
 
@@ -364,7 +357,10 @@ def _of_uses(trace: Trace, name: str, grads: Sequence[Sequence[Tensor]]) -> Tens
         for i, use in enumerate(trace.uses)
         if use.name == name
     ]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
 
 
 def with_rest(features: Features, rest: Features) -> Features:

@@ -55,7 +55,8 @@ def kernel_dynamics(
     samples and ``f_t = f_0 + K_* K^{-1} (exp(-K t / n) - 1) (f_0 - y)`` elsewhere; after k steps of gradient descent
     with a rate r, ``(1 - r K / n)^k`` replaces ``exp(-K t / n)``. A linearized network follows this exactly, and a wide
     network in the NTK parameterization closely. The mean over random networks has ``f_0 = 0``, and the kernel of
-    `infinite_kernels`. `torch.nn.MSELoss` for one output is twice this loss: double the rate for it.
+    `infinite_kernels`. `torch.nn.MSELoss` for c outputs is ``2 / c`` times this loss: pass its rate times ``2 / c``.
+    Directions that the kernel does not reach, such as the difference of two equal samples, stay as they were.
 
     Time: ``n^3`` for the eigenvalues, and ``(n + m) n c`` per time; with kernels of all outputs, n c in place of n.
 
@@ -74,8 +75,8 @@ def kernel_dynamics(
         Predictions at each time.
 
     Raises:
-        InputError: Shapes do not agree, the kernel has negative eigenvalues, or the rate is so large that gradient
-            descent diverges.
+        InputError: Shapes do not agree, the kernel has negative eigenvalues, a number of steps is not an integer, or
+            the rate is so large that gradient descent diverges.
 
     Example:
         >>> import torch, featlearn as fl
@@ -106,11 +107,13 @@ def kernel_dynamics(
         raise InputError(f"times must be at least 0, got {times!r}.")
     if learning_rate is not None:
         check_number("learning_rate", learning_rate, above=0)
+        if not torch.equal(at, at.round()):
+            raise InputError(f"times must be whole numbers of steps with a learning rate, got {times!r}.")
     first = _start(start, labels, "start")
     values, vectors = torch.linalg.eigh(_symmetric(kernel_matrix(k) if full else k))
     if float(values[0]) < -_NEGATIVE * float(values[-1].clamp_min(0)) or not bool(torch.isfinite(values).all()):
         raise InputError(f"the kernel must have no negative eigenvalues, got {float(values[0]):.2g}.")
-    values = values.clamp_min(0)
+    values = _of_full_rank(values)
     left = _left(values / n, at, learning_rate)
     gap = (first - labels).reshape(-1, 1) if full else first - labels
     turned = vectors.mT @ gap
@@ -125,7 +128,6 @@ def kernel_dynamics(
             raise InputError(f"cross_kernel must have shape (m, {shape}), got {tuple(cross.shape)}.")
         m = len(cross)
         begun = _start(cross_start, labels.new_empty(m, c), "cross_start")
-        # (left - 1) / value, which tends to -t / n (or -r k / n) for a value of zero.
         steps = _steps(values / n, at, learning_rate) / n
         moved = (kernel_matrix(cross) if full else cross) @ (vectors @ (steps[:, :, None] * turned))
         test = begun - moved.reshape(len(at), m, c)
@@ -133,6 +135,16 @@ def kernel_dynamics(
     if flat:
         train, test = train[..., 0], None if test is None else test[..., 0]
     return KernelDynamics(at, train, test, loss)
+
+
+def _of_full_rank(values: Tensor) -> Tensor:
+    """Return eigenvalues in which those that are zero up to rounding are zero.
+
+    Repeated samples have such eigenvalues, and the inverse of their rounding errors would count after a long time.
+    Negative eigenvalues show the size of rounding errors, as of a kernel in single precision.
+    """
+    rounding = len(values) * torch.finfo(values.dtype).eps * float(values[-1])
+    return torch.where(values > max(rounding, -2 * float(values[0])), values, 0.0)
 
 
 def _left(rates: Tensor, times: Tensor, learning_rate: float | None) -> Tensor:
@@ -150,20 +162,21 @@ def _left(rates: Tensor, times: Tensor, learning_rate: float | None) -> Tensor:
 
 
 def _steps(rates: Tensor, times: Tensor, learning_rate: float | None) -> Tensor:
-    """Return ``(1 - left) / rate``, shape (times, eigenvalues); 0 for eigenvalues of zero after infinite time."""
+    """Return ``(1 - left) / rate``, shape (times, eigenvalues).
+
+    It is 0 for eigenvalues of zero: the kernel of any other sample has no part along their eigenvectors, and rounding
+    errors of such a part would grow with the time.
+    """
     positive = rates.clamp_min(torch.finfo(torch.double).tiny)
     # Of slow directions 1 - left would be lost to rounding.
     if learning_rate is None:
-        small = -torch.expm1(-rates * times[:, None].clamp_max(1e300)) / positive
-        at_zero = times[:, None].expand_as(small)
+        moved = -torch.expm1(-rates * times[:, None].clamp_max(1e300))
     else:
         logs = torch.log1p(-(learning_rate * rates).clamp_max(0.5))
         exact = 1 - _left(rates, times, learning_rate)
         slow = -torch.expm1(logs * times[:, None].clamp_max(1e300))
-        small = torch.where(learning_rate * rates < 0.5, slow, exact) / positive
-        at_zero = (learning_rate * times)[:, None].expand_as(small)
-    at_zero = torch.where(torch.isfinite(at_zero), at_zero, 0.0)
-    return torch.where(rates > 0, small, at_zero)
+        moved = torch.where(learning_rate * rates < 0.5, slow, exact)
+    return torch.where(rates > 0, moved / positive, 0.0)
 
 
 def _start(start: Any, like: Tensor, name: str) -> Tensor:
