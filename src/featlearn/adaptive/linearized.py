@@ -270,6 +270,10 @@ class LinearizedModel(nn.Module):
         The first call compares the derivative along a random direction with a backward pass, to choose how to
         differentiate.
 
+        Args:
+            *args: Arguments of the network, or one batch.
+            **kwargs: Keyword arguments of the network.
+
         Raises:
             InputError: The network does not return a tensor, or the forward function needs one batch.
             UnsupportedModelError: The network cannot be differentiated along a direction.
