@@ -20,7 +20,7 @@ from sklearn.model_selection import GridSearchCV, KFold, PredefinedSplit, cross_
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, make_tabular
-from featlearn.rfm.training_rows import fit_sharpness, simplex
+from featlearn.rfm.training_rows import fit_calibration, simplex
 
 source = np.random.default_rng(0)
 X = source.normal(size=(80, 4))
@@ -92,7 +92,11 @@ def test_answers_scores_and_probabilities_agree(target: np.ndarray, validation) 
 def test_two_classes_are_a_regression_on_minus_one_and_one() -> None:
     machine = RFMClassifier(n_iter=2).fit(X, TWO)
     regression = RFMRegressor(n_iter=2).fit(X, 2.0 * TWO - 1)
-    assert machine.decision_function(Z) == pytest.approx(regression.predict(Z), rel=1e-12)
+    shift = (machine.offsets_[1] - machine.offsets_[0]) / 2 / machine.sharpness_
+    assert machine.decision_function(Z) == pytest.approx(regression.predict(Z) + shift, rel=1e-12)
+    raw = RFMClassifier(n_iter=2, validation=None, bandwidth=2.0, ridge=1e-2).fit(X, TWO)
+    same = RFMRegressor(n_iter=2, validation=None, bandwidth=2.0, ridge=1e-2).fit(X, 2.0 * TWO - 1)
+    assert raw.decision_function(Z) == pytest.approx(same.predict(Z), rel=1e-12)
     assert machine.feature_matrix_ == pytest.approx(regression.feature_matrix_, rel=1e-12)
 
 
@@ -118,7 +122,9 @@ def test_sharpness_is_found_again(sharpness: float) -> None:
     chances /= chances.sum(axis=1, keepdims=True)
     labels = (chances.cumsum(axis=1) < random.random((20_000, 1))).sum(axis=1)
     # Its standard error is about 1 / sqrt(20,000 * 0.5) = 0.01.
-    assert fit_sharpness(scores, np.eye(3)[labels]) == pytest.approx(sharpness, abs=0.05)
+    fitted, offsets = fit_calibration(scores, np.eye(3)[labels])
+    assert fitted == pytest.approx(sharpness, abs=0.05)
+    assert offsets == pytest.approx(np.zeros(3), abs=0.05)
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -124,7 +124,7 @@ def test_dtypes_of_polars() -> None:
     times = pl.DataFrame(
         {"n": [1.0, 2.0], "at": [day, None], "on": [day.date()] * 2, "for": [datetime.timedelta(1)] * 2}
     )
-    with pytest.warns(UserWarning, match="are left out: at, on, for"):
+    with pytest.warns(UserWarning, match="is left out"):
         assert list(TableEncoder().fit_transform(times)) == ["n"]
     for nested in ([[1], [2]], [{"a": 1}, {"a": 2}], [{"a": 1, "b": 2}, {"a": 2, "b": 3}]):
         with pytest.raises(InputError, match="'v' must hold numbers, texts or categories"):

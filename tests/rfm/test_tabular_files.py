@@ -41,7 +41,7 @@ LABELS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:columns of dates")
+@pytest.mark.filterwarnings("ignore:column .* holds dates")
 @pytest.mark.parametrize("labels", LABELS)
 def test_a_classifier_predicts_the_same_bits(labels: str, tmp_path: Path) -> None:
     frame = people()

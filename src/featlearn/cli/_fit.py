@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from featlearn._utils.formatting import count
+from featlearn._utils.formatting import count, pick_text
 from featlearn.cli._console import print_files, print_json, print_line, result_console, text_table
 from featlearn.cli._errors import handle_errors
 from featlearn.cli._output_dir import check_folder, check_run, open_page, staged
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
     from featlearn.reports import Section
 
-_SHOWN = 8
+_SHOWN, _NAMED = 8, 12
+_KINDS = ("number", "category", "date")
 _FILES = ("model.safetensors", "features.png", "importances.csv", "run", "index.html")
 
 
@@ -91,6 +94,9 @@ def fit(
     update: Annotated[Update, typer.Option(help="Feature update rule; none is kernel ridge regression.")] = Update.fact,
     cv: Annotated[int, typer.Option(help="Number of cross-validation folds; 0 for none.")] = 5,
     drop: Annotated[list[str] | None, typer.Option(help="Column to omit; may be repeated.")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="NAME=number, category or date: kind of a column; may be repeated.")
+    ] = None,
     centers: Annotated[int | None, typer.Option(help="Number of Nystrom centers, for over 10,000 rows.")] = None,
     iterations: Annotated[int, typer.Option(help="Maximum number of feature updates.")] = 5,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of folds and centers.")] = 0,
@@ -100,7 +106,9 @@ def fit(
 ) -> None:
     """Fit a recursive feature machine to a table, and score it by cross-validation.
 
-    Numbers, categories, booleans and missing values are accepted. Writes
+    Numbers, categories, booleans and missing values are accepted; numbers
+    and dates stored as text are recognized, and names and identifiers are
+    left out, each with a line that says so. Writes
     model.safetensors (for featlearn predict), a report, a figure, and a run
     for the dashboard. Scores are on held-out rows, with their standard
     deviation over folds, next to those of the same model without features.
@@ -108,12 +116,14 @@ def fit(
     Examples:
       featlearn fit wine.csv --target cultivar
       featlearn fit houses.parquet --target price --drop id --out houses
+      featlearn fit houses.csv --target price --column zip=category
       featlearn fit large.csv --target y --centers 2000 --cv 3
     """
     with handle_errors():
         check_folder(out, _FILES)
         check_run(out / "run", {"kind": "rfm"})
-        fitted = _fit(table, target, task.value, update.value, cv, tuple(drop or ()), centers, iterations, seed)
+        kinds = _kinds(column or ())
+        fitted = _fit(table, target, task.value, update.value, cv, tuple(drop or ()), kinds, centers, iterations, seed)
         _write(fitted, out)
         if as_json:
             print_json(_numbers(fitted, out))
@@ -124,8 +134,8 @@ def fit(
 
 
 def _fit(
-    path: Path, target: str, task: str, update: str, cv: int, drop: tuple[str, ...], centers: int | None,
-    iterations: int, seed: int,
+    path: Path, target: str, task: str, update: str, cv: int, drop: tuple[str, ...], kinds: dict[str, str],
+    centers: int | None, iterations: int, seed: int,
 ) -> Fitted:  # fmt: skip
     from featlearn._utils.progress import progress_bar
     from featlearn.datasets.tables import read_frugally, read_whole, split_target, target_values
@@ -142,15 +152,28 @@ def _fit(
     kind = RFMClassifier if task == "classification" else RFMRegressor
 
     def make(how: str) -> Any:
-        return make_tabular(kind(update=how, n_iter=iterations, centers=centers, random_state=seed))
+        estimator = kind(update=how, n_iter=iterations, centers=centers, random_state=seed)
+        return make_tabular(estimator, columns=kinds or None)
 
     rounds = 1 if update == "none" else 2
-    with progress_bar(rounds * len(splits) + 1, "fits") as advance:
+    with progress_bar(rounds * len(splits) + 1, "fits") as advance, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="column '")  # notes about columns are part of the result
         model = make(update).fit(X, y)  # first, so that errors in the table are raised at once
         advance()
         score = _scores(make(update), X, y, splits, task, advance) if splits else None
         baseline = _scores(make("none"), X, y, splits, task, advance) if splits and rounds > 1 else None
     return Fitted(model, path.name, target, task, why, len(y), score, baseline, time.perf_counter() - began)
+
+
+def _kinds(given: Iterable[str]) -> dict[str, str]:
+    """Return the kinds of columns of ``--column NAME=KIND``."""
+    kinds = {}
+    for text in given:
+        name, equals, kind = text.rpartition("=")
+        if not equals or kind not in _KINDS:
+            raise InputError(f"--column must be NAME={pick_text(_KINDS)}, got {text!r}.")
+        kinds[name] = kind
+    return kinds
 
 
 def splits_of(y: NDArray[Any], folds: int, task: str, seed: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -227,7 +250,6 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     import pandas as pd
 
     from featlearn.reports import Section
-    from featlearn.rfm import column_kinds
 
     machine, sections = fitted.machine, []
     if fitted.score is not None:
@@ -250,12 +272,26 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     text = f"Iteration 0 has no learned features. Iteration {machine.best_iteration_} is selected: its error is lowest."
     corners = ", with classes as corners of a simplex" if fitted.task == "classification" else ""
     sections.append(Section("Iterations", (text,), {f"error: mean squared error on held-out rows{corners}": history}))
-    kinds, listed = column_kinds(fitted.model), {}
-    for title, kind in (("numbers", "number"), ("categories", "category"), ("not used (dates, or empty)", "unused")):
-        if names := [name for name in kinds if kinds[name] == kind]:
-            listed[title] = ", ".join(names)
-    sections.append(Section("Columns of the table", settings=listed))
+    listed = {title: ", ".join(names) for title, names in _columns_by_kind(fitted.model).items()}
+    notes = tuple(fitted.model["table"].notes_.values())
+    sections.append(Section("Columns of the table", notes, settings=listed))
     return sections
+
+
+def _columns_by_kind(model: Any) -> dict[str, list[str]]:
+    """Return the names of the columns of the table by the way in which they are read."""
+    from featlearn.rfm import column_kinds
+
+    kinds, listed = column_kinds(model), {}
+    for title, kind in (("numbers", "number"), ("categories", "category"), ("not used", "unused")):
+        if names := [name for name in kinds if kinds[name] == kind]:
+            listed[title] = names
+    return listed
+
+
+def _as_option(note: str) -> str:
+    """Return a note about a column with the option of this command instead of the argument."""
+    return re.sub(r"Pass columns=\{'(.*)': '(\w+)'\}", r"Pass --column \1=\2", note)
 
 
 def _rows(fitted: Fitted) -> dict[str, pd.Series[float]]:
@@ -287,12 +323,16 @@ def _verdict(fitted: Fitted) -> list[str]:
 
 
 def _numbers(fitted: Fitted, out: Path) -> dict[str, Any]:
+    from featlearn.rfm import column_kinds
+
     machine = fitted.machine
     return {
         "target": fitted.target,
         "task": fitted.task,
         "rows": fitted.rows,
         "features": len(machine.feature_names()),
+        "columns": column_kinds(fitted.model),
+        "notes": list(fitted.model["table"].notes_.values()),
         "update": machine.update,
         "kept_iteration": int(machine.best_iteration_),
         "validation_error": float(machine.validation_error_),
@@ -311,6 +351,11 @@ def _print(fitted: Fitted, out: Path) -> None:
     print_line(console, Text(fitted.target, "bold").append(f" of {fitted.table}: {fitted.task}", "not bold"))
     features = len(fitted.machine.feature_names())
     print_line(console, f"{count(fitted.rows, 'row')}, {count(features, 'feature')}; {fitted.why}\n")
+    for title, names in _columns_by_kind(fitted.model).items():
+        print_line(console, f"{title}: {pick_text(names, _NAMED)}")
+    for note in fitted.model["table"].notes_.values():
+        print_line(console, _as_option(note))
+    print_line(console, "")
     if fitted.score is not None:
         rows = [(title, f"{scores.mean():.4f} ± {scores.std():.4f}") for title, scores in _rows(fitted).items()]
         caption = f"mean ± standard deviation over {count(len(fitted.score), 'fold')}"

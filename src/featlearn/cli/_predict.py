@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="File model.safetensors of featlearn fit.")],
+    model: Annotated[Path, typer.Argument(help="Folder of featlearn fit, or its model.safetensors.")],
     table: Annotated[Path, typer.Argument(help="File .csv, .tsv (.gz) or .parquet, with a header.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File .csv to write.")] = Path("predictions.csv"),
     proba: Annotated[bool, typer.Option("--proba", help="Add the probability of each class.")] = False,
@@ -33,14 +33,14 @@ def predict(
     may be larger than memory.
 
     Examples:
-      featlearn predict fit/model.safetensors new.csv -o out.csv
+      featlearn predict fit new.csv -o out.csv
       featlearn predict fit/model.safetensors new.parquet -o out.csv --proba
     """
     with handle_errors(f"{output} is not changed."):
         from featlearn._utils.atomic import atomic_write
         from featlearn.rfm import load_tabular
 
-        pipeline, about = load_tabular(model)
+        pipeline, about = load_tabular(model / "model.safetensors" if model.is_dir() else model)
         if output.suffix.lower() != ".csv":
             raise InputError(f"--output must be a file that ends in .csv, got {output.name!r}.")
         if output.exists() and table.exists() and output.samefile(table):

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from featlearn.errors import InputError
 from featlearn.rfm._base import BaseRFM
 from featlearn.rfm._params import check_finite
-from featlearn.rfm.training_rows import fit_sharpness, simplex
+from featlearn.rfm.training_rows import fit_calibration, simplex
 
 Array = NDArray[np.float64]
 
@@ -170,14 +170,14 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
     r"""Classification by kernel ridge regression with a learned feature matrix (FACT paper, algorithm 1).
 
     Classes are encoded as corners of a simplex in k - 1 dimensions (-1 and 1 for two classes). The model regresses on
-    the corners like `RFMRegressor`, and predicts the class of the nearest corner. Labels may be texts, numbers or
+    the corners like `RFMRegressor`, and predicts the most probable class. Labels may be texts, numbers or
     booleans.
 
-    Probabilities are ``softmax(s score)``, where the score of a class is the inner product of output and corner. The
-    sharpness s maximizes the likelihood of the labels of rows left out (temperature scaling on leave-one-out outputs),
-    so probabilities are calibrated on rows outside the solve, and the most probable class is the one that `predict`
-    returns. With ``validation=None`` there are no such rows; then outputs are converted to probabilities directly, and
-    negative ones are set to zero.
+    Probabilities are ``softmax(s score + b)``, where the score of a class is the inner product of output and corner.
+    Sharpness s and offsets b of the classes maximize the likelihood of the labels of rows left out (vector scaling of
+    leave-one-out outputs), so probabilities are calibrated on rows outside the solve, rare classes are as probable as
+    they are frequent, and the most probable class is the one that `predict` returns. With ``validation=None`` there are
+    no such rows; then outputs are converted to probabilities directly, and negative ones are set to zero.
 
     Args:
         kernel: Kernel: "laplace", "gaussian", "exponential", "lpq", "quadratic", "polynomial" or "exp", with the
@@ -213,6 +213,7 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
     Attributes:
         classes_: Labels of the classes, sorted.
         sharpness_: Sharpness s of the probabilities. NaN without validation.
+        offsets_: Offset b of each class, with sum 0, shape ``(k,)``. Zero without validation.
         feature_matrix_: Feature matrix M, shape ``(d, d)``.
         feature_importances_: Diagonal of M divided by its sum, shape ``(d,)``.
         history_: Frame with one row per iteration: error, ridge, bandwidth, effective rank of M, ...
@@ -321,15 +322,15 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         return corners
 
     def _calibrate(self) -> None:
-        """Fit the sharpness to the outputs of rows left out."""
+        """Fit sharpness and offsets to the outputs of rows left out."""
         unseen = self._model.unseen
-        self.sharpness_ = float("nan")
+        self.sharpness_, self.offsets_ = float("nan"), np.zeros(len(self.classes_))
         if unseen is None:
             return
         tensors = (unseen.targets, unseen.residuals, unseen.weights)
         targets, residuals, weights = (tensor.cpu().double().numpy() for tensor in tensors)
         scores = (targets - residuals) @ simplex(len(self.classes_)).T
-        self.sharpness_ = fit_sharpness(scores, weights[:, None] * self._shares(targets))
+        self.sharpness_, self.offsets_ = fit_calibration(scores, weights[:, None] * self._shares(targets))
 
     def _shares(self, outputs: Array) -> Array:
         """Convert outputs to probabilities: a mean of corners is a mean of one-hot vectors."""
@@ -338,19 +339,21 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
 
     def _scores(self, X: Any) -> Array:
         outputs = self._outputs(X)  # before `classes_`: raises if the estimator is not fitted
-        return outputs @ simplex(len(self.classes_)).T
+        scores: Array = outputs @ simplex(len(self.classes_)).T
+        return scores if np.isnan(self.sharpness_) else scores + self.offsets_ / self.sharpness_
 
     def decision_function(self, X: Any) -> Array:
-        """Compute the scores of the classes, the inner products of outputs and corners.
+        """Compute the scores of the classes: inner products of outputs and corners, plus ``offsets_ / sharpness_``.
 
         Args:
             X: Finite numbers, shape ``(n, d)``.
 
         Returns:
-            Scores, shape ``(n, k)``; for two classes the output, shape ``(n,)``, positive for the second class.
+            Scores, shape ``(n, k)``; for two classes half their difference, shape ``(n,)``, positive for the second
+            class.
         """
         scores = self._scores(X)
-        return scores[:, 1] if len(self.classes_) == 2 else scores
+        return (scores[:, 1] - scores[:, 0]) / 2 if len(self.classes_) == 2 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict labels.
@@ -386,10 +389,18 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         classes = self.classes_.tolist()
         if not all(isinstance(label, bool | int | float | str) for label in classes):
             raise InputError(f"classes_ must be texts, numbers or booleans to be saved, got {classes[0]!r}")
-        return {"classes": classes, "labels": self.classes_.dtype.str, "sharpness": self.sharpness_}
+        return {
+            "classes": classes,
+            "labels": self.classes_.dtype.str,
+            "sharpness": self.sharpness_,
+            "offsets": self.offsets_.tolist(),
+        }
 
     def _restore_extra(self, header: dict[str, Any]) -> None:
         self.classes_ = np.array(header["classes"], dtype=np.dtype(header["labels"]))
         self.sharpness_ = float(header["sharpness"])
+        self.offsets_ = np.array(header.get("offsets", [0.0] * len(self.classes_)), dtype=np.float64)
+        if self.offsets_.shape != self.classes_.shape or not np.isfinite(self.offsets_).all():
+            raise InputError(f"it has {len(self.classes_)} classes and {len(self.offsets_)} offsets")
         if len(self.classes_) - 1 != len(self.intercept_):
             raise InputError(f"it has {len(self.classes_)} classes and {len(self.intercept_)} outputs")

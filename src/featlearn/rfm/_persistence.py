@@ -78,6 +78,8 @@ def save_tabular(path: str | os.PathLike[str], pipeline: Pipeline, about: Mappin
         "n_features": int(encoder.n_features_in_),
         "feature_names": None if names is None else [str(name) for name in names],
         "columns": [{"kind": column.kind, **asdict(column)} for column in encoder._columns],
+        "kinds": None if encoder.columns is None else dict(encoder.columns),
+        "notes": encoder.notes_,
     }
     _write(path, tensors, {"kind": _TABULAR, "table": table, "machine": header, "about": dict(about or {})})
 
@@ -228,7 +230,9 @@ def _check_arrays(tensors: Mapping[str, Tensor], features: int, version: int) ->
 
 
 def _restore_encoder(table: Mapping[str, Any]) -> TableEncoder:
-    encoder = TableEncoder(max_categories=int(table["max_categories"]))
+    kinds = table.get("kinds")
+    given = None if kinds is None else {str(name): str(kind) for name, kind in kinds.items()}
+    encoder = TableEncoder(int(table["max_categories"]), given)
     names, columns = table["feature_names"], int(table["n_features"])
     if not 0 < columns <= _MOST_COLUMNS or (names is not None and len(names) != columns):
         raise ValueError(f"its table has {columns} columns and a different number of names")
@@ -236,6 +240,7 @@ def _restore_encoder(table: Mapping[str, Any]) -> TableEncoder:
     if names is not None:
         encoder.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
     encoder._columns = [_restore_column(column) for column in table["columns"]]
+    encoder.notes_ = {str(name): str(note) for name, note in table.get("notes", {}).items()}
     if not {column.name for column in encoder._columns} <= set(encoder.column_names()):
         raise ValueError("it uses columns that its table does not have")
     return encoder
@@ -247,7 +252,9 @@ def _restore_column(column: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
         mean, scale = float(column["mean"]), float(column["scale"])
         if not math.isfinite(mean) or not scale > 0:  # the scale of a constant is infinite
             raise ValueError(f"its column {name!r} has mean {mean} and scale {scale}")
-        return NumberColumn(name, mean, scale, marked)
+        marks = column.get("marks")
+        texts = None if marks is None else tuple(str(mark) for mark in marks)
+        return NumberColumn(name, mean, scale, marked, texts, bool(column.get("date", False)))
     if kind == "category":
         return CategoryColumn(name, [str(value) for value in column["kept"]], bool(column["folded"]), marked)
     raise ValueError(f"its column {name!r} has the unknown kind {kind!r}")

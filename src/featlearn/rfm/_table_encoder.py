@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -16,16 +16,13 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_is_fitted
 
-from featlearn._utils.validation import check_int
+from featlearn._utils.validation import check_int, check_option
 from featlearn.errors import InputError
+from featlearn.rfm._column_types import KINDS, TIMES, ColumnType, column_type, days, text_numbers
 from featlearn.rfm._frames import as_frame
 
-# Names of pandas for the contents of a column without its missing values.
-_TIMES = {"datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period"}
-_NUMBERS = {"floating", "integer", "mixed-integer-float", "decimal", "boolean"}
 
-
-def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
+def make_tabular(estimator: Any, max_categories: int = 50, columns: Mapping[str, str] | None = None) -> Pipeline:
     """Make a pipeline for tables: a `TableEncoder` (step ``table``), then the estimator (step ``estimator``).
 
     The parameters of the steps are ``table__max_categories`` and ``estimator__...``. The fitted estimator is
@@ -34,6 +31,7 @@ def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
     Args:
         estimator: Estimator with the interface of scikit-learn, such as `RFMRegressor`.
         max_categories: Maximum number of encoded columns for the categories of one column, at least 2.
+        columns: Kinds of columns by name, as in `TableEncoder`. None recognizes them.
 
     Returns:
         Pipeline of encoder and estimator.
@@ -49,7 +47,7 @@ def make_tabular(estimator: Any, max_categories: int = 50) -> Pipeline:
     """
     if isinstance(estimator, type) or not hasattr(estimator, "fit"):
         raise InputError(f"estimator must be an estimator with fit, such as Ridge(), got {estimator!r}")
-    return Pipeline([("table", TableEncoder(max_categories=max_categories)), ("estimator", estimator)])
+    return Pipeline([("table", TableEncoder(max_categories, columns)), ("estimator", estimator)])
 
 
 class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -64,7 +62,12 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     - If there are more than ``max_categories`` categories, the most frequent ones have a column each. The others share
       the last column, ``"color other"``, with categories that are new after `fit`.
     - A column with missing values has an additional column of 0 and 1, ``"age missing"``.
-    - Dates, times and durations are left out with a warning, columns without any value without a warning.
+    - Texts that are numbers, with a few marks such as "?" for missing values, are numbers. Texts with leading zeros,
+      such as postal codes, are categories.
+    - Texts nearly all of which differ (names, identifiers), dates and times are left out. Columns without any value are
+      left out too.
+
+    One warning per column says what is not obvious, and `notes_` keeps the sentences.
 
     All kinds of columns have the same scale: the squared distance of two independent standardized numbers is 2 on
     average, the one of two different categories is 2, and the one of a missing and a known value is 2 (on average, for
@@ -79,8 +82,11 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         max_categories: Maximum number of encoded columns for the categories of one column, at least 2.
+        columns: Kinds of columns by name: "number", "category", "date" (as a number of days) or "drop". Other columns
+            are recognized.
 
     Attributes:
+        notes_: Sentences about columns that are read in another way than their types suggest, by name.
         feature_names_in_: Names of the columns at `fit`, if it was called with a frame.
         n_features_in_: Number of columns at `fit`.
 
@@ -92,8 +98,9 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         1  1.0         1.0        0.0
     """
 
-    def __init__(self, max_categories: int = 50) -> None:
+    def __init__(self, max_categories: int = 50, columns: Mapping[str, str] | None = None) -> None:
         self.max_categories = max_categories
+        self.columns = columns
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Determine the encoding of each column of a table.
@@ -113,18 +120,18 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         for count, what in zip(frame.shape, ("sample", "feature"), strict=True):
             if not count:
                 raise InputError(f"X is empty: 0 {what}(s) (shape={frame.shape}) while a minimum of 1 is required.")
-        kinds = {name: _kind(frame[name]) for name in frame.columns}
+        given = _checked_kinds(self.columns, list(frame.columns))
+        types = {name: column_type(name, frame[name], given.get(name)) for name in frame.columns}
         columns: list[NumberColumn | CategoryColumn] = [
-            NumberColumn.fit(name, frame[name]) if kind == "number" else CategoryColumn.fit(name, frame[name], most)
-            for name, kind in kinds.items()
-            if kind in ("number", "category")
+            CategoryColumn.fit(name, frame[name], most)
+            if of_column.kind == "category"
+            else NumberColumn.fit(name, frame[name], of_column)
+            for name, of_column in types.items()
+            if of_column.kind
         ]
-        if times := [name for name, kind in kinds.items() if kind == "time"]:
-            warnings.warn(
-                f"columns of dates, times or durations are left out: {', '.join(times)}. Convert them to numbers, "
-                "such as years or days, to use them.",
-                stacklevel=2,
-            )
+        self.notes_ = {name: of_column.note for name, of_column in types.items() if of_column.note}
+        for note in self.notes_.values():
+            warnings.warn(note, stacklevel=2)
         if not columns:
             raise InputError(
                 f"X must have a column of numbers or categories, got {frame.shape[1]} of dates or no values"
@@ -210,6 +217,8 @@ class NumberColumn:
         mean: Mean of the known values.
         scale: Standard deviation of the known values; infinite for a constant.
         marked: Whether there is a column for missing values.
+        marks: Texts that stand for missing values, for numbers that are stored as text; None for other columns.
+        date: Whether the numbers are days of dates.
     """
 
     kind: ClassVar[str] = "number"
@@ -217,18 +226,30 @@ class NumberColumn:
     mean: float
     scale: float
     marked: bool
+    marks: tuple[str, ...] | None = None
+    date: bool = False
 
     @staticmethod
-    def fit(name: str, series: pd.Series[Any]) -> NumberColumn:
+    def fit(name: str, series: pd.Series[Any], of_column: ColumnType) -> NumberColumn:
         """Compute mean and standard deviation of the known values; the scale of a constant is infinite."""
-        values = _floats(name, series)
+        read = NumberColumn(name, 0.0, 1.0, False, of_column.marks, of_column.kind == "date")
+        values = read.values(series)
         known = values[~np.isnan(values)]
         largest = float(np.abs(known).max()) or 1.0
         shares = known / largest  # their squares do not overflow
         spread = float(shares.std())
         if spread <= 8 * np.finfo(np.float64).eps:  # constant up to rounding
             spread = np.inf
-        return NumberColumn(name, float(shares.mean()) * largest, spread * largest, len(known) < len(values))
+        mean, marked = float(shares.mean()) * largest, len(known) < len(values)
+        return replace(read, mean=mean, scale=spread * largest, marked=marked)
+
+    def values(self, series: pd.Series[Any]) -> NDArray[np.float64]:
+        """Return the numbers of a column, with NaN for missing values."""
+        if self.date:
+            return days(self.name, series)
+        if self.marks is not None and not pd.api.types.is_numeric_dtype(series.dtype):
+            return text_numbers(self.name, series, self.marks)
+        return _floats(self.name, series)
 
     @property
     def names(self) -> list[str]:
@@ -237,7 +258,7 @@ class NumberColumn:
 
     def encode(self, series: pd.Series[Any]) -> NDArray[np.float64]:
         """Return the encoded columns, shape ``(n, len(names))``."""
-        values = _floats(self.name, series)
+        values = self.values(series)
         missing = np.isnan(values)
         standardized = np.where(missing, 0.0, (values - self.mean) / self.scale)
         return np.stack([standardized, missing][: len(self.names)], axis=1)
@@ -287,19 +308,16 @@ class CategoryColumn:
         return encoded
 
 
-def _kind(series: pd.Series[Any]) -> str | None:
-    """Return "number", "category" or "time" by the values of a column; None if all of them are missing."""
-    known = series.dropna()
-    if not len(known):
-        return None
-    if isinstance(series.dtype, pd.CategoricalDtype):
-        return "category"
-    if pd.api.types.is_numeric_dtype(series.dtype):  # includes booleans
-        return "number"
-    content = pd.api.types.infer_dtype(known)
-    if content in _TIMES:
-        return "time"
-    return "number" if content in _NUMBERS else "category"
+def _checked_kinds(columns: Any, names: list[str]) -> dict[str, str]:
+    """Return the kinds that the user gave to columns, after checking their names."""
+    if columns is None:
+        return {}
+    if not isinstance(columns, Mapping):
+        raise InputError(f"columns must be a mapping of names to kinds, got {type(columns).__name__}.")
+    given = {str(name): check_option(f"columns[{name!r}]", kind, KINDS) for name, kind in columns.items()}
+    if unknown := [name for name in given if name not in names]:
+        raise InputError(f"columns must name columns of the table, got {', '.join(map(repr, unknown))}.")
+    return given
 
 
 def _floats(name: str, series: pd.Series[Any]) -> NDArray[np.float64]:
@@ -307,7 +325,7 @@ def _floats(name: str, series: pd.Series[Any]) -> NDArray[np.float64]:
     if pd.api.types.is_complex_dtype(series.dtype):
         raise InputError(f"Complex data not supported: column {name!r} is complex. Pass its real and imaginary parts.")
     try:
-        if _kind(series) == "time":  # pandas would return nanoseconds
+        if pd.api.types.infer_dtype(series.dropna()) in TIMES:  # pandas would return nanoseconds
             raise TypeError("dates are not numbers")
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     except (ValueError, TypeError) as error:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import helmert
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.special import log_softmax
 from torch import Tensor
+
+_OFFSET_ROWS = 1.0  # strength of the penalty of offsets: with few uncertain rows they would be noise
 
 Array = NDArray[np.float64]
 Folds = NDArray[np.int64] | None
@@ -289,24 +291,43 @@ def simplex(classes: int) -> Array:
     return basis
 
 
-def fit_sharpness(scores: Array, shares: Array) -> float:
-    """Return the sharpness that maximizes the likelihood of the classes (temperature scaling).
+def fit_calibration(scores: Array, shares: Array) -> tuple[float, Array]:
+    """Return the sharpness s and the offsets b that maximize the likelihood of ``softmax(s score + b)``.
 
-    The sharpness does not change the most probable class. Scores must belong to rows left out of the fit; on training
-    rows, probabilities would be overconfident.
+    With an offset per class (vector scaling), the mean probability of each class is its share of the rows, up to a
+    normal prior of the offsets that counts where few rows are uncertain. Scores must belong to rows left out of the
+    fit; on training rows, probabilities would be overconfident.
 
     Args:
         scores: Score of each class for each row, shape ``(n, k)``.
         shares: Weight of each class in each row, shape ``(n, k)``.
 
     Returns:
-        The sharpness, between ``exp(-5)`` and ``exp(5)``.
+        The sharpness, between ``exp(-5)`` and ``exp(5)``, and the offsets, shape ``(k,)``, with sum 0.
     """
-    # An additional row of unknown class keeps the sharpness finite if all rows are classified correctly.
-    scores = np.vstack([scores, np.sort(scores, axis=1).mean(0)])
-    shares = np.vstack([shares, np.full(shares.shape[1], shares.sum() / len(shares) / shares.shape[1])])
+    # An additional row of unknown class keeps the sharpness finite if all rows are classified correctly. It is divided
+    # among all classes, each with the mean score of the best class in turn, so that their order does not matter.
+    classes = shares.shape[1]
+    best = scores.max(axis=1)
+    others = (scores.sum(axis=1) - best).mean() / (classes - 1)
+    scores = np.vstack([scores, others + (best.mean() - others) * np.eye(classes)])
+    shares = np.vstack([shares, np.full((classes, classes), shares.sum() / len(shares) / classes**2)])
+    total, rows = shares.sum(), shares.sum(axis=1, keepdims=True)
 
-    def loss(log_sharpness: float) -> float:
-        return -float((shares * log_softmax(np.exp(log_sharpness) * scores, axis=1)).sum())
+    def loss(parameters: Array) -> tuple[float, Array]:
+        logarithms = log_softmax(parameters[0] * scores + parameters[1:], axis=1)
+        wrong = rows * np.exp(logarithms) - shares
+        slope = np.concatenate([[(wrong * scores).sum()], wrong.sum(0)])
+        slope[1:] += _OFFSET_ROWS * parameters[1:]
+        penalty = _OFFSET_ROWS / 2 * float(parameters[1:] @ parameters[1:])
+        return (penalty - float((shares * logarithms).sum())) / total, slope / total
 
-    return float(np.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x))
+    # Convex in both. The sharpness is started where it is best without offsets.
+    low, high = np.exp(-5.0), np.exp(5.0)
+    none = np.zeros(classes)
+    alone = minimize_scalar(lambda u: loss(np.append(np.exp(u), none))[0], bounds=(-5.0, 5.0), method="bounded")
+    start = np.append(np.exp(alone.x), none)
+    bounds = [(low, high)] + [(None, None)] * classes
+    options = {"maxiter": 500, "ftol": 1e-14, "gtol": 1e-9}
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return float(found[0]), found[1:] - found[1:].mean()
