@@ -1,11 +1,12 @@
 import gzip
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from featlearn.datasets._base import data_folder
-from featlearn.datasets.tables import read_table
+from featlearn.datasets.tables import parts_of, read_table
 from featlearn.errors import InputError
 
 CSV = "age,color,price\n3,red,1.5\n,blue,2\n5,,3\n"
@@ -23,6 +24,25 @@ def test_text_tables(tmp_path, ending):
     assert list(rest.columns) == ["age", "color"]
     assert target.tolist() == [1.5, 2, 3]
     assert target.name == "price"
+
+
+@pytest.mark.parametrize("index", [None, ["place"], ["place", "year"], [None, "year"]])
+def test_the_index_of_a_parquet_file(index, tmp_path) -> None:
+    """A level with a name is a column, whether the file is read as a whole or in parts; one without a name is not."""
+    frame = pd.DataFrame({"a": np.arange(6.0), "y": np.arange(6.0)})
+    if index is not None:
+        levels = [np.arange(6) + 100.0, np.arange(6) + 2000.0][: len(index)]
+        frame.index = (
+            pd.MultiIndex.from_arrays(levels, names=index) if len(index) > 1 else pd.Index(levels[0], name="place")
+        )
+    frame.to_parquet(tmp_path / "t.parquet")
+    named = {name for name in index or () if name}
+    whole = read_table(tmp_path / "t.parquet")
+    parts = pd.concat(list(parts_of(tmp_path / "t.parquet", rows=4)), ignore_index=True)
+    for table in (whole, parts):
+        assert set(table.columns) == {"a", "y", *named}
+        for name in named:
+            assert table[name].tolist() == frame.index.get_level_values(name).tolist()
 
 
 def test_parquet(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import gzip
 import importlib
 import io
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PathLike = str | os.PathLike[str]
 _SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 _PARQUET = ".parquet"
+_UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 _ENDINGS = (*_SEPARATORS, _PARQUET)
 _PART = 50_000
 _CLASSES = 10
@@ -69,6 +71,9 @@ def read_table(path: _PathLike, target: str | None = None) -> pd.DataFrame | tup
     with _opened(path) as (file, separator):
         if separator is None:
             frame = pd.read_parquet(file, engine="pyarrow")
+            # An index with a name is a column, as in every other format and as in parts of a table.
+            named = [name for name in frame.index.names if name is not None]
+            frame = frame.reset_index(level=named) if named else frame
         else:
             # Not in parts: "01" could be a number in one part and a text in another.
             frame = pd.read_csv(file, sep=separator, low_memory=False)
@@ -146,7 +151,8 @@ def parts_of(
     with _opened(path) as (file, separator):
         if separator is None:
             stored = importlib.import_module("pyarrow.parquet").ParquetFile(file)
-            columns = None if select is None else list(select(stored.schema_arrow.names))
+            names = [name for name in stored.schema_arrow.names if not _UNNAMED_INDEX.fullmatch(name)]
+            columns = names if select is None else list(select(names))
             batches = stored.iter_batches(batch_size=rows, columns=columns)
             # Without the metadata of pandas, which could turn a column into the index.
             yield from (batch.to_pandas(ignore_metadata=True) for batch in batches)
