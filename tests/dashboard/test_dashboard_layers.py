@@ -76,6 +76,22 @@ def test_axes_show_the_size_of_the_values(browser: webdriver.Chrome, site: Site)
     assert "123456789" in text(browser)
 
 
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(0.268, 0.2999), (0.1, 0.3), (1.0, 1.0001), (3.1e-7, 3.9e-7), (950.0, 1050.0), (0.268, 0.45), (2, 6)],
+)
+def test_narrow_logarithmic_axes_have_round_ticks(
+    low: float, high: float, browser: webdriver.Chrome, site: Site
+) -> None:
+    visit(browser, site.address, "#/runs")
+    script = "const [low, high, done] = arguments; import('/static/axes.js').then((m) => done(m.logTicks([low, high])))"
+    axis = browser.execute_async_script(script, low, high)
+    assert axis["type"] == "log"
+    assert 3 <= len(axis["tickvals"]) <= 8
+    assert all(low <= value <= high for value in axis["tickvals"])
+    assert len(set(axis["ticktext"])) == len(axis["ticktext"])
+
+
 def test_parallel_coordinates_start_with_settings_of_most_runs(browser: webdriver.Chrome, site: Site) -> None:
     axes = "return document.querySelectorAll('.chart')[2].layout.annotations.filter((a) => a.y < 0).map((a) => a.text)"
     for width, count in ((1280, 7), (390, 3)):

@@ -236,6 +236,9 @@ def test_eight_processes_write_runs_into_one_folder(tmp_path: Path) -> None:
             assert run.series("loss").to_list() == [number + step / 100 for step in range(100)]
 
 
+_BUSY_STEPS = 120  # of a tenth of a second: the second node starts its worker while the first one trains
+
+
 def _busy(settings: dict[str, Any], run: Run) -> float:
     """Train for a while; a marker says on which node, so that the test can kill one that is known to be busy."""
     import ray
@@ -243,7 +246,7 @@ def _busy(settings: dict[str, Any], run: Run) -> float:
     marker = run.path.parent / "busy" / f"{settings['seed']}-{ray.get_runtime_context().get_node_id()}"
     marker.parent.mkdir(exist_ok=True)
     marker.write_text(json.dumps({"pid": os.getpid()}))
-    for step in range(40):
+    for step in range(_BUSY_STEPS):
         run.log(step, {"loss": settings["seed"] + step})
         time.sleep(0.1)
     return settings["seed"] ** 2
@@ -273,7 +276,7 @@ def test_a_node_that_dies_while_it_is_busy_loses_nothing(tmp_path: Path) -> None
                 run = Run.open(
                     next(p for p in tmp_path.glob("trial-*") if Run.open(p).config["seed"] == int(path.name[0]))
                 )
-                if run.status == "running" and 3 <= (run.last_step or 0) < 30:
+                if run.status == "running" and 3 <= (run.last_step or 0) < _BUSY_STEPS - 10:
                     cluster.remove_node(doomed, allow_graceful=False)
                     killed.append(run.name)
                     return
@@ -292,6 +295,6 @@ def test_a_node_that_dies_while_it_is_busy_loses_nothing(tmp_path: Path) -> None
     assert table["result"].tolist() == [0, 1, 4, 9]
     for seed in range(4):
         run = Run.open(tmp_path / f"trial-{seed:04d}")
-        assert run.series("loss").to_list() == [seed + step for step in range(40)]
+        assert run.series("loss").to_list() == [seed + step for step in range(_BUSY_STEPS)]
     again = Run.open(tmp_path / killed[0])
     assert len(again.segments()) == 2  # what was recorded before the node died is kept

@@ -18,13 +18,29 @@ function stepTicks(largest) {
   return { tickmode: "array", tickvals: values, ticktext: texts };
 }
 
-// Ticks of a logarithmic axis, fewer if it spans more decades.
+// Ticks of a logarithmic axis, fewer if it spans more decades, and round numbers if it spans less than half a decade.
 export function logTicks(all) {
   const values = all.filter((value) => value > 0 && Number.isFinite(value));
-  const decades = values.length ? Math.log10(values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b))) : 0;
+  const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const high = values.reduce((a, b) => Math.max(a, b), 0);
+  const decades = values.length ? Math.log10(high / low) : 0;
+  if (decades > 0 && decades < 0.5) {
+    const rounded = roundNumbers(low, high);
+    const texts = rounded.map((value) => short(value));
+    const different = new Set(texts).size === texts.length;
+    return { type: "log", tickmode: "array", tickvals: rounded, ticktext: different ? texts : rounded.map(String) };
+  }
   // Without a format, ticks between powers of ten show their first digit alone.
   const ticks = decades > 2.5 ? { dtick: decades > 8 ? 2 : 1 } : { dtick: decades > 0.7 ? "D2" : "D1", tickformat: "~g" };
   return { type: "log", ...ticks };
+}
+
+// Three to six multiples of 1, 2 or 5 times a power of ten between two numbers.
+function roundNumbers(low, high) {
+  const power = 10 ** Math.floor(Math.log10((high - low) / 3));
+  const step = [5, 2, 1].map((factor) => factor * power).find((one) => Math.floor(high / one) - Math.ceil(low / one) >= 2) ?? power;
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step) - first + 1 }, (_, index) => Number(((first + index) * step).toPrecision(12)));
 }
 
 // Ticks of colors that stand for powers of ten.
