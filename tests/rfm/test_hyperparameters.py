@@ -372,7 +372,7 @@ def test_walks_factor_no_more_than_they_may(tries: int, several: bool, monkeypat
         tried.clear()
         line_search(problem, LAPLACE, views, Hyperparameters(BANDWIDTH, start), STEP, tries)
         assert len(tried) <= tries * len(views)
-        torch.testing.assert_close(tried[0], start / problem.weights)
+        torch.testing.assert_close(tried[0].sort().values, (start / problem.weights).sort().values)
 
 
 def test_a_start_that_is_told_keeps_no_error_of_its_own() -> None:

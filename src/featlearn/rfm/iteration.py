@@ -78,7 +78,7 @@ def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Tensor:
 
 
 def fit_rows(
-    problem: TrainingRows, kernel: Kernel, metric: Tensor, bandwidth: float, shift: float
+    problem: TrainingRows, kernel: Kernel, metric: Tensor, bandwidth: float, shift: float, with_condition: bool = True
 ) -> tuple[Coefficients, Callable[[], Tensor]]:
     """Solve ``(K + shift W^{-1}) alpha = Y - mean``.
 
@@ -88,6 +88,7 @@ def fit_rows(
         metric: M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
         bandwidth: Bandwidth L of the kernel.
         shift: ``n lambda``, positive.
+        with_condition: Whether to estimate the condition number of the solve.
 
     Returns:
         The coefficients, and a function that computes the slopes between all rows in the same n x n matrix. Call the
@@ -98,7 +99,8 @@ def fit_rows(
     solver = KernelSolver(kernel, transform(problem.x, root_of(metric)), bandwidth)
     solver.factor(shift / problem.weights)
     alpha = solver.solve(problem.targets - problem.mean)
-    return Coefficients(alpha, bandwidth, shift, solver.condition), solver.slopes
+    condition = solver.condition if with_condition else math.nan
+    return Coefficients(alpha, bandwidth, shift, condition), solver.slopes
 
 
 def predict_rows(problem: TrainingRows, kernel: Kernel, metric: Tensor, fit: Coefficients, x: Tensor) -> Tensor:
@@ -167,7 +169,7 @@ def learn_metric(
     """
     metrics = list(learned)
     for rows, shift in windows:
-        fit, slopes = fit_rows(rows, settings.kernel, metric, bandwidth, shift)
+        fit, slopes = fit_rows(rows, settings.kernel, metric, bandwidth, shift, with_condition=False)
         new = update_metric(rows, settings, metric, fit, slopes)
         del slopes  # frees its n x n matrix before the next one is allocated
         metrics += [] if new is None else [new]
