@@ -225,7 +225,8 @@ class KernelSolver:
         rest = len(self._buffer) - count
         if self._factor is not None:
             identity = torch.eye(count, dtype=self._buffer.dtype, device=self._buffer.device)
-            return torch.linalg.solve_triangular(self._factor[rest:, rest:], identity, upper=False)
+            solved: Tensor = torch.linalg.solve_triangular(self._factor[rest:, rest:], identity, upper=False)
+            return solved
         inverse = self._buffer[rest:, rest:].contiguous()  # the buffer itself for all rows
         self._call("trtri", inverse.numpy().T, lower=0, overwrite_c=1)
         self._shift = None

@@ -19,7 +19,8 @@ from torch import Tensor
 from featlearn._utils.rng import as_generator
 from featlearn.errors import SingularKernelError
 from featlearn.linalg.ranks import effective_rank
-from featlearn.rfm._hyperparameters import Hyperparameters, LeaveOneOutValidator
+from featlearn.rfm._hyperparameter_search import Hyperparameters
+from featlearn.rfm._hyperparameters import LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
 from featlearn.rfm.feature_updates import root_of, transform
 from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
