@@ -18,7 +18,7 @@ from featlearn.rfm._hyperparameter_search import (
     search_downhill,
     search_grid,
 )
-from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm.feature_updates import Metric, transform
 from featlearn.rfm.iteration import Settings, learn_metric
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
@@ -52,10 +52,10 @@ class LeaveOneOutValidator:
         metric: M of the first iteration.
     """
 
-    def __init__(self, problem: TrainingRows, settings: Settings, metric: Tensor) -> None:
+    def __init__(self, problem: TrainingRows, settings: Settings, metric: Metric) -> None:
         self._settings = settings
         n = len(problem)
-        self._metrics: list[Tensor] = []
+        self._metrics: list[Metric] = []
         self._points: list[GridPoint] = []
         self._fresh = True
         if settings.judge and settings.update != "none" and problem.held_out is None:
@@ -64,7 +64,7 @@ class LeaveOneOutValidator:
             rows = torch.bincount(self._folds).cumsum(0)
             self._metrics = [metric] * min(len(rows), int((rows < _ENOUGH).sum()) + 1)
 
-    def select(self, part: TrainingRows, rows: Tensor | None, metric: Tensor) -> Hyperparameters:
+    def select(self, part: TrainingRows, rows: Tensor | None, metric: Metric) -> Hyperparameters:
         """Select the bandwidth and ridge of an iteration, and compute their error.
 
         Args:
@@ -91,7 +91,7 @@ class LeaveOneOutValidator:
             choice = Hyperparameters(settings.bandwidth, shift)
         else:
             few = part if small else part.subset(torch.arange(TUNING_ROWS, device=part.x.device))
-            u = transform(part.x, root_of(metric)) if self._metrics and not self._fresh else views[0].u
+            u = transform(part.x, metric.root) if self._metrics and not self._fresh else views[0].u
             bandwidths = _bandwidths(settings.kernel, u, settings.bandwidth)
             choice = self._search(few, [view.first(len(few)) for view in views], bandwidths, shift is None)
         if settings.judge and small:
@@ -125,17 +125,16 @@ class LeaveOneOutValidator:
     def _folds_of(self, rows: Tensor | None) -> Tensor:
         return self._folds if rows is None else self._folds[rows.to(self._folds.device)]
 
-    def _views(self, part: TrainingRows, rows: Tensor | None, metric: Tensor) -> list[FoldView]:
+    def _views(self, part: TrainingRows, rows: Tensor | None, metric: Metric) -> list[FoldView]:
         if not self._metrics or self._fresh:
-            root = root_of(metric)
-            held = None if part.held_out is None else transform(part.held_out.x, root)
+            held = None if part.held_out is None else transform(part.held_out.x, metric.root)
             judged = torch.ones(len(part), dtype=torch.bool, device=part.x.device)
             if self._metrics:
                 judged = self._folds_of(rows) < len(self._metrics)
-            return [FoldView(transform(part.x, root), judged, held)]
+            return [FoldView(transform(part.x, metric.root), judged, held)]
         masks = [self._folds_of(rows) == fold for fold in range(len(self._metrics))]
         views = zip(self._metrics, masks, strict=True)
-        return [FoldView(transform(part.x, root_of(of_fold)), mask) for of_fold, mask in views if mask.any()]
+        return [FoldView(transform(part.x, of_fold.root), mask) for of_fold, mask in views if mask.any()]
 
     def update(self, windows: Sequence[tuple[TrainingRows, Tensor | None]], choice: Hyperparameters) -> None:
         """Update the M of each fold by one iteration.

@@ -22,7 +22,7 @@ from featlearn.linalg.ranks import effective_rank
 from featlearn.rfm._hyperparameter_search import Hyperparameters
 from featlearn.rfm._hyperparameters import LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
-from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm.feature_updates import Metric, transform
 from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
 from featlearn.rfm.training_rows import TrainingRows
 
@@ -131,7 +131,7 @@ def learn(
     metric = first_metric(problem.x, settings.kernel, settings.diagonal)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Hyperparameters, int, Tensor, Coefficients, TrainingRows] | None = None
+    best: tuple[Hyperparameters, int, Metric, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
@@ -161,8 +161,7 @@ def learn(
         except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
-        values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
-        rank = effective_rank(values.clamp_min(0))
+        rank = effective_rank(metric.eigenvalues)
         line = Iteration(
             iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
             len(part), time.perf_counter() - began, choice.error,
@@ -183,7 +182,7 @@ def learn(
     elif part is not full:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
     ridge, error, unseen = fit.shift / full.total, _user_error(part, choice), _unseen(part, choice)
-    return FittedRFM(metric, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
+    return FittedRFM(metric.matrix, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
 
 
 def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
@@ -201,7 +200,7 @@ def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor
     for iteration in range(settings.n_iter + 1):
         shift = settings.ridge * problem.total
         fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
-        yield metric, fit
+        yield metric.matrix, fit
         new = None if iteration == settings.n_iter else update_metric(problem, settings, metric, fit, slopes)
         del slopes
         if new is None:
@@ -210,11 +209,11 @@ def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor
 
 
 def _fit_centers(
-    problem: TrainingRows, settings: Settings, metric: Tensor, start: Coefficients
+    problem: TrainingRows, settings: Settings, metric: Metric, start: Coefficients
 ) -> tuple[Coefficients, Tensor]:
     """Solve with Nystrom centers on all rows."""
     assert settings.centers is not None
-    u = transform(problem.x, root_of(metric))
+    u = transform(problem.x, metric.root)
     ridge = start.shift / problem.total
     chosen = choose_centers(
         settings.kernel, u, problem.weights, settings.centers, start.bandwidth, ridge, settings.center_sampling,
