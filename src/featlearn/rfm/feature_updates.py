@@ -229,7 +229,7 @@ def decompose_update(update: str, metric: Metric | Tensor, power: float, matrix:
     else:
         vectors, values, _ = torch.linalg.svd(matrix.double() @ before.double() if geometric else matrix.double())
         vectors, values = vectors.flip(1), values.flip(0)  # ascending
-        values = values.sqrt() if geometric else values
+        values = _above_rounding(values, matrix.dtype).sqrt() if geometric else values
     new = _recomposed(vectors, values, matrix.dtype)
     root = _recomposed(vectors, _above_rounding(values, matrix.dtype).sqrt(), matrix.dtype)
     return Metric(new, root, values, float(new.trace()))

@@ -22,6 +22,7 @@ from featlearn.linalg.ranks import effective_rank
 from featlearn.rfm._hyperparameter_search import Hyperparameters
 from featlearn.rfm._hyperparameters import LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
+from featlearn.rfm._row_span import lift_metric, reduce_rows, span_of_rows
 from featlearn.rfm.feature_updates import Metric, transform
 from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
 from featlearn.rfm.training_rows import TrainingRows
@@ -125,10 +126,15 @@ def learn(
         SingularKernelError: The first solve fails.
 
     Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.feature_updates`. Validation costs
-    as much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), and as 6 for 5,000
-    rows (one M, three ridges). Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
+    as much as 20 such solves for 1,000 rows (five M, four ridges), and as 3 for 5,000 rows (one M, three ridges). If
+    there are more features than rows, the iterations run in the span of the rows, see `featlearn.rfm._row_span`.
+    Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
     """
-    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
+    whole, basis = problem, span_of_rows(problem, settings)
+    if basis is None:
+        metric = first_metric(problem.x, settings.kernel, settings.diagonal)
+    else:
+        problem, metric = reduce_rows(problem, settings, basis)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
     best: tuple[Hyperparameters, int, Metric, Coefficients, TrainingRows] | None = None
@@ -175,14 +181,20 @@ def learn(
     assert best is not None
     choice, number, metric, fit, part = best
     full = problem if refit is None else refit
-    centers = full.x
+    rows = None
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
-        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
+        fit, rows = _fit_centers(full, settings, metric, replace(fit, shift=shift))
     elif part is not full:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
+    matrix, x = metric.matrix, full.x
+    if basis is not None:
+        x = whole.x
+        first = number == 0  # M = I leaves the span
+        matrix = first_metric(x, settings.kernel, False).matrix if first else lift_metric(metric, basis)
+    centers = x if rows is None else x[rows]
     ridge, error, unseen = fit.shift / full.total, _user_error(part, choice), _unseen(part, choice)
-    return FittedRFM(metric.matrix, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
+    return FittedRFM(matrix, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
 
 
 def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
@@ -211,7 +223,7 @@ def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor
 def _fit_centers(
     problem: TrainingRows, settings: Settings, metric: Metric, start: Coefficients
 ) -> tuple[Coefficients, Tensor]:
-    """Solve with Nystrom centers on all rows."""
+    """Solve with Nystrom centers on all rows; return the coefficients and the row numbers of the centers."""
     assert settings.centers is not None
     u = transform(problem.x, metric.root)
     ridge = start.shift / problem.total
@@ -221,7 +233,7 @@ def _fit_centers(
     )  # fmt: skip
     targets = problem.targets - problem.mean
     solved = solve_nystrom(settings.kernel, u, targets, problem.weights, u[chosen], start.bandwidth, ridge)
-    return replace(start, alpha=solved.coefficients, condition=math.nan), problem.x[chosen]
+    return replace(start, alpha=solved.coefficients, condition=math.nan), chosen
 
 
 def _warn_singular(iteration: int) -> None:
