@@ -29,6 +29,8 @@ SHIFTS = 10.0 ** torch.arange(-6, 2.1, 0.5, dtype=torch.float64)
 """Values of ``n lambda`` to select from, for a kernel with ones on its diagonal."""
 TUNING_ROWS = 500
 """Most rows that are validated by eigendecompositions; more are validated by Cholesky factors."""
+GRID_ROWS = 150
+"""Most rows for which every iteration evaluates the whole grid of bandwidths and ridges."""
 FOLDS = 5
 _ENOUGH = 1000  # number of validated rows that is enough to compare iterations
 _STEP = 10.0**0.5
@@ -105,10 +107,13 @@ class LeaveOneOutValidator:
     def _search(
         self, few: TrainingRows, views: Sequence[FoldView], bandwidths: Sequence[float], relative: bool
     ) -> Hyperparameters:
-        """Search the whole grid in the first iteration, and downhill from the previous result in later ones."""
+        """Search the whole grid in the first iteration, and downhill from the previous result in later ones.
+
+        Few rows, or more features than rows, may have several local minima: the whole grid is searched each time.
+        """
         kernel, shifts = self._settings.kernel, self._shifts(few)
         points = []
-        if self._points:
+        if self._points and len(few) > max(GRID_ROWS, few.x.shape[1]):
             points = search_downhill(few, kernel, views, bandwidths, shifts, self._points, relative)
         if not points or not min(point.choice.error for point in points) < math.inf:
             points = search_grid(few, kernel, views, bandwidths, shifts, relative)
