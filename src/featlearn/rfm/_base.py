@@ -31,9 +31,8 @@ from featlearn.rfm._params import (
     resolve_device,
     resolve_dtype,
 )
-from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm._prediction import Predictor
 from featlearn.rfm.iteration import Settings
-from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import FittedRFM, learn
 from featlearn.rfm.training_rows import Folds, HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
@@ -197,6 +196,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             for array in (model.metric, model.centers, model.mean, model.fit.alpha)
         )
         self._model = replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
+        self._predictor = Predictor(self._kernel, self._model)
         matrix = metric.cpu().double().numpy()
         self.feature_matrix_ = np.diag(matrix) if matrix.ndim == 1 else matrix
         diagonal = self.feature_matrix_.diagonal()
@@ -213,14 +213,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         check_is_fitted(self, "feature_matrix_")
         X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=False)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
-        model = self._model
-        root = root_of(model.metric)
-        fitted = transform(model.centers, root)
-        outputs = np.empty((len(X), len(model.mean)))
-        for rows in row_blocks(len(X), len(fitted)):
-            u = transform(torch.from_numpy(X[rows] - self._center).to(model.centers), root)
-            block = self._kernel.matrix(u, fitted, model.fit.bandwidth) @ model.fit.alpha + model.mean
-            outputs[rows] = block.cpu().numpy()
+        outputs = self._predictor.outputs(X - self._center)
         return self._units.restore(outputs)  # in float64: a large offset would take all digits of float32
 
     # -- features -----------------------------------------------------------------------------------------------------
