@@ -155,3 +155,27 @@ def test_leave_one_out_is_that_of_refits(name: str, weighted: bool, intercept: b
     mean = (weights[:, None] * targets).sum(0) / weights.sum() if intercept else 0.0
     direct = oracles.ridge_coefficients(dense, targets - mean, weights, float(weights.sum()) * ridge)
     assert oracles.relative_error(alpha, direct) < 1e-8
+
+
+@pytest.mark.parametrize("keep_pairs", [False, True])
+@pytest.mark.parametrize("last", [1, 37, 299, 300])
+@pytest.mark.parametrize("folds", [None, "one", "several"])
+def test_last_rows_are_left_out_by_the_last_block_of_the_factor(folds: str | None, last: int, keep_pairs: bool) -> None:
+    kernel, n = make_kernel("laplace"), 300
+    u, right, shift = case(n)
+    inverse = torch.linalg.inv(oracles.matrix(kernel, u, u, BANDWIDTH) + torch.diag(shift))
+    numbers = torch.arange(n) % 4 if folds == "several" else torch.zeros(n, dtype=torch.long)
+    numbers[: n - last] = 9
+    expected = (inverse @ right)[n - last :]
+    if folds is None:
+        expected = expected / inverse.diagonal()[n - last :, None]
+    else:
+        for fold in numbers[n - last :].unique():
+            out = (numbers == fold).nonzero()[:, 0]
+            expected[out - n + last] = torch.linalg.solve(inverse[out][:, out], expected[out - n + last])
+    solver = KernelSolver(kernel, u, BANDWIDTH, keep_pairs)
+    for _ in range(2):  # the second factor comes from the upper triangle, not from the first factor
+        solver.factor(shift)
+        result = solver.loo_residuals(solver.solve(right), None if folds is None else numbers, last)
+        assert result.shape == (last, 3)
+        assert oracles.relative_error(result, expected) < 1e-11

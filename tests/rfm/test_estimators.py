@@ -20,6 +20,7 @@ from sklearn.model_selection import GridSearchCV, KFold, PredefinedSplit, cross_
 
 from featlearn.errors import InputError
 from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, make_tabular
+from featlearn.rfm.feature_updates import root_of
 from featlearn.rfm.training_rows import fit_calibration, simplex
 
 source = np.random.default_rng(0)
@@ -650,3 +651,21 @@ def test_labels_held_out_may_be_any() -> None:
     assert np.isfinite(machine.sharpness_)
     with pytest.raises(InputError, match="labels of held-out rows must be among the classes"):
         RFMClassifier(n_iter=1, validation=(X[:2], ["ant", "dog"])).fit(X, names[THREE])
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "lpq", "polynomial"])
+def test_what_predictions_keep_is_not_in_pickles_and_changes_no_bit(kernel: str, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(60, 4))
+    model = RFMRegressor(kernel, n_iter=1).fit(rows[:40], rows[:40, 0] * rows[:40, 1])
+    before = pickle.dumps(model)
+    first = model.predict(rows)
+    assert (model.predict(rows) == first).all()
+    assert pickle.dumps(model) == before
+    assert (pickle.loads(before).predict(rows) == first).all()
+    model.save(tmp_path / "model")
+    assert (RFMRegressor.load(tmp_path / "model").predict(rows) == first).all()
+    k = model._kernel
+    root = root_of(model._model.metric)
+    u, centers = ((torch.from_numpy(part) @ root) for part in (rows - model._center, model._model.centers.numpy()))
+    expected = k.matrix(u, centers, model.bandwidth_) @ model._model.fit.alpha + model._model.mean
+    np.testing.assert_allclose(first, model._units.restore(expected.numpy())[:, 0], rtol=1e-12)

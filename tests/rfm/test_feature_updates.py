@@ -11,7 +11,7 @@ from featlearn import InputError
 from featlearn.rfm import feature_updates as updates
 from featlearn.rfm import iteration
 from featlearn.rfm._dense_solver import KernelSolver
-from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of
+from featlearn.rfm.feature_updates import agop, decompose_update, fact, next_metric, root_of
 from featlearn.rfm.iteration import Settings, fit_rows
 from featlearn.rfm.kernels import Kernel, make_kernel
 from featlearn.rfm.training_rows import TrainingRows
@@ -203,3 +203,21 @@ def test_rows_apart_only_where_the_metric_is_blind_have_no_slope(name: str) -> N
     alpha = solver.solve(oracles.numbers(30, 1, seed=17))
     slopes = solver.slopes()
     check(kernel, {"x": x, "u": u, "root": root, "alpha": alpha, "weights": weights, "slopes": slopes})
+
+
+@pytest.mark.parametrize("update", ["fact", "fact-geometric", "nfa"])
+@pytest.mark.parametrize("form", ["full", "diagonal"])
+@pytest.mark.parametrize("scale", [1.0, 3.7])
+def test_root_and_eigenvalues_come_with_the_next_metric(update: str, form: str, scale: float) -> None:
+    metric, matrix = metric_of(form), metric_of(form)
+    if form == "full":
+        matrix = matrix if update == "nfa" else oracles.numbers(*matrix.shape, seed=3)
+    result = decompose_update(update, metric, 0.7, matrix).scaled(scale)
+    expected = scale * next_metric(update, metric, 0.7, matrix)
+    assert oracles.relative_error(result.matrix, expected) < 1e-14
+    whole = oracles.as_matrix(expected)
+    assert oracles.relative_error(oracles.as_matrix(result.root), oracles.power(whole, 0.5)) < 1e-7
+    assert oracles.relative_error(oracles.as_matrix(result.root) @ oracles.as_matrix(result.root), whole) < 1e-12
+    values = torch.linalg.eigvalsh(whole)
+    torch.testing.assert_close(result.eigenvalues.sort().values, values.clamp_min(0), rtol=1e-9, atol=1e-12)
+    assert result.trace == pytest.approx(float(whole.trace()), rel=1e-12)

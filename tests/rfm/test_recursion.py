@@ -339,7 +339,11 @@ def best_of_grid(judge: NaiveJudge, rows: list[int], scale: float) -> tuple[floa
 
 
 @pytest.mark.parametrize("folds", [None, torch.arange(19) % 4])
-def test_bandwidth_and_ridge_are_the_best_at_every_iteration(folds: Tensor | None) -> None:
+@pytest.mark.parametrize("grid_rows", [150, 0])
+def test_bandwidth_and_ridge_are_the_best_at_every_iteration(
+    folds: Tensor | None, grid_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_hyperparameters, "GRID_ROWS", grid_rows)
     problem = problem_of(19, weighted=False, folds=folds)
     settings = replace(FIXED, bandwidth=None, ridge=None, n_iter=2)
     result = learn(problem, settings)

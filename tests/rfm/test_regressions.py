@@ -19,7 +19,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import PredefinedSplit
 
 from featlearn.errors import FeatlearnError, InputError
-from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameters, iteration
+from featlearn.rfm import RFMClassifier, RFMRegressor, _hyperparameter_search, _hyperparameters, iteration
 from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.training_rows import some_rows
 
@@ -256,7 +256,7 @@ def test_one_matrix_of_all_rows_at_a_time(validation, monkeypatch: pytest.Monkey
             alive.add(self)
             most[0] = max(most[0], sum(solver._buffer.numel() for solver in alive) / 80**2)
 
-    for module in (iteration, _hyperparameters):
+    for module in (iteration, _hyperparameter_search):
         monkeypatch.setattr(module, "KernelSolver", Watched)
     monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 10)  # below, a few matrices are allowed,
     monkeypatch.setattr(_hyperparameters, "_ENOUGH", 10)  # and one per fold while more rows are needed

@@ -16,7 +16,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from featlearn._utils.memory import check_fits
@@ -31,9 +31,8 @@ from featlearn.rfm._params import (
     resolve_device,
     resolve_dtype,
 )
-from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm._prediction import Predictor
 from featlearn.rfm.iteration import Settings
-from featlearn.rfm.kernels import row_blocks
 from featlearn.rfm.recursion import FittedRFM, learn
 from featlearn.rfm.training_rows import Folds, HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
@@ -87,13 +86,24 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         check_finite("X", X, getattr(self, "feature_names_in_", None))
         return X, y
 
+    def _checked_groups(self, X: Array, groups: Any) -> NDArray[Any] | None:
+        if groups is None:
+            return None
+        values = column_or_1d(groups)
+        if len(values) != len(X):
+            raise InputError(f"groups must be of shape ({len(X)},), one per row, got {values.shape}")
+        codes: NDArray[Any] = np.unique(values, return_inverse=True)[1]
+        return codes
+
     def _checked_weights(self, X: Array, sample_weight: Any) -> Array:
         weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
         if not weights.any():
             raise InputError("sample_weight must be positive for at least one row, got zero for every row")
         return weights
 
-    def _learn(self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool) -> None:
+    def _learn(
+        self, X: Array, y: NDArray[Any], targets: Array, weights: Array, classifier: bool, groups: Any = None
+    ) -> None:
         """Fit the model to rows and targets of shape ``(n, c)``."""
         rng = None if self.random_state is None else check_random_state(self.random_state)
         settings = checked_settings(self, seed=0 if rng is None else int(rng.randint(2**31)))
@@ -109,7 +119,8 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             settings = replace(settings, update="none")  # M would be learned from rounding errors
         # A splitter applies to all rows, a number of folds to the rows of positive weight.
         counted = isinstance(self.validation, numbers.Integral)
-        folds = fold_numbers(self.validation, *((X[used], y[used]) if counted else (X, y)), classifier)
+        of_groups = None if groups is None else groups[used] if counted else groups
+        folds = fold_numbers(self.validation, *((X[used], y[used]) if counted else (X, y)), classifier, of_groups)
         if folds is not None and not counted:
             folds = np.unique(folds[used], return_inverse=True)[1]
         X, weights = X[used], weights[used]
@@ -197,6 +208,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             for array in (model.metric, model.centers, model.mean, model.fit.alpha)
         )
         self._model = replace(model, metric=metric, centers=centers, mean=mean, fit=replace(model.fit, alpha=alpha))
+        self._predictor = Predictor(self._kernel, self._model)
         matrix = metric.cpu().double().numpy()
         self.feature_matrix_ = np.diag(matrix) if matrix.ndim == 1 else matrix
         diagonal = self.feature_matrix_.diagonal()
@@ -213,14 +225,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         check_is_fitted(self, "feature_matrix_")
         X = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite=False)
         check_finite("X", X, getattr(self, "feature_names_in_", None))
-        model = self._model
-        root = root_of(model.metric)
-        fitted = transform(model.centers, root)
-        outputs = np.empty((len(X), len(model.mean)))
-        for rows in row_blocks(len(X), len(fitted)):
-            u = transform(torch.from_numpy(X[rows] - self._center).to(model.centers), root)
-            block = self._kernel.matrix(u, fitted, model.fit.bandwidth) @ model.fit.alpha + model.mean
-            outputs[rows] = block.cpu().numpy()
+        outputs = self._predictor.outputs(X - self._center)
         return self._units.restore(outputs)  # in float64: a large offset would take all digits of float32
 
     # -- features -----------------------------------------------------------------------------------------------------

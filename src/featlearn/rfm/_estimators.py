@@ -111,7 +111,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
         (10, 10)
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Learn M and the coefficients.
 
         Args:
@@ -119,6 +119,8 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
             y: Targets, shape ``(n,)`` or ``(n, outputs)``.
             sample_weight: Weight of each row, shape ``(n,)``, not negative. Rows of weight 0 are ignored. None weights
                 all rows equally.
+            groups: Group of each row, shape ``(n,)``, such as a patient: rows of one group are validated together, by
+                a fit without the group (five folds of groups for ``validation="loo"``). None takes single rows.
 
         Returns:
             The fitted estimator.
@@ -133,7 +135,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
         used = targets[weights > 0]
         if len(used) and (used == used[0]).all():
             warnings.warn(f"y is constant ({used[0, 0]:g}): the model predicts this value everywhere", stacklevel=2)
-        self._learn(X, y, targets, weights, classifier=False)
+        self._learn(X, y, targets, weights, False, self._checked_groups(X, groups))
         return self
 
     def _coded(self, y: Any, rows: int) -> Array:
@@ -271,7 +273,7 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         )  # fmt: skip
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> Self:
         """Learn M and the coefficients.
 
         Args:
@@ -279,6 +281,8 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
             y: Labels of two classes or more, shape ``(n,)``.
             sample_weight: Weight of each row, shape ``(n,)``, not negative. Rows of weight 0 are ignored. None weights
                 all rows equally.
+            groups: Group of each row, shape ``(n,)``, such as a patient: rows of one group are validated together, by
+                a fit without the group (five folds of groups for ``validation="loo"``). None takes single rows.
 
         Returns:
             The fitted estimator.
@@ -296,7 +300,7 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
             raise InputError(f"y must have two classes or more, got one class only, {self.classes_.tolist()[0]!r}")
         targets = np.zeros((len(X), max(0, len(self.classes_) - 1)))
         targets[used] = self._coded(y[used], int(used.sum()))
-        self._learn(X, y, targets, weights, classifier=True)
+        self._learn(X, y, targets, weights, True, self._checked_groups(X, groups))
         self._calibrate()
         return self
 

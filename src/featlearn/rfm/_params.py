@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.model_selection import check_cv
+from sklearn.model_selection import GroupKFold, StratifiedGroupKFold, check_cv
 
 from featlearn._utils.validation import check_int, check_number, check_option, is_int, is_number
 from featlearn.errors import InputError
@@ -128,7 +128,12 @@ def _wrong_validation(validation: Any) -> InputError:
     )
 
 
-def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: bool) -> NDArray[np.int64] | None:
+_GROUP_FOLDS = 5
+
+
+def fold_numbers(
+    validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: bool, groups: NDArray[Any] | None = None
+) -> NDArray[np.int64] | None:
     """Return the fold number of each row; None if ``validation`` does not define folds.
 
     Args:
@@ -137,13 +142,22 @@ def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: 
         X: Rows, shape ``(n, d)``.
         y: Targets, for a stratified splitter.
         classifier: Whether y are classes: a number of folds is then stratified.
+        groups: Group of each row, shape ``(n,)``: folds consist of whole groups, five of them for "loo". None stands
+            for single rows.
 
     Raises:
-        InputError: ``validation`` is not allowed, or its folds do not leave out each row exactly once.
+        InputError: ``validation`` is not allowed, or does not go with groups, or its folds do not leave out each row
+            exactly once.
     """
     pair = isinstance(validation, tuple) and len(validation) == 2
     loo = isinstance(validation, str) and validation == "loo"
-    if validation is None or isinstance(validation, float) or pair or loo:
+    if groups is not None and (validation is None or isinstance(validation, float) or pair):
+        raise InputError(f"groups require validation='loo', a number of folds or a splitter, got {validation!r}")
+    if groups is not None and loo:
+        validation = min(_GROUP_FOLDS, len(np.unique(groups)))
+        if validation < 2:
+            raise InputError("groups must contain at least two groups, got one")
+    elif validation is None or isinstance(validation, float) or pair or loo:
         return None
     if isinstance(validation, str | tuple):
         raise _wrong_validation(validation)
@@ -151,8 +165,11 @@ def fold_numbers(validation: Any, X: NDArray[Any], y: NDArray[Any], classifier: 
     if counted and not is_int(validation, 2):
         raise InputError(f"validation must have at least 2 folds, got {validation!r}")
     if counted or hasattr(validation, "split"):
-        splitter = check_cv(int(validation) if counted else validation, y, classifier=classifier)
-        splits = [left_out for _, left_out in splitter.split(X, y)]
+        if counted and groups is not None:
+            splitter = (StratifiedGroupKFold if classifier else GroupKFold)(int(validation))
+        else:
+            splitter = check_cv(int(validation) if counted else validation, y, classifier=classifier)
+        splits = [left_out for _, left_out in splitter.split(X, y, groups)]
     else:  # a list of splits, as in scikit-learn
         try:
             splits = [np.asarray(left_out, dtype=np.intp) for _, left_out in validation]

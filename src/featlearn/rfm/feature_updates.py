@@ -10,6 +10,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,10 +34,22 @@ def root_of(metric: Tensor) -> Tensor:
     Returns:
         The root, in the shape of ``metric``. Eigenvalues within rounding of zero count as zero.
     """
+    return as_metric(metric).root
+
+
+def as_metric(metric: Metric | Tensor) -> Metric:
+    """Return M with its root, by an eigendecomposition of a matrix that has none yet.
+
+    Args:
+        metric: M, positive semi-definite, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+    """
+    if isinstance(metric, Metric):
+        return metric
     if metric.ndim == 1:
-        return metric.sqrt()
+        return Metric(metric, metric.sqrt(), metric.double(), float(metric.sum()))
     values, vectors = torch.linalg.eigh(metric.double())
-    return _recomposed(vectors, _above_rounding(values, metric.dtype).sqrt(), metric.dtype)
+    root = _recomposed(vectors, _above_rounding(values, metric.dtype).sqrt(), metric.dtype)
+    return Metric(metric, root, values.clamp_min(0), float(metric.trace()))
 
 
 def transform(x: Tensor, root: Tensor) -> Tensor:
@@ -179,11 +192,17 @@ def fact(kernel: Kernel, slopes: Tensor, x: Tensor, u: Tensor, root: Tensor, alp
     return total * root if diagonal else root @ total
 
 
-def next_metric(update: str, metric: Tensor, power: float, matrix: Tensor) -> Tensor:
-    r"""Compute M of the next iteration (FACT paper, sec. 4.2 and appendix E).
+def next_metric(update: str, metric: Metric | Tensor, power: float, matrix: Tensor) -> Tensor:
+    """Return the matrix of `decompose_update`, which describes the arguments."""
+    return decompose_update(update, metric, power, matrix).matrix
+
+
+def decompose_update(update: str, metric: Metric | Tensor, power: float, matrix: Tensor) -> Metric:
+    r"""Compute M of the next iteration with its root (FACT paper, sec. 4.2 and appendix E).
 
     "nfa" is ``AGOP^s``, "fact" is ``(FACT FACT^T)^{1/2}``, "fact-geometric" is ``(FACT M M^T FACT^T)^{1/4}``. The last
-    two use a singular value decomposition without squares: ``A = P S Q^T`` gives ``(A A^T)^{1/2} = P S P^T``.
+    two use a singular value decomposition without squares: ``A = P S Q^T`` gives ``(A A^T)^{1/2} = P S P^T``. The
+    decomposition gives the root as well.
 
     Args:
         update: Update rule: "nfa", "fact" or "fact-geometric".
@@ -198,17 +217,44 @@ def next_metric(update: str, metric: Tensor, power: float, matrix: Tensor) -> Te
         InputError: The update is unknown.
     """
     check_option("update", update, [name for name in UPDATES if name != "none"])
-    diagonal = matrix.ndim == 1
-    if update == "nfa":
-        if diagonal:
-            return matrix**power
-        values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
-        return _recomposed(vectors, _above_rounding(values, matrix.dtype) ** power, matrix.dtype)
     geometric = update == "fact-geometric"
-    if diagonal:
-        return (matrix * metric).abs().sqrt() if geometric else matrix.abs()
-    left, values, _ = torch.linalg.svd(matrix.double() @ metric.double() if geometric else matrix.double())
-    return _recomposed(left, values.sqrt() if geometric else values, matrix.dtype)
+    before = metric.matrix if isinstance(metric, Metric) else metric
+    if matrix.ndim == 1:
+        if update == "nfa":
+            return as_metric(matrix**power)
+        return as_metric((matrix * before).abs().sqrt() if geometric else matrix.abs())
+    if update == "nfa":
+        values, vectors = torch.linalg.eigh((matrix + matrix.mT).double() / 2)
+        values = _above_rounding(values, matrix.dtype) ** power
+    else:
+        vectors, values, _ = torch.linalg.svd(matrix.double() @ before.double() if geometric else matrix.double())
+        vectors, values = vectors.flip(1), values.flip(0)  # ascending
+        values = _above_rounding(values, matrix.dtype).sqrt() if geometric else values
+    new = _recomposed(vectors, values, matrix.dtype)
+    root = _recomposed(vectors, _above_rounding(values, matrix.dtype).sqrt(), matrix.dtype)
+    return Metric(new, root, values, float(new.trace()))
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """Feature matrix M with its root and eigenvalues, from one decomposition.
+
+    Attributes:
+        matrix: M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
+        root: ``M^{1/2}``, in the shape of ``matrix``. Eigenvalues within rounding of zero count as zero.
+        eigenvalues: Eigenvalues of M in float64, not negative.
+        trace: Trace of M.
+    """
+
+    matrix: Tensor
+    root: Tensor
+    eigenvalues: Tensor
+    trace: float
+
+    def scaled(self, factor: float) -> Metric:
+        """Return M times a positive factor."""
+        root = self.root * factor**0.5
+        return Metric(self.matrix * factor, root, self.eigenvalues * factor, self.trace * factor)
 
 
 def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:

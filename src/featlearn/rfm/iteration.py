@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featlearn.rfm._dense_solver import KernelSolver
-from featlearn.rfm.feature_updates import agop, fact, next_metric, root_of, transform
+from featlearn.rfm.feature_updates import Metric, agop, as_metric, decompose_update, fact, transform
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
 
@@ -69,16 +69,22 @@ class Coefficients:
     condition: float
 
 
-def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Tensor:
+def first_metric(x: Tensor, kernel: Kernel, diagonal: bool) -> Metric:
     """Return M = I, or its diagonal; constant columns get 0 under a radial kernel, which ignores them."""
     used = (x.amax(0) > x.amin(0)).to(x.dtype)
     if not kernel.radial or not used.any():
         used = torch.ones_like(used)
-    return used if diagonal else torch.diag(used)
+    identity = used if diagonal else torch.diag(used)
+    return Metric(identity, identity, used.double(), float(used.sum()))
 
 
 def fit_rows(
-    problem: TrainingRows, kernel: Kernel, metric: Tensor, bandwidth: float, shift: float
+    problem: TrainingRows,
+    kernel: Kernel,
+    metric: Metric | Tensor,
+    bandwidth: float,
+    shift: float,
+    with_condition: bool = True,
 ) -> tuple[Coefficients, Callable[[], Tensor]]:
     """Solve ``(K + shift W^{-1}) alpha = Y - mean``.
 
@@ -88,6 +94,7 @@ def fit_rows(
         metric: M, shape ``(d, d)``, or its diagonal, shape ``(d,)``.
         bandwidth: Bandwidth L of the kernel.
         shift: ``n lambda``, positive.
+        with_condition: Whether to estimate the condition number of the solve.
 
     Returns:
         The coefficients, and a function that computes the slopes between all rows in the same n x n matrix. Call the
@@ -95,13 +102,16 @@ def fit_rows(
 
     Time: ``n^3 / 3``. Memory: one n x n matrix until the function is deleted.
     """
-    solver = KernelSolver(kernel, transform(problem.x, root_of(metric)), bandwidth)
+    solver = KernelSolver(kernel, transform(problem.x, as_metric(metric).root), bandwidth)
     solver.factor(shift / problem.weights)
     alpha = solver.solve(problem.targets - problem.mean)
-    return Coefficients(alpha, bandwidth, shift, solver.condition), solver.slopes
+    condition = solver.condition if with_condition else math.nan
+    return Coefficients(alpha, bandwidth, shift, condition), solver.slopes
 
 
-def predict_rows(problem: TrainingRows, kernel: Kernel, metric: Tensor, fit: Coefficients, x: Tensor) -> Tensor:
+def predict_rows(
+    problem: TrainingRows, kernel: Kernel, metric: Metric | Tensor, fit: Coefficients, x: Tensor
+) -> Tensor:
     """Predict the outputs of other rows.
 
     Args:
@@ -114,13 +124,17 @@ def predict_rows(problem: TrainingRows, kernel: Kernel, metric: Tensor, fit: Coe
     Returns:
         Outputs, shape ``(m, c)``.
     """
-    root = root_of(metric)
+    root = as_metric(metric).root
     return kernel.matrix(transform(x, root), transform(problem.x, root), fit.bandwidth) @ fit.alpha + problem.mean
 
 
 def update_metric(
-    problem: TrainingRows, settings: Settings, metric: Tensor, fit: Coefficients, make_slopes: Callable[[], Tensor]
-) -> Tensor | None:
+    problem: TrainingRows,
+    settings: Settings,
+    metric: Metric | Tensor,
+    fit: Coefficients,
+    make_slopes: Callable[[], Tensor],
+) -> Metric | None:
     """Compute the next M; None if it vanishes, as for a constant function.
 
     Args:
@@ -130,29 +144,29 @@ def update_metric(
         fit: Coefficients of the fit.
         make_slopes: Second result of `fit_rows`.
     """
-    root = root_of(metric)
-    u = transform(problem.x, root)
+    metric = as_metric(metric)
+    u = transform(problem.x, metric.root)
     if settings.update == "nfa":
-        matrix = agop(settings.kernel, make_slopes(), u, root, fit.alpha, problem.weights)
+        matrix = agop(settings.kernel, make_slopes(), u, metric.root, fit.alpha, problem.weights)
     else:
-        matrix = fact(settings.kernel, make_slopes(), problem.x, u, root, fit.alpha)
-    new = next_metric(settings.update, metric, settings.power, matrix)
-    return _rescaled(new, settings, metric) if 0 < _trace(new) < math.inf else None
+        matrix = fact(settings.kernel, make_slopes(), problem.x, u, metric.root, fit.alpha)
+    new = decompose_update(settings.update, metric, settings.power, matrix)
+    return _rescaled(new, settings, metric) if 0 < new.trace < math.inf else None
 
 
-def _rescaled(new: Tensor, settings: Settings, metric: Tensor) -> Tensor:
+def _rescaled(new: Metric, settings: Settings, metric: Metric) -> Metric:
     if settings.rescale == "trace":
-        return new * (_trace(metric) / _trace(new))
-    return new / new.max() if settings.rescale == "max" else new
+        return new.scaled(metric.trace / new.trace)
+    return new.scaled(1.0 / float(new.matrix.max())) if settings.rescale == "max" else new
 
 
 def learn_metric(
     windows: Iterable[tuple[TrainingRows, float]],
     settings: Settings,
-    metric: Tensor,
+    metric: Metric,
     bandwidth: float,
-    *learned: Tensor,
-) -> Tensor | None:
+    *learned: Metric,
+) -> Metric | None:
     """Return the mean of the next M over several windows of rows; None if all of them vanish.
 
     The M of a single window is noisy, and a direction that is lost in one iteration hardly returns in later ones. The
@@ -167,14 +181,10 @@ def learn_metric(
     """
     metrics = list(learned)
     for rows, shift in windows:
-        fit, slopes = fit_rows(rows, settings.kernel, metric, bandwidth, shift)
+        fit, slopes = fit_rows(rows, settings.kernel, metric, bandwidth, shift, with_condition=False)
         new = update_metric(rows, settings, metric, fit, slopes)
         del slopes  # frees its n x n matrix before the next one is allocated
         metrics += [] if new is None else [new]
     if len(metrics) < 2:
         return metrics[0] if metrics else None
-    return _rescaled(torch.stack(metrics).mean(0), settings, metric)
-
-
-def _trace(metric: Tensor) -> float:
-    return float(metric.sum() if metric.ndim == 1 else metric.trace())
+    return _rescaled(as_metric(torch.stack([new.matrix for new in metrics]).mean(0)), settings, metric)

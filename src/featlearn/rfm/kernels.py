@@ -56,7 +56,7 @@ class Kernel:
         """True if the pairs are computed by a matrix product."""
         return not self.radial or self.norm == 2.0
 
-    def pairs(self, u: Tensor, v: Tensor, out: Tensor | None = None) -> Tensor:
+    def pairs(self, u: Tensor, v: Tensor, out: Tensor | None = None, squares: Tensor | None = None) -> Tensor:
         """Compute one number for each pair of rows: ``|u - v|_p^p`` or ``u . v``.
 
         Rows of a radial kernel should be centered: a squared distance is a difference of squared norms, and large norms
@@ -67,6 +67,7 @@ class Kernel:
             u: Rows transformed by the root of M, shape ``(n, d)``.
             v: Rows transformed by the root of M, shape ``(m, d)``.
             out: Tensor for the result, shape ``(n, m)``. None allocates one.
+            squares: Squared norms of the rows of v, shape ``(m,)``, for a radial kernel with p = 2. None computes them.
 
         Returns:
             The numbers, shape ``(n, m)``.
@@ -81,7 +82,7 @@ class Kernel:
             return out
         if not self.radial:
             return torch.mm(u, v.mT, out=out)
-        left, right = u.square().sum(1), v.square().sum(1)
+        left, right = u.square().sum(1), v.square().sum(1) if squares is None else squares
         norms = left[:, None] + right
         out.addmm_(u, v.mT, beta=0.0, alpha=-2.0).add_(norms)
         # The tolerance depends on the norms of the two rows: one far row must not make all others equal.
@@ -143,7 +144,9 @@ class Kernel:
         logs.mul_(q / p - 1.0).add_(math.log(-factor)).add_(powers, alpha=-(bandwidth**-q)).exp_().neg_()
         return logs.masked_fill_(powers == 0, 0.0)
 
-    def matrix(self, u: Tensor, v: Tensor, bandwidth: float, out: Tensor | None = None) -> Tensor:
+    def matrix(
+        self, u: Tensor, v: Tensor, bandwidth: float, out: Tensor | None = None, squares: Tensor | None = None
+    ) -> Tensor:
         """Compute the kernel between the rows of u and the rows of v.
 
         Args:
@@ -151,6 +154,7 @@ class Kernel:
             v: Rows transformed by the root of M, shape ``(m, d)``.
             bandwidth: Bandwidth L, positive.
             out: Tensor for the result, shape ``(n, m)``. None allocates one.
+            squares: Squared norms of the rows of v, as in `pairs`.
 
         Returns:
             Kernel matrix, shape ``(n, m)``.
@@ -160,7 +164,7 @@ class Kernel:
         out = u.new_empty(len(u), len(v)) if out is None else out
         # Elementwise steps run over blocks that stay in the cache.
         for rows in row_blocks(len(u), len(v)):
-            self.values_(self.pairs(u[rows], v, out=out[rows]), bandwidth)
+            self.values_(self.pairs(u[rows], v, out=out[rows], squares=squares), bandwidth)
         return out
 
 

@@ -19,9 +19,11 @@ from torch import Tensor
 from featlearn._utils.rng import as_generator
 from featlearn.errors import SingularKernelError
 from featlearn.linalg.ranks import effective_rank
-from featlearn.rfm._hyperparameters import Hyperparameters, LeaveOneOutValidator
+from featlearn.rfm._hyperparameter_search import Hyperparameters
+from featlearn.rfm._hyperparameters import LeaveOneOutValidator
 from featlearn.rfm._nystrom_solver import choose_centers, solve_nystrom
-from featlearn.rfm.feature_updates import root_of, transform
+from featlearn.rfm._row_span import lift_metric, reduce_rows, span_of_rows
+from featlearn.rfm.feature_updates import Metric, transform
 from featlearn.rfm.iteration import Coefficients, Settings, first_metric, fit_rows, learn_metric, update_metric
 from featlearn.rfm.training_rows import TrainingRows
 
@@ -124,13 +126,18 @@ def learn(
         SingularKernelError: The first solve fails.
 
     Time: for each iteration ``n^3 / 3`` and the feature matrix, see `featlearn.rfm.feature_updates`. Validation costs
-    as much as 40 such solves for 1,000 rows (five M, four ridges, a solve and an inverse for each), and as 6 for 5,000
-    rows (one M, three ridges). Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
+    as much as 20 such solves for 1,000 rows (five M, four ridges), and as 3 for 5,000 rows (one M, three ridges). If
+    there are more features than rows, the iterations run in the span of the rows, see `featlearn.rfm._row_span`.
+    Memory: one n x n matrix; during validation one per validated M, five up to 1,000 rows.
     """
-    metric = first_metric(problem.x, settings.kernel, settings.diagonal)
+    whole, basis = problem, span_of_rows(problem, settings)
+    if basis is None:
+        metric = first_metric(problem.x, settings.kernel, settings.diagonal)
+    else:
+        problem, metric = reduce_rows(problem, settings, basis)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
-    best: tuple[Hyperparameters, int, Tensor, Coefficients, TrainingRows] | None = None
+    best: tuple[Hyperparameters, int, Metric, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
         last = settings.update == "none" or iteration == settings.n_iter
@@ -160,8 +167,7 @@ def learn(
         except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
-        values = metric if metric.ndim == 1 else torch.linalg.eigvalsh(metric.double())
-        rank = effective_rank(values.clamp_min(0))
+        rank = effective_rank(metric.eigenvalues)
         line = Iteration(
             iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
             len(part), time.perf_counter() - began, choice.error,
@@ -175,14 +181,20 @@ def learn(
     assert best is not None
     choice, number, metric, fit, part = best
     full = problem if refit is None else refit
-    centers = full.x
+    rows = None
     shift = choice.shift if settings.ridge is None else settings.ridge * full.total
     if settings.centers is not None:
-        fit, centers = _fit_centers(full, settings, metric, replace(fit, shift=shift))
+        fit, rows = _fit_centers(full, settings, metric, replace(fit, shift=shift))
     elif part is not full:
         fit, _ = fit_rows(full, settings.kernel, metric, choice.bandwidth, shift)
+    matrix, x = metric.matrix, full.x
+    if basis is not None:
+        x = whole.x
+        first = number == 0  # M = I leaves the span
+        matrix = first_metric(x, settings.kernel, False).matrix if first else lift_metric(metric, basis)
+    centers = x if rows is None else x[rows]
     ridge, error, unseen = fit.shift / full.total, _user_error(part, choice), _unseen(part, choice)
-    return FittedRFM(metric, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
+    return FittedRFM(matrix, centers, fit, full.mean, ridge, number, error, unseen, tuple(history))
 
 
 def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor, Coefficients]]:
@@ -200,7 +212,7 @@ def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor
     for iteration in range(settings.n_iter + 1):
         shift = settings.ridge * problem.total
         fit, slopes = fit_rows(problem, settings.kernel, metric, settings.bandwidth, shift)
-        yield metric, fit
+        yield metric.matrix, fit
         new = None if iteration == settings.n_iter else update_metric(problem, settings, metric, fit, slopes)
         del slopes
         if new is None:
@@ -209,11 +221,11 @@ def iterates(problem: TrainingRows, settings: Settings) -> Iterator[tuple[Tensor
 
 
 def _fit_centers(
-    problem: TrainingRows, settings: Settings, metric: Tensor, start: Coefficients
+    problem: TrainingRows, settings: Settings, metric: Metric, start: Coefficients
 ) -> tuple[Coefficients, Tensor]:
-    """Solve with Nystrom centers on all rows."""
+    """Solve with Nystrom centers on all rows; return the coefficients and the row numbers of the centers."""
     assert settings.centers is not None
-    u = transform(problem.x, root_of(metric))
+    u = transform(problem.x, metric.root)
     ridge = start.shift / problem.total
     chosen = choose_centers(
         settings.kernel, u, problem.weights, settings.centers, start.bandwidth, ridge, settings.center_sampling,
@@ -221,7 +233,7 @@ def _fit_centers(
     )  # fmt: skip
     targets = problem.targets - problem.mean
     solved = solve_nystrom(settings.kernel, u, targets, problem.weights, u[chosen], start.bandwidth, ridge)
-    return replace(start, alpha=solved.coefficients, condition=math.nan), problem.x[chosen]
+    return replace(start, alpha=solved.coefficients, condition=math.nan), chosen
 
 
 def _warn_singular(iteration: int) -> None:
