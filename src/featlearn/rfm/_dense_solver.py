@@ -135,7 +135,8 @@ class KernelSolver:
 
         Time: ``n^3 / 3`` per attempt.
         """
-        self._check_shift(shift)
+        if not self.kernel.radial:
+            self._check_shift(shift)
         self.jitter = 0.0
         norm = math.nan
         for rung in range(_LADDER if repair else 1):
