@@ -164,6 +164,18 @@ class KernelSolver:
         reciprocal, _ = self._call("pocon", self._buffer.numpy().T, self._norm(self._shift), uplo="U")
         return 1.0 / float(reciprocal) if reciprocal > 0 else math.inf
 
+    @property
+    def pivot_error(self) -> float:
+        """First-order bound of the relative rounding error of the pivots: ``eps sqrt(n) max A_ii / min L_ii^2``.
+
+        A pivot is the variance of a row given the rows before it, from which leave-one-out residuals are computed.
+        """
+        factor = self._buffer if self._factor is None else self._factor
+        assert self._shift is not None
+        largest = float((self._diagonal + self._shift).max())
+        least = float(factor.diagonal().square().min())
+        return torch.finfo(factor.dtype).eps * math.sqrt(len(factor)) * largest / least
+
     def _call(self, routine: str, *arguments: Any, **options: Any) -> Any:
         prefix = "s" if self._buffer.dtype == torch.float32 else "d"
         return getattr(lapack, prefix + routine)(*arguments, **options)

@@ -42,7 +42,7 @@ class Iteration:
         ridge: Ridge lambda of the solve.
         bandwidth: Bandwidth L of the kernel.
         effective_rank: Effective rank of M: the exponential of the entropy of its spectrum.
-        condition: Estimated condition number of the solve.
+        condition: Estimated condition number of the solve; NaN if patience was at an end before it.
         rows: Number of distinct rows of the solve.
         seconds: Duration of the iteration in seconds.
         standardized_error: Error with each output in units of its standard deviation. The iteration with the least
@@ -147,12 +147,18 @@ def learn(
         part, rows = windows[0]  # the window that is validated
         try:
             choice = validator.select(part, rows, metric)
-            fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
-            if best is None or not settings.judge or choice.error < best[0].error:
-                best = choice, iteration, metric, fit, part
-            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
-            new = None if last or late else update_metric(part, settings, metric, fit, slopes)
-            del slopes  # frees its n x n matrix before the next one is allocated
+            better = best is None or not settings.judge or choice.error < best[0].error
+            late = False
+            if best is not None and not better and settings.patience is not None:
+                late = iteration - best[1] >= settings.patience
+            new, condition = None, math.nan
+            if not late:  # else nothing needs this solve
+                fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
+                condition = fit.condition
+                if better:
+                    best = choice, iteration, metric, fit, part
+                new = None if last else update_metric(part, settings, metric, fit, slopes)
+                del slopes  # frees its n x n matrix before the next one is allocated
             if new is not None:
                 others = [(other, choice.shift / part.total * other.total) for other, _ in windows[1:]]
                 new = learn_metric(others, settings, metric, choice.bandwidth, new)
@@ -169,7 +175,7 @@ def learn(
             new = None
         rank = effective_rank(metric.eigenvalues)
         line = Iteration(
-            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, condition,
             len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
