@@ -111,7 +111,8 @@ def learn(
     """Run the iterations and keep the best one.
 
     The best iteration has the least error of `featlearn.rfm._hyperparameters.LeaveOneOutValidator`. Iterations stop
-    when that error has not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
+    when that error has not improved for ``patience`` of them, when M vanishes, when the time limit is near, or when a
+    solve fails or Ctrl-C interrupts the fit after the first iteration.
 
     Args:
         problem: Rows and targets.
@@ -137,9 +138,12 @@ def learn(
         problem, metric = reduce_rows(problem, settings, basis)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
+    started = time.perf_counter()
     best: tuple[Hyperparameters, int, Metric, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
+        if history and settings.time_limit is not None and began - started + history[-1].seconds > settings.time_limit:
+            break
         last = settings.update == "none" or iteration == settings.n_iter
         # Without validation the last solve can use all rows at once.
         window = settings.subset if settings.judge or not last or settings.centers is not None else None
@@ -167,9 +171,19 @@ def learn(
                 raise
             _warn_singular(iteration)
             break
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            _warn_interrupted(iteration)
+            if best[1] != iteration:
+                break
+            new = None  # the iteration that is kept has a line in the history
         try:
             if new is not None:
                 validator.update(windows, choice)
+        except KeyboardInterrupt:
+            _warn_interrupted(iteration)
+            new = None
         except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
@@ -244,6 +258,11 @@ def _fit_centers(
 
 def _warn_singular(iteration: int) -> None:
     message = f"iteration {iteration} failed (singular kernel matrix): the best earlier iteration is kept"
+    warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _warn_interrupted(iteration: int) -> None:
+    message = f"interrupted in iteration {iteration}: the best iteration is kept"
     warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
