@@ -13,6 +13,7 @@ import rfm_oracles as oracles
 import torch
 from torch import Tensor
 
+from featlearn.rfm import _hyperparameter_search, _hyperparameters
 from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm._hyperparameter_search import (
     FoldView,
@@ -20,11 +21,14 @@ from featlearn.rfm._hyperparameter_search import (
     Hyperparameters,
     kernel_scale,
     line_search,
+    line_search_single,
     search_downhill,
     search_grid,
     tune,
 )
+from featlearn.rfm.iteration import Settings
 from featlearn.rfm.kernels import Kernel, make_kernel
+from featlearn.rfm.recursion import learn
 from featlearn.rfm.training_rows import HeldOut, TrainingRows, distinct_rows, merge_rows
 
 LAPLACE = make_kernel("laplace")
@@ -591,3 +595,47 @@ def test_transposed_and_read_only_tables() -> None:
     rows = np.random.default_rng(0).normal(size=(4, 50)).T  # not contiguous
     rows.flags.writeable = False
     assert (distinct_rows(rows)[0] == distinct_rows(np.ascontiguousarray(rows))[0]).all()
+
+
+# -- single precision --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left_out", ["single rows", "folds"])
+@pytest.mark.parametrize("start", [1e-3, 0.1, 10.0])
+def test_float32_finds_the_ridge_of_float64(left_out: str, start: float) -> None:
+    x, y, w = rows_of(30)
+    problem = TrainingRows(x, y + oracles.numbers(30, 2, seed=7), w, VIEWED[left_out])
+    search = problem, LAPLACE, seen_by_three(problem), Hyperparameters(BANDWIDTH, start), STEP, 4
+    result, expected = line_search_single(*search), line_search(*search)
+    assert result is not None
+    assert result.shift == pytest.approx(expected.shift, rel=1e-12)
+    error, _ = naive_error(LAPLACE, problem, search[2], result.shift)
+    assert result.error == pytest.approx(error, rel=1e-5)
+    assert result.residuals.dtype == torch.float64
+    torch.testing.assert_close(result.residuals, expected.residuals, rtol=1e-4, atol=1e-4)
+
+
+def test_float32_gives_up_where_its_rounding_errors_matter() -> None:
+    """A smooth kernel with a tiny ridge: the last pivots are rounding errors in float32."""
+    problem, kernel = TrainingRows(*rows_of(200)), make_kernel("gaussian")
+    search = problem, kernel, all_rows(problem), Hyperparameters(4.0, 1e-7), STEP, 3
+    assert line_search_single(*search) is None
+    assert math.isfinite(line_search(*search).error)
+
+
+@pytest.mark.parametrize("accurate", [True, False])
+def test_many_rows_are_validated_in_float32_if_it_is_accurate(accurate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_hyperparameters, "TUNING_ROWS", 25)
+    monkeypatch.setattr(_hyperparameters, "SINGLE_ROWS", 30)
+    x, y, w = rows_of(60)
+    settings = Settings(LAPLACE, bandwidth=3.0, ridge=1e-3, n_iter=2)
+    result = learn(TrainingRows(x, y, w), settings).history
+    monkeypatch.setattr(_hyperparameters, "SINGLE_ROWS", 2000)
+    expected = learn(TrainingRows(x, y, w), settings).history
+    assert [line.error for line in result] == pytest.approx([line.error for line in expected], rel=1e-4)
+    assert [line.error for line in result] != [line.error for line in expected]
+    if not accurate:
+        monkeypatch.setattr(_hyperparameters, "SINGLE_ROWS", 30)
+        monkeypatch.setattr(_hyperparameter_search, "PIVOT_ERROR", 1e-12)
+        again = learn(TrainingRows(x, y, w), settings).history
+        assert [line.error for line in again] == [line.error for line in expected]

@@ -529,6 +529,43 @@ def test_a_failed_solve_leaves_the_best_iterate_before_it(monkeypatch: pytest.Mo
         learn(problem_of(), settings)
 
 
+@pytest.mark.parametrize("place", ["select", "update_metric", "update"])
+@pytest.mark.parametrize("iteration", [0, 1, 2])
+def test_ctrl_c_keeps_the_best_iteration(place: str, iteration: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(FIXED, n_iter=3)
+    whole = learn(problem_of(), settings)
+    owner = machine_module if place == "update_metric" else _hyperparameters.LeaveOneOutValidator
+    function, calls = getattr(owner, place), []
+
+    def interrupted(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == iteration + 1:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, place, interrupted)
+    if place == "select" and iteration == 0:
+        with pytest.raises(KeyboardInterrupt):  # nothing to keep
+            learn(problem_of(), settings)
+        return
+    with pytest.warns(ConvergenceWarning, match=f"interrupted in iteration {iteration}: the best iteration is kept"):
+        result = learn(problem_of(), settings)
+    errors = [line.error for line in whole.history[: len(result.history)]]
+    assert [line.error for line in result.history] == errors
+    assert result.best == int(np.argmin(errors))
+    assert torch.equal(result.metric, learn(problem_of(), replace(settings, n_iter=result.best)).metric)
+
+
+def test_no_iteration_starts_that_would_exceed_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()  # one second per look: an iteration takes a second, with another one before it
+    monkeypatch.setattr(machine_module.time, "perf_counter", lambda: float(next(clock)))
+    whole = learn(problem_of(), replace(FIXED, n_iter=5))
+    for limit, iterations in ((1e-9, 1), (3.9, 1), (4.0, 2), (6.0, 3), (100.0, 6)):
+        result = learn(problem_of(), replace(FIXED, n_iter=5, time_limit=limit))
+        assert [line.error for line in result.history] == [line.error for line in whole.history[:iterations]]
+        assert result.error == min(line.error for line in result.history)
+
+
 # -- rows that judge ---------------------------------------------------------------------------------------------------
 
 

@@ -252,3 +252,9 @@ def test_tables_that_differ_from_the_fitted_one() -> None:
         machine.predict(X)
     with pytest.raises(ValueError, match="0 sample"):
         unnamed.predict(X[:0])
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan"), "1"])
+def test_time_limits_that_are_refused(limit) -> None:
+    with pytest.raises(InputError, match="time_limit"):
+        RFMRegressor(time_limit=limit).fit(np.eye(5), np.arange(5.0))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numbers
 import os
+import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, Self
 
@@ -20,7 +22,6 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, colu
 from torch import Tensor
 
 from featlearn._utils.memory import check_fits
-from featlearn._utils.progress import progress_bar
 from featlearn.errors import InputError
 from featlearn.plots import feature_matrix_picture
 from featlearn.rfm._params import (
@@ -33,7 +34,7 @@ from featlearn.rfm._params import (
 )
 from featlearn.rfm._prediction import Predictor
 from featlearn.rfm.iteration import Settings
-from featlearn.rfm.recursion import FittedRFM, learn
+from featlearn.rfm.recursion import FittedRFM, Iteration, learn
 from featlearn.rfm.training_rows import Folds, HeldOut, TargetUnits, TrainingRows, merge_rows, some_rows, target_units
 
 Array = NDArray[np.float64]
@@ -68,6 +69,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         max_memory: int | float | str | None = None,
         random_state: Any = None,
         verbose: bool = False,
+        time_limit: float | None = None,
     ) -> None:
         self.kernel, self.exponent, self.norm, self.degree, self.offset = kernel, exponent, norm, degree, offset
         self.update, self.power, self.rescale, self.diagonal = update, power, rescale, diagonal
@@ -75,7 +77,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.n_iter, self.validation, self.patience = n_iter, validation, patience
         self.subset, self.centers, self.center_sampling = subset, centers, center_sampling
         self.dtype, self.device, self.max_memory = dtype, device, max_memory
-        self.random_state, self.verbose = random_state, verbose
+        self.random_state, self.verbose, self.time_limit = random_state, verbose, time_limit
 
     # -- fitting ------------------------------------------------------------------------------------------------------
 
@@ -141,8 +143,7 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if len(problem) < 2:  # no row can be left out: the model is the mean
             ridge, bandwidth = settings.ridge or 1.0, settings.bandwidth or 1.0
             settings = replace(settings, judge=False, update="none", ridge=ridge, bandwidth=bandwidth)
-        with progress_bar(settings.n_iter + 1, "iterations", enabled=bool(self.verbose)) as advance:
-            model = learn(problem, settings, lambda _: advance(), refit)
+        model = learn(problem, settings, _progress(settings.n_iter) if self.verbose else None, refit)
         if self.verbose:
             _show_history(model)
         self._kernel = settings.kernel
@@ -303,6 +304,17 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _restore_extra(self, header: dict[str, Any]) -> None:
         """Set the state of a subclass from the header of a file."""
         raise NotImplementedError
+
+
+def _progress(n_iter: int) -> Callable[[Iteration], None]:
+    """Return a function that prints an iteration to stderr, with the time that the other ones take at most."""
+
+    def show(line: Iteration) -> None:
+        left = line.seconds * (n_iter - line.iteration)
+        text = f"iteration {line.iteration} of {n_iter}: error {line.error:.4g}, {line.seconds:.1f} s"
+        print(f"{text}, at most about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return show
 
 
 def _show_history(model: FittedRFM) -> None:

@@ -11,6 +11,7 @@ Leave-one-out residuals of the last f rows need the last f rows of the factor on
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 from sklearn.exceptions import ConvergenceWarning
+from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 from featlearn.errors import SingularKernelError
@@ -27,6 +29,13 @@ from featlearn.rfm.kernels import Kernel, row_blocks
 _STRIP = 128
 _PAIR_ROWS = 512  # longer strips, for matrix products
 _LADDER = 8
+_THREADED_ROWS = 2000  # least rows of a factorization on several threads
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    """Return the controller of the threads of SciPy's BLAS, which do not follow those of PyTorch."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 class KernelSolver:
@@ -181,9 +190,24 @@ class KernelSolver:
         reciprocal, _ = self._call("pocon", self._buffer.numpy().T, self._norm(self._shift), uplo="U")
         return 1.0 / float(reciprocal) if reciprocal > 0 else math.inf
 
+    @property
+    def pivot_error(self) -> float:
+        """First-order bound of the relative rounding error of the pivots: ``eps sqrt(n) max A_ii / min L_ii^2``.
+
+        A pivot is the variance of a row given the rows before it, from which leave-one-out residuals are computed.
+        """
+        factor = self._buffer if self._factor is None else self._factor
+        assert self._shift is not None
+        largest = float((self._diagonal + self._shift).max())
+        least = float(factor.diagonal().square().min())
+        return torch.finfo(factor.dtype).eps * math.sqrt(len(factor)) * largest / least
+
     def _call(self, routine: str, *arguments: Any, **options: Any) -> Any:
         prefix = "s" if self._buffer.dtype == torch.float32 else "d"
-        return getattr(lapack, prefix + routine)(*arguments, **options)
+        # Threads of a small factorization wait for each other longer than they work.
+        threads = torch.get_num_threads() if len(self._buffer) >= _THREADED_ROWS else 1
+        with _blas().limit(limits=threads):
+            return getattr(lapack, prefix + routine)(*arguments, **options)
 
     def solve(self, right: Tensor) -> Tensor:
         """Return ``(K + diag(shift))^{-1} right``, shape ``(n, c)``.

@@ -77,7 +77,10 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
         max_memory: Bytes, or text such as "8 GB", that the n x n matrix may take. None is the free memory.
         random_state: Random state of the order in which subsets, centers and rows for tuning are chosen. None uses an
             order that depends on the values of the rows only.
-        verbose: Whether a progress bar and the history are shown.
+        verbose: Whether the error and duration of each iteration, the time left and the history are shown.
+        time_limit: Seconds after which no iteration is started, estimated from the duration of the previous one; the
+            best iteration is kept. The first iteration always runs. None does not limit the time. Ctrl-C ends the fit
+            likewise, with a warning.
 
     Attributes:
         feature_matrix_: Feature matrix M, shape ``(d, d)``; `feature_frame` returns it with names.
@@ -100,7 +103,7 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
     changes nothing either, except under inner-product kernels.
 
     Time: an iteration on n rows takes ``n^3 / 3`` operations and a feature matrix of about ``n^2 d``. Validation costs
-    as much as 40 solves for 1,000 rows, 6 for 5,000, and nothing with ``validation=None`` and given ridge and
+    as much as 20 solves for 1,000 rows, 3 for 5,000, and nothing with ``validation=None`` and given ridge and
     bandwidth. ``O(n centers (d + centers))`` with centers. Memory: one n x n matrix (a few up to 2,000 rows).
 
     Example:
@@ -210,7 +213,10 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         max_memory: Bytes, or text such as "8 GB", that the n x n matrix may take. None is the free memory.
         random_state: Random state of the order in which subsets, centers and rows for tuning are chosen. None uses an
             order that depends on the values of the rows only.
-        verbose: Whether a progress bar and the history are shown.
+        verbose: Whether the error and duration of each iteration, the time left and the history are shown.
+        time_limit: Seconds after which no iteration is started, estimated from the duration of the previous one; the
+            best iteration is kept. The first iteration always runs. None does not limit the time. Ctrl-C ends the fit
+            likewise, with a warning.
 
     Attributes:
         classes_: Labels of the classes, sorted.
@@ -263,13 +269,14 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         max_memory: int | float | str | None = None,
         random_state: Any = None,
         verbose: bool = False,
+        time_limit: float | None = None,
     ) -> None:
         super().__init__(
             kernel, update=update, power=power, rescale=rescale, bandwidth=bandwidth, exponent=exponent, norm=norm,
             degree=degree, offset=offset, ridge=ridge, n_iter=n_iter, diagonal=diagonal, subset=subset,
             centers=centers, center_sampling=center_sampling, validation=validation, patience=patience,
             fit_intercept=fit_intercept, dtype=dtype, device=device, max_memory=max_memory,
-            random_state=random_state, verbose=verbose,
+            random_state=random_state, verbose=verbose, time_limit=time_limit,
         )  # fmt: skip
         self.class_weight = class_weight
 

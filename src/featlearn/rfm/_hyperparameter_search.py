@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,11 @@ from featlearn.errors import SingularKernelError
 from featlearn.rfm._dense_solver import KernelSolver
 from featlearn.rfm.kernels import Kernel
 from featlearn.rfm.training_rows import TrainingRows
+
+PIVOT_ERROR = 0.01
+"""Largest rounding error of the pivots of a factor that is not repaired."""
+SINGLE_TOLERANCE = 1e-4
+"""Relative difference of errors in float32 below which two ridges are as good as each other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +262,14 @@ def _joined(
 
 
 def line_search(
-    problem: TrainingRows, kernel: Kernel, views: Sequence[FoldView], start: Hyperparameters, step: float, tries: int
+    problem: TrainingRows,
+    kernel: Kernel,
+    views: Sequence[FoldView],
+    start: Hyperparameters,
+    step: float,
+    tries: int,
+    tolerance: float = 0.0,
+    repair: bool = True,
 ) -> Hyperparameters:
     """Search the ridge of least error downhill from a start, with all rows.
 
@@ -268,21 +280,34 @@ def line_search(
         start: First bandwidth and ridge; the bandwidth is kept.
         step: Factor between successive ridges, above 1.
         tries: Maximum number of ridges to try. 1 keeps the start and computes its error.
+        tolerance: Relative difference of errors below which two ridges are as good as each other, which ends the
+            search.
+        repair: Whether a singular kernel matrix gets jitter. False raises an error for it, or if the rounding errors of
+            the factor exceed `PIVOT_ERROR`.
 
     Returns:
         The selected bandwidth and ridge, with error and residuals.
 
+    Raises:
+        SingularKernelError: The kernel matrix is singular, or inaccurate without ``repair``.
+
     Time: ``n^3 / 3`` for each view and try, and ``f^3 / 3`` for f validated rows. Memory: an n x n matrix for each
     view.
     """
-    at = _by_factors(problem, kernel, views, start.bandwidth)
+    at = _by_factors(problem, kernel, views, start.bandwidth, repair)
     best = at(start.shift)
+    if not repair and not math.isfinite(best.error):
+        raise SingularKernelError("the kernel matrix is singular or inaccurate")
     left = tries - 1
     for factor in (1.0 / step, step):
         first = best
         while left:
             left -= 1
             other = at(best.shift * factor)
+            if not repair and not math.isfinite(other.error):
+                raise SingularKernelError("the kernel matrix is singular or inaccurate")
+            if abs(other.error - best.error) < tolerance * best.error:  # flat: nothing is to be found
+                return best
             if not other.error < best.error:
                 break
             best = other
@@ -291,13 +316,34 @@ def line_search(
     return best
 
 
+def line_search_single(
+    problem: TrainingRows, kernel: Kernel, views: Sequence[FoldView], start: Hyperparameters, step: float, tries: int
+) -> Hyperparameters | None:
+    """Search the ridge in float32, which is twice as fast; None if its rounding errors could matter.
+
+    The arguments are those of `line_search`, in float64. Errors agree with those in float64 to about 1e-5, so ridges
+    that differ by less count as equal, and the first one is kept.
+    """
+    assert problem.held_out is None
+    spread = None if problem.spread is None else problem.spread.float()
+    single = replace(problem, targets=problem.targets.float(), weights=problem.weights.float(), spread=spread)
+    try:
+        few_digits = [FoldView(view.u.float(), view.rows) for view in views]
+        result = line_search(single, kernel, few_digits, start, step, tries, SINGLE_TOLERANCE, repair=False)
+    except SingularKernelError:
+        return None
+    assert result.residuals is not None
+    residuals = result.residuals.double()
+    return replace(result, error=problem.error(residuals, result.judged), residuals=residuals)
+
+
 def _by_factors(
     problem: TrainingRows, kernel: Kernel, views: Sequence[FoldView], bandwidth: float, repair: bool = True
 ) -> Callable[[float], Hyperparameters]:
     """Return a function that computes the error of a ridge by Cholesky factors.
 
     The validated rows of a view come last, so that their residuals need the last block of the factor only. Without
-    ``repair`` the error of a singular kernel matrix is infinite.
+    ``repair`` the error of a kernel matrix that is singular, or whose factor is inaccurate, is infinite.
     """
     orders = [torch.cat([(~view.rows).nonzero()[:, 0], view.rows.nonzero()[:, 0]]) for view in views]
     solvers = [
@@ -315,6 +361,8 @@ def _by_factors(
             except SingularKernelError:
                 if repair:
                     raise
+                return Hyperparameters(bandwidth, shift, math.inf)
+            if not repair and solver.pivot_error > PIVOT_ERROR:
                 return Hyperparameters(bandwidth, shift, math.inf)
             solved = solver.solve(right[order])
             if held_kernel is not None:

@@ -15,6 +15,7 @@ from featlearn.rfm._hyperparameter_search import (
     Hyperparameters,
     kernel_scale,
     line_search,
+    line_search_single,
     search_downhill,
     search_grid,
 )
@@ -31,6 +32,8 @@ TUNING_ROWS = 500
 """Most rows that are validated by eigendecompositions; more are validated by Cholesky factors."""
 GRID_ROWS = 150
 """Most rows for which every iteration evaluates the whole grid of bandwidths and ridges."""
+SINGLE_ROWS = 2000
+"""Most rows that are validated in float64; more are validated in float32 if its rounding errors allow."""
 FOLDS = 5
 _ENOUGH = 1000  # number of validated rows that is enough to compare iterations
 _STEP = 10.0**0.5
@@ -102,7 +105,12 @@ class LeaveOneOutValidator:
         if not settings.judge:
             return start
         tries = next((tried for most, tried in _TRIED if len(part) <= most), 1) if shift is None else 1
-        return line_search(part, settings.kernel, views, start, _STEP, tries)
+        search = part, settings.kernel, views, start, _STEP, tries
+        if len(part) > SINGLE_ROWS and part.x.dtype == torch.float64 and part.held_out is None:
+            single = line_search_single(*search)
+            if single is not None:
+                return single
+        return line_search(*search)
 
     def _search(
         self, few: TrainingRows, views: Sequence[FoldView], bandwidths: Sequence[float], relative: bool

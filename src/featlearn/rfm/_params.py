@@ -51,6 +51,7 @@ def checked_settings(estimator: Any, seed: int) -> Settings:
         centers=_int_or_none("centers", p["centers"], 1),
         center_sampling=check_option("center_sampling", p["center_sampling"], ("uniform", "leverage")),
         seed=seed,
+        time_limit=None if p["time_limit"] is None else check_number("time_limit", p["time_limit"], above=0),
     )
 
 

@@ -34,6 +34,7 @@ class Settings:
         centers: Number of Nystrom centers of the last solve. None solves with all rows.
         center_sampling: Sampling of the centers: "uniform" or "leverage".
         seed: Seed of the centers.
+        time_limit: Seconds after which no iteration is started. None does not limit the time.
     """
 
     kernel: Kernel
@@ -50,6 +51,7 @@ class Settings:
     centers: int | None = None
     center_sampling: str = "uniform"
     seed: int = 0
+    time_limit: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

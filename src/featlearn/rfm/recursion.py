@@ -42,7 +42,7 @@ class Iteration:
         ridge: Ridge lambda of the solve.
         bandwidth: Bandwidth L of the kernel.
         effective_rank: Effective rank of M: the exponential of the entropy of its spectrum.
-        condition: Estimated condition number of the solve.
+        condition: Estimated condition number of the solve; NaN if patience was at an end before it.
         rows: Number of distinct rows of the solve.
         seconds: Duration of the iteration in seconds.
         standardized_error: Error with each output in units of its standard deviation. The iteration with the least
@@ -111,7 +111,8 @@ def learn(
     """Run the iterations and keep the best one.
 
     The best iteration has the least error of `featlearn.rfm._hyperparameters.LeaveOneOutValidator`. Iterations stop
-    when that error has not improved for ``patience`` of them, when M vanishes, or when a solve fails after the first.
+    when that error has not improved for ``patience`` of them, when M vanishes, when the time limit is near, or when a
+    solve fails or Ctrl-C interrupts the fit after the first iteration.
 
     Args:
         problem: Rows and targets.
@@ -137,9 +138,12 @@ def learn(
         problem, metric = reduce_rows(problem, settings, basis)
     validator = LeaveOneOutValidator(problem, settings, metric)
     history: list[Iteration] = []
+    started = time.perf_counter()
     best: tuple[Hyperparameters, int, Metric, Coefficients, TrainingRows] | None = None
     for iteration in range(settings.n_iter + 1):
         began = time.perf_counter()
+        if history and settings.time_limit is not None and began - started + history[-1].seconds > settings.time_limit:
+            break
         last = settings.update == "none" or iteration == settings.n_iter
         # Without validation the last solve can use all rows at once.
         window = settings.subset if settings.judge or not last or settings.centers is not None else None
@@ -147,12 +151,18 @@ def learn(
         part, rows = windows[0]  # the window that is validated
         try:
             choice = validator.select(part, rows, metric)
-            fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
-            if best is None or not settings.judge or choice.error < best[0].error:
-                best = choice, iteration, metric, fit, part
-            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
-            new = None if last or late else update_metric(part, settings, metric, fit, slopes)
-            del slopes  # frees its n x n matrix before the next one is allocated
+            better = best is None or not settings.judge or choice.error < best[0].error
+            late = False
+            if best is not None and not better and settings.patience is not None:
+                late = iteration - best[1] >= settings.patience
+            new, condition = None, math.nan
+            if not late:  # else nothing needs this solve
+                fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
+                condition = fit.condition
+                if better:
+                    best = choice, iteration, metric, fit, part
+                new = None if last else update_metric(part, settings, metric, fit, slopes)
+                del slopes  # frees its n x n matrix before the next one is allocated
             if new is not None:
                 others = [(other, choice.shift / part.total * other.total) for other, _ in windows[1:]]
                 new = learn_metric(others, settings, metric, choice.bandwidth, new)
@@ -161,15 +171,25 @@ def learn(
                 raise
             _warn_singular(iteration)
             break
+        except KeyboardInterrupt:
+            if best is None:
+                raise
+            _warn_interrupted(iteration)
+            if best[1] != iteration:
+                break
+            new = None  # the iteration that is kept has a line in the history
         try:
             if new is not None:
                 validator.update(windows, choice)
+        except KeyboardInterrupt:
+            _warn_interrupted(iteration)
+            new = None
         except SingularKernelError:  # in a fold: the next iteration could not be validated
             _warn_singular(iteration + 1)
             new = None
         rank = effective_rank(metric.eigenvalues)
         line = Iteration(
-            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, condition,
             len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
@@ -238,6 +258,11 @@ def _fit_centers(
 
 def _warn_singular(iteration: int) -> None:
     message = f"iteration {iteration} failed (singular kernel matrix): the best earlier iteration is kept"
+    warnings.warn(message, ConvergenceWarning, stacklevel=3)
+
+
+def _warn_interrupted(iteration: int) -> None:
+    message = f"interrupted in iteration {iteration}: the best iteration is kept"
     warnings.warn(message, ConvergenceWarning, stacklevel=3)
 
 
