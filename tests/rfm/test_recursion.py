@@ -546,10 +546,13 @@ def test_ctrl_c_keeps_the_best_iteration(place: str, iteration: int, monkeypatch
     monkeypatch.setattr(owner, place, interrupted)
     if place == "select" and iteration == 0:
         with pytest.raises(KeyboardInterrupt):  # nothing to keep
-            learn(problem_of(), settings)
+            learn(problem_of(), settings, interruptible=True)
         return
     with pytest.warns(ConvergenceWarning, match=f"interrupted in iteration {iteration}: the best iteration is kept"):
-        result = learn(problem_of(), settings)
+        result = learn(problem_of(), settings, interruptible=True)
+    calls.clear()
+    with pytest.raises(KeyboardInterrupt):  # as the command line and grid searches expect it
+        learn(problem_of(), settings)
     errors = [line.error for line in whole.history[: len(result.history)]]
     assert [line.error for line in result.history] == errors
     assert result.best == int(np.argmin(errors))

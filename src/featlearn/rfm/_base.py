@@ -143,7 +143,8 @@ class BaseRFM(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if len(problem) < 2:  # no row can be left out: the model is the mean
             ridge, bandwidth = settings.ridge or 1.0, settings.bandwidth or 1.0
             settings = replace(settings, judge=False, update="none", ridge=ridge, bandwidth=bandwidth)
-        model = learn(problem, settings, _progress(settings.n_iter) if self.verbose else None, refit)
+        shown = _progress(settings.n_iter) if self.verbose else None
+        model = learn(problem, settings, shown, refit, interruptible=bool(self.verbose))
         if self.verbose:
             _show_history(model)
         self._kernel = settings.kernel

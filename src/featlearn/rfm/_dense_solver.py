@@ -66,6 +66,7 @@ class KernelSolver:
         self._buffer = u.new_empty(n, n)
         self._factor: Tensor | None = None
         self._shift: Tensor | None = None
+        self._sums: Tensor | None = None
         for rows in row_blocks(n, 1, _PAIR_ROWS):
             # Pairs of a strip with the rows from its first row on: the matrix is symmetric.
             pairs = kernel.pairs(u[rows], u[rows.start :], out=self._buffer[rows, rows.start :])
@@ -96,22 +97,32 @@ class KernelSolver:
 
     def _fill(self, shift: Tensor) -> None:
         """Write ``K + diag(shift)`` to the lower triangle."""
-        a = self._buffer
+        a, sums = self._buffer, torch.zeros_like(self._diagonal)
         for rows in self._strips():
             before, within = self._kernel_of(rows)
             within.diagonal().add_(shift[rows])
             a[rows, : rows.start] = before
+            if self._keep_pairs:  # else the kernel costs nothing to read again
+                self._add_sums(sums, rows, before, within)
             a[rows, rows] = within.tril_().add_(a[rows, rows].triu(1))
+        self._sums = sums if self._keep_pairs else None
+
+    @staticmethod
+    def _add_sums(sums: Tensor, rows: slice, before: Tensor, within: Tensor) -> None:
+        """Add the absolute values of a strip to the sums of the columns of the symmetric matrix."""
+        sizes = before.abs()
+        sums[: rows.start] += sizes.sum(0)
+        sums[rows] += sizes.sum(1) + within.abs().sum(1)
 
     def _norm(self, shift: Tensor) -> float:
-        """Compute the 1-norm of ``K + diag(shift)`` from the upper triangle."""
+        """Compute the 1-norm of ``K + diag(shift)``, with which the lower triangle was filled last."""
+        if self._sums is not None:
+            return float(self._sums.max())
         sums = torch.zeros_like(self._diagonal)
         for rows in self._strips():
             before, within = self._kernel_of(rows)
             within.diagonal().add_(shift[rows])
-            before.abs_()
-            sums[: rows.start] += before.sum(0)
-            sums[rows] += before.sum(1) + within.abs().sum(1)
+            self._add_sums(sums, rows, before, within)
         return float(sums.max())
 
     def _check_shift(self, shift: Tensor) -> None:
@@ -160,7 +171,7 @@ class KernelSolver:
                         stacklevel=2,
                     )
                 return
-            norm = self._norm(shift) if math.isnan(norm) else norm
+            norm = self._norm(self._shift) if math.isnan(norm) else norm
             self.jitter = torch.finfo(self._buffer.dtype).eps * norm * 10.0**rung
         raise SingularKernelError(
             f"the kernel matrix is not positive definite even with {self.jitter:.1e} added to its diagonal. "

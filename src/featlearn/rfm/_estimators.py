@@ -77,10 +77,10 @@ class RFMRegressor(MultiOutputMixin, RegressorMixin, BaseRFM):  # type: ignore[m
         max_memory: Bytes, or text such as "8 GB", that the n x n matrix may take. None is the free memory.
         random_state: Random state of the order in which subsets, centers and rows for tuning are chosen. None uses an
             order that depends on the values of the rows only.
-        verbose: Whether the error and duration of each iteration, the time left and the history are shown.
+        verbose: Whether the error and duration of each iteration, the time left and the history are shown. If so,
+            Ctrl-C ends the fit with the best iteration and a warning; otherwise it raises KeyboardInterrupt.
         time_limit: Seconds after which no iteration is started, estimated from the duration of the previous one; the
-            best iteration is kept. The first iteration always runs. None does not limit the time. Ctrl-C ends the fit
-            likewise, with a warning.
+            best iteration is kept. The first iteration always runs. None does not limit the time.
 
     Attributes:
         feature_matrix_: Feature matrix M, shape ``(d, d)``; `feature_frame` returns it with names.
@@ -213,10 +213,10 @@ class RFMClassifier(ClassifierMixin, BaseRFM):  # type: ignore[misc]
         max_memory: Bytes, or text such as "8 GB", that the n x n matrix may take. None is the free memory.
         random_state: Random state of the order in which subsets, centers and rows for tuning are chosen. None uses an
             order that depends on the values of the rows only.
-        verbose: Whether the error and duration of each iteration, the time left and the history are shown.
+        verbose: Whether the error and duration of each iteration, the time left and the history are shown. If so,
+            Ctrl-C ends the fit with the best iteration and a warning; otherwise it raises KeyboardInterrupt.
         time_limit: Seconds after which no iteration is started, estimated from the duration of the previous one; the
-            best iteration is kept. The first iteration always runs. None does not limit the time. Ctrl-C ends the fit
-            likewise, with a warning.
+            best iteration is kept. The first iteration always runs. None does not limit the time.
 
     Attributes:
         classes_: Labels of the classes, sorted.

@@ -42,7 +42,7 @@ class Iteration:
         ridge: Ridge lambda of the solve.
         bandwidth: Bandwidth L of the kernel.
         effective_rank: Effective rank of M: the exponential of the entropy of its spectrum.
-        condition: Estimated condition number of the solve; NaN if patience was at an end before it.
+        condition: Estimated condition number of the solve.
         rows: Number of distinct rows of the solve.
         seconds: Duration of the iteration in seconds.
         standardized_error: Error with each output in units of its standard deviation. The iteration with the least
@@ -107,18 +107,21 @@ def learn(
     settings: Settings,
     advance: Callable[[Iteration], None] | None = None,
     refit: TrainingRows | None = None,
+    interruptible: bool = False,
 ) -> FittedRFM:
     """Run the iterations and keep the best one.
 
     The best iteration has the least error of `featlearn.rfm._hyperparameters.LeaveOneOutValidator`. Iterations stop
     when that error has not improved for ``patience`` of them, when M vanishes, when the time limit is near, or when a
-    solve fails or Ctrl-C interrupts the fit after the first iteration.
+    solve fails after the first.
 
     Args:
         problem: Rows and targets.
         settings: Settings of the estimator.
         advance: Function that is called with the record of each iteration. None calls nothing.
         refit: Rows of the last solve, such as training and held-out rows together. None uses the rows of ``problem``.
+        interruptible: Whether Ctrl-C after the first solve ends the fit with the best iteration and a warning. False
+            raises KeyboardInterrupt.
 
     Returns:
         The fitted model.
@@ -151,18 +154,12 @@ def learn(
         part, rows = windows[0]  # the window that is validated
         try:
             choice = validator.select(part, rows, metric)
-            better = best is None or not settings.judge or choice.error < best[0].error
-            late = False
-            if best is not None and not better and settings.patience is not None:
-                late = iteration - best[1] >= settings.patience
-            new, condition = None, math.nan
-            if not late:  # else nothing needs this solve
-                fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
-                condition = fit.condition
-                if better:
-                    best = choice, iteration, metric, fit, part
-                new = None if last else update_metric(part, settings, metric, fit, slopes)
-                del slopes  # frees its n x n matrix before the next one is allocated
+            fit, slopes = fit_rows(part, settings.kernel, metric, choice.bandwidth, choice.shift)
+            if best is None or not settings.judge or choice.error < best[0].error:
+                best = choice, iteration, metric, fit, part
+            late = settings.judge and settings.patience is not None and iteration - best[1] >= settings.patience
+            new = None if last or late else update_metric(part, settings, metric, fit, slopes)
+            del slopes  # frees its n x n matrix before the next one is allocated
             if new is not None:
                 others = [(other, choice.shift / part.total * other.total) for other, _ in windows[1:]]
                 new = learn_metric(others, settings, metric, choice.bandwidth, new)
@@ -172,7 +169,7 @@ def learn(
             _warn_singular(iteration)
             break
         except KeyboardInterrupt:
-            if best is None:
+            if best is None or not interruptible:
                 raise
             _warn_interrupted(iteration)
             if best[1] != iteration:
@@ -182,6 +179,8 @@ def learn(
             if new is not None:
                 validator.update(windows, choice)
         except KeyboardInterrupt:
+            if not interruptible:
+                raise
             _warn_interrupted(iteration)
             new = None
         except SingularKernelError:  # in a fold: the next iteration could not be validated
@@ -189,7 +188,7 @@ def learn(
             new = None
         rank = effective_rank(metric.eigenvalues)
         line = Iteration(
-            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, condition,
+            iteration, _user_error(part, choice), choice.shift / part.total, choice.bandwidth, rank, fit.condition,
             len(part), time.perf_counter() - began, choice.error,
         )  # fmt: skip
         history.append(line)
