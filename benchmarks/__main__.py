@@ -23,6 +23,7 @@ BENCHMARKS = {
     "kernel_speed": ("mlp_rows", "conv_rows", "transformer_rows", "tail_rows"),
     "weights_speed": ("weights_rows",),
     "rfm_speed": ("rfm_rows",),
+    "rfm_fit": ("fit_rows", "wide_rows", "single_row_rows", "size_rows"),
     "nystrom_speed": ("nystrom_rows",),
     "optim_speed": ("optim_rows",),
     "monitor_speed": ("monitor_rows",),
