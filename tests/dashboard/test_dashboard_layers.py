@@ -92,6 +92,15 @@ def test_narrow_logarithmic_axes_have_round_ticks(
     assert len(set(axis["ticktext"])) == len(axis["ticktext"])
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"), [([0.01, 0.01 + 2e-18], [0, 0.02]), ([1.0, 1.001], None), ([0, 0], None)]
+)
+def test_constants_up_to_rounding_have_their_size(values, expected, browser: webdriver.Chrome, site: Site) -> None:
+    visit(browser, site.address, "#/runs")
+    script = "const [values, done] = arguments; import('/static/axes.js').then((m) => done(m.constantRange(values)))"
+    assert browser.execute_async_script(script, values).get("range") == expected
+
+
 def test_parallel_coordinates_start_with_settings_of_most_runs(browser: webdriver.Chrome, site: Site) -> None:
     axes = "return document.querySelectorAll('.chart')[2].layout.annotations.filter((a) => a.y < 0).map((a) => a.text)"
     for width, count in ((1280, 7), (390, 3)):

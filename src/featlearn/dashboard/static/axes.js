@@ -2,6 +2,8 @@
 
 import { short } from "./format.js";
 
+const ROUNDING = 1e-9; // a mean of equal values can differ from them by this
+
 export function stepAxis(largest, log) {
   if (!log) return largest < 8 ? { dtick: 1 } : {}; // no half steps
   return stepTicks(largest);
@@ -24,7 +26,7 @@ export function logTicks(all) {
   const low = values.reduce((a, b) => Math.min(a, b), Infinity);
   const high = values.reduce((a, b) => Math.max(a, b), 0);
   const decades = values.length ? Math.log10(high / low) : 0;
-  if (decades > 0 && decades < 0.5) {
+  if (decades > ROUNDING && decades < 0.5) {
     const rounded = roundNumbers(low, high);
     const texts = rounded.map((value) => short(value));
     const different = new Set(texts).size === texts.length;
@@ -54,6 +56,6 @@ export function powerTicks(low, high) {
 export function constantRange(values) {
   const numbers = values.filter((value) => value !== null && Number.isFinite(value));
   const [first] = numbers;
-  if (!first || numbers.some((value) => value !== first)) return {};
+  if (!first || numbers.some((value) => Math.abs(value - first) > ROUNDING * Math.abs(first))) return {};
   return { range: first > 0 ? [0, 2 * first] : [2 * first, 0] };
 }

@@ -137,7 +137,7 @@ export async function sweepsPage(main, alive, _parts, query) {
       const lines = kept.map((one) => ({ label: group() ? `${by.title} = ${cut(plainValue(one.value), 30)}` : "all runs", ...bandOf(one.runs.map((run) => byRun.get(run.id)).filter(Boolean), spread) })).filter((band) => band.places.length);
       bandWords.textContent = [
         end ? "" : `${byRun.size} of ${ids.length} curves …`, groups.length > MOST_GROUPS ? `The first ${MOST_GROUPS} of ${groups.length} groups are shown.` : "",
-        end && byRun.size < ids.length ? `${ids.length - byRun.size} runs do not have this metric.` : "",
+        end && byRun.size < ids.length ? `${ids.length - byRun.size} of ${ids.length} runs without this metric.` : "",
       ].join(" ").trim();
       await bandChart(bands, label, lines, { axis: "step", log: looksLogarithmic(lines[0]?.places ?? []), logValues: isLogarithmic(field.name) });
       drawn = performance.now();

@@ -1,6 +1,6 @@
 // Charts of many runs: a metric against a setting, and parallel coordinates.
 
-import { logTicks } from "./axes.js";
+import { constantRange, logTicks } from "./axes.js";
 import { chart, color, depthColor, ink } from "./charts.js";
 import { cut, inert, plainValue, short } from "./format.js";
 import { groupRuns, spreadOf } from "./groups.js";
@@ -28,7 +28,7 @@ export function scatterChart(node, label, runs, { x, y, color: tinted, logX, log
       layout: {
         showlegend: data.length > 1 && groups.length <= 12,
         xaxis: { title: { text: inert(cut(x.title, 60)), standoff: 4 }, exponentformat: "power", ...(numeric ? (logX ? logTicks(usable.map(x.value)) : { type: "linear" }) : { type: "category" }) },
-        yaxis: { title: { text: inert(cut(y.title, 60)), standoff: 4 }, exponentformat: "power", ...(logY ? logTicks(usable.map(y.value)) : { type: "linear" }) }, uirevision: `${label} ${logX} ${logY}`,
+        yaxis: { title: { text: inert(cut(y.title, 60)), standoff: 4 }, exponentformat: "power", ...(logY ? logTicks(usable.map(y.value)) : { type: "linear", ...constantRange(usable.map(y.value)) }) }, uirevision: `${label} ${logX} ${logY}`,
       },
     };
   });
