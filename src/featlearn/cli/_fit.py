@@ -106,9 +106,9 @@ def fit(
 ) -> None:
     """Fit a recursive feature machine to a table, and score it by cross-validation.
 
-    Numbers, categories, booleans and missing values are accepted; numbers
-    and dates stored as text are recognized, and names and identifiers are
-    left out, each with a line that says so. Writes
+    Numbers, categories, booleans and missing values are accepted. Numbers
+    stored as text are recognized; dates, names and identifiers are left
+    out, each with a line that says so. Writes
     model.safetensors (for featlearn predict), a report, a figure, and a run
     for the dashboard. Scores are on held-out rows, with their standard
     deviation over folds, next to those of the same model without features.
@@ -157,7 +157,7 @@ def _fit(
 
     rounds = 1 if update == "none" else 2
     with progress_bar(rounds * len(splits) + 1, "fits") as advance, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="column '")  # notes about columns are part of the result
+        warnings.filterwarnings("ignore", message="column ['\"]")  # notes about columns are part of the result
         model = make(update).fit(X, y)  # first, so that errors in the table are raised at once
         advance()
         score = _scores(make(update), X, y, splits, task, advance) if splits else None
@@ -273,7 +273,7 @@ def _sections(fitted: Fitted, figure: Any) -> list[Section]:
     corners = ", with classes as corners of a simplex" if fitted.task == "classification" else ""
     sections.append(Section("Iterations", (text,), {f"error: mean squared error on held-out rows{corners}": history}))
     listed = {title: ", ".join(names) for title, names in _columns_by_kind(fitted.model).items()}
-    notes = tuple(fitted.model["table"].notes_.values())
+    notes = tuple(map(_as_option, fitted.model["table"].notes_.values()))
     sections.append(Section("Columns of the table", notes, settings=listed))
     return sections
 
@@ -291,7 +291,7 @@ def _columns_by_kind(model: Any) -> dict[str, list[str]]:
 
 def _as_option(note: str) -> str:
     """Return a note about a column with the option of this command instead of the argument."""
-    return re.sub(r"Pass columns=\{'(.*)': '(\w+)'\}", r"Pass --column \1=\2", note)
+    return re.sub(r"Pass columns=\{(['\"])(.*)\1: '(\w+)'\}", r"Pass --column \2=\3", note)
 
 
 def _rows(fitted: Fitted) -> dict[str, pd.Series[float]]:
@@ -332,7 +332,7 @@ def _numbers(fitted: Fitted, out: Path) -> dict[str, Any]:
         "rows": fitted.rows,
         "features": len(machine.feature_names()),
         "columns": column_kinds(fitted.model),
-        "notes": list(fitted.model["table"].notes_.values()),
+        "notes": list(map(_as_option, fitted.model["table"].notes_.values())),
         "update": machine.update,
         "kept_iteration": int(machine.best_iteration_),
         "validation_error": float(machine.validation_error_),
